@@ -1,0 +1,107 @@
+"""The reference that accuracy is judged against: the formula in float32, in slices that fit in memory.
+
+A backend like any other, so it can be measured too. Forward and backward are written out, so that neither needs the
+scores of more than one slice: dv = pT dO, ds = p (dO vT - sum(dO o)), dq = ds k, dk = dsT q (FlashAttention,
+arXiv:2205.14135, appendix B.2).
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from attn_exp.backends.base import Calls, Gradients
+from attn_exp.backends.eager import hidden_keys
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs
+
+# Scores of one slice; larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200).
+SLICE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
+
+
+class Reference:
+    """Float32 attention of any size."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def unsupported(self, case: Case, device: str) -> str | None:
+        """Nothing is."""
+        return None
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """Nothing to prepare."""
+        return Calls(partial(reference_forward, case, inputs), partial(_backward, case, inputs))
+
+    def claimed_kernels(self, direction: str, device: str) -> str | None:
+        """A softmax of its own."""
+        return r"(?i)softmax"
+
+
+def reference_forward(case: Case, inputs: Inputs) -> torch.Tensor:
+    """The output (batch, q_heads, q_len, value_dim) in float32. A query that sees no key gets zeros."""
+    return _sliced(case, inputs, with_gradients=False)[0]
+
+
+def reference(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
+    """`out`, and with gradients `dq`, `dk`, `dv`: all float32, in the shapes of output, q, k and v."""
+    found = _sliced(case, inputs, with_gradients=with_gradients)
+    return dict(zip(("out", "dq", "dk", "dv"), found, strict=False))
+
+
+def _backward(case: Case, inputs: Inputs, out: torch.Tensor) -> Callable[[], Gradients]:
+    def gradients() -> Gradients:
+        _, dq, dk, dv = _sliced(case, inputs, with_gradients=True)
+        return dq, dk, dv
+
+    return gradients
+
+
+@torch.no_grad()
+def _sliced(case: Case, inputs: Inputs, *, with_gradients: bool) -> tuple[torch.Tensor, ...]:
+    device = inputs.q_bhsd.device
+    group = case.q_heads // case.kv_heads
+    # (batch * kv_heads, group, length, dim): the queries of a group share their keys.
+    q = inputs.q_bhsd.reshape(-1, group, case.q_len, case.head_dim)
+    d_out = inputs.d_out_bhsd.reshape(-1, group, case.q_len, case.value_dim)
+    k = inputs.k_bhsd.reshape(-1, 1, case.kv_len, case.head_dim)
+    v = inputs.v_bhsd.reshape(-1, 1, case.kv_len, case.value_dim)
+    out = torch.empty(d_out.shape, dtype=torch.float32, device=device)
+    made = [out]
+    if with_gradients:
+        made += [torch.zeros(tensor.shape, dtype=torch.float32, device=device) for tensor in (q, k, v)]
+    for heads, rows in _slices(case, len(q), device.type):
+        keys, values = k[heads].float(), v[heads].float()
+        queries = q[heads, :, rows].float() * case.head_dim**-0.5
+        weights = _softmax(case, queries @ keys.mT, rows)
+        out[heads, :, rows] = result = weights @ values
+        if with_gradients:
+            _, dq, dk, dv = made
+            d_result = d_out[heads, :, rows].float()
+            dv[heads] += (weights.mT @ d_result).sum(1, keepdim=True)
+            d_scores = d_result @ values.mT
+            d_scores -= (d_result * result).sum(-1, keepdim=True)
+            d_scores *= weights
+            dq[heads, :, rows] = d_scores @ keys * case.head_dim**-0.5
+            dk[heads] += (d_scores.mT @ queries).sum(1, keepdim=True)
+    shapes = (inputs.d_out_bhsd, *inputs.qkv)
+    return tuple(tensor.reshape(like.shape) for tensor, like in zip(made, shapes, strict=False))
+
+
+def _softmax(case: Case, scores: torch.Tensor, rows: slice) -> torch.Tensor:
+    if not case.causal:
+        return torch.softmax(scores, dim=-1)
+    hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device)
+    weights = torch.softmax(scores.masked_fill_(hidden, float("-inf")), dim=-1)
+    return weights.masked_fill_(hidden.all(-1, keepdim=True), 0.0)
+
+
+def _slices(case: Case, heads: int, device: str) -> Iterator[tuple[slice, slice]]:
+    """Slices over key-value heads and, where one head's scores are too large, over queries."""
+    row_bytes = 4 * (case.q_heads // case.kv_heads) * case.kv_len
+    rows_that_fit = max(1, SLICE_BYTES[device] // row_bytes)
+    heads_at_once = max(1, rows_that_fit // case.q_len)
+    rows_at_once = min(case.q_len, rows_that_fit)
+    for head in range(0, heads, heads_at_once):
+        for row in range(0, case.q_len, rows_at_once):
+            yield slice(head, min(head + heads_at_once, heads)), slice(row, min(row + rows_at_once, case.q_len))

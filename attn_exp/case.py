@@ -1,0 +1,131 @@
+"""The case: shapes, dtype and mask of one attention problem; nothing about who computes it."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from attn_exp.errors import UserError
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+ALIGNMENTS = ("bottom_right", "top_left")
+PASSES = ("forward", "backward")
+
+# Beyond these a number is a typo, not an experiment.
+_LARGEST = {
+    "batch": 1 << 20,
+    "q_heads": 1 << 14,
+    "kv_heads": 1 << 14,
+    "q_len": 1 << 25,
+    "kv_len": 1 << 25,
+    "head_dim": 1 << 12,
+    "value_dim": 1 << 12,
+}
+_LARGEST_TENSOR_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One attention problem.
+
+    Tensors are q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim) and
+    v (batch, kv_heads, kv_len, value_dim). `align` says where a causal mask starts when q_len != kv_len:
+    `bottom_right`, the last query sees every key (FlashAttention >= 2.1), or `top_left`, query i sees keys
+    0..i (PyTorch's `is_causal`).
+
+    Raises:
+        UserError: a size that is no positive integer or absurdly large, query heads that are no multiple of the
+            key-value heads, an unknown dtype or alignment.
+    """
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    value_dim: int
+    dtype: str
+    causal: bool = False
+    align: str = "bottom_right"
+
+    def __post_init__(self) -> None:
+        for name, largest in _LARGEST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+                raise UserError(f"{name}={value!r} is not a whole number from 1 to {largest:,}")
+        if self.q_heads % self.kv_heads:
+            raise UserError(
+                f"kv_heads={self.kv_heads} does not divide q_heads={self.q_heads}: "
+                f"use model.kv_heads={_nearest_divisor(self.q_heads, self.kv_heads)}, or another divisor"
+            )
+        if self.dtype not in DTYPE_BYTES:
+            raise UserError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        if not isinstance(self.causal, bool):
+            raise UserError(f"causal={self.causal!r} is neither true nor false")
+        if self.align not in ALIGNMENTS:
+            raise UserError(f"align={self.align!r} is not one of {', '.join(ALIGNMENTS)}")
+        largest_bytes = max(
+            self.batch * self.q_heads * self.q_len * max(self.head_dim, self.value_dim),
+            self.batch * self.kv_heads * self.kv_len * max(self.head_dim, self.value_dim),
+        ) * DTYPE_BYTES[self.dtype]
+        if largest_bytes > _LARGEST_TENSOR_BYTES:
+            raise UserError(
+                f"one tensor of this case takes {largest_bytes / 2**40:.1f} TiB: lower batch or seq_len"
+            )
+
+    @property
+    def square(self) -> bool:
+        """Whether both alignments mean the same mask."""
+        return self.q_len == self.kv_len
+
+    def label(self) -> str:
+        """The case in a few characters, e.g. `b8 h16 s1024 d128 bfloat16 causal`."""
+        heads = f"h{self.q_heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.q_heads else "")
+        length = f"s{self.q_len}" if self.square else f"q{self.q_len} kv{self.kv_len}"
+        dim = f"d{self.head_dim}" + (f"/{self.value_dim}" if self.value_dim != self.head_dim else "")
+        mask = "causal" if self.causal else "full"
+        if self.causal and not self.square:
+            mask += f" {self.align}"
+        return f"b{self.batch} {heads} {length} {dim} {self.dtype} {mask}"
+
+
+def case_from_config(config: dict[str, Any]) -> Case:
+    """The case that a composed configuration asks for: `model`, `dtype`, `batch`, `q_len`, `kv_len`, `causal`, `align`.
+
+    Raises:
+        UserError: as `Case`; also an embedding that the heads do not divide, or a missing size.
+    """
+    model = config["model"]
+    head_dim = model.get("head_dim")
+    if head_dim is None:
+        embedding, q_heads = model.get("embedding"), model.get("q_heads")
+        if not embedding or not isinstance(q_heads, int) or q_heads < 1:
+            raise UserError("the model needs model.head_dim, or model.embedding with a positive model.q_heads")
+        if embedding % q_heads:
+            raise UserError(
+                f"q_heads={q_heads} does not divide embedding={embedding}: "
+                f"use model.q_heads={_nearest_divisor(embedding, q_heads)}, or another divisor"
+            )
+        head_dim = embedding // q_heads
+    sizes = {
+        "batch": config["batch"],
+        "q_heads": model.get("q_heads"),
+        "kv_heads": model.get("kv_heads") if model.get("kv_heads") is not None else model.get("q_heads"),
+        "q_len": config["q_len"],
+        "kv_len": config["kv_len"],
+        "head_dim": head_dim,
+        "value_dim": model.get("value_dim") if model.get("value_dim") is not None else head_dim,
+        "dtype": config["dtype"]["name"],
+        "causal": config["causal"],
+        "align": config["align"],
+    }
+    return Case(**sizes)
+
+
+def case_columns() -> tuple[str, ...]:
+    """The names of a case's fields, in the order in which tables and files show them."""
+    return tuple(field.name for field in fields(Case))
+
+
+def _nearest_divisor(whole: int, wanted: int) -> int:
+    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+    return min(divisors, key=lambda d: (abs(d - wanted), d))

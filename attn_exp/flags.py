@@ -1,0 +1,54 @@
+"""Flags: what a reader should know about a number that is still a number. Each with the mark that tables show."""
+
+import statistics
+from typing import Any
+
+from attn_exp.record import Timing
+from attn_exp.stats import log_half_width, round_medians
+
+# flag: (mark in tables, what it says)
+FLAGS = {
+    "unstable": ("~", "the 95 % interval is wider than +-1 %, or the rounds spread by more than 2 %"),
+    "drift": (">", "the last third of the rounds differs from the first by more than 1 %"),
+    "too_short": ("<", "the median is below 10 us, near what events can resolve"),
+    "launch_bound": ("L", "issuing the call takes longer than running it: without a CUDA graph users see more"),
+    "unblocked": ("u", "the stream could not be held back while the host enqueued: host gaps may be inside"),
+    "power_capped": ("p", "the power cap lowered the clock while measuring (information, not an error)"),
+    "thermal": ("T", "the GPU slowed down because of its temperature"),
+    "profiler_lossy": ("k", "the profiler lost kernel records"),
+}
+
+_INTERVAL, _ROUND_SPREAD, _DRIFT, _SHORT_US, _LAUNCH_BOUND = 0.01, 0.02, 0.01, 10.0, 1.05
+
+
+def timing_flags(ranking: Timing, others: tuple[Timing, ...]) -> set[str]:
+    """The flags that follow from the samples of the ranking timer and its second opinions."""
+    found = set(ranking.flags).union(*(other.flags for other in others))
+    medians = round_medians(ranking.times_us, ranking.rounds)
+    half = log_half_width(medians)
+    if half is not None and half > _INTERVAL:
+        found.add("unstable")
+    if len(medians) > 1 and statistics.stdev(medians) / statistics.median(medians) > _ROUND_SPREAD:
+        found.add("unstable")
+    third = len(medians) // 3
+    if third and abs(statistics.median(medians[-third:]) / statistics.median(medians[:third]) - 1) > _DRIFT:
+        found.add("drift")
+    median = statistics.median(ranking.times_us)
+    if ranking.timer != "cpu" and median < _SHORT_US:
+        found.add("too_short")
+    for other in others:
+        if other.timer == "event" and statistics.median(other.times_us) / median > _LAUNCH_BOUND:
+            found.add("launch_bound")
+    return found
+
+
+def telemetry_flags(readings: tuple[dict[str, Any], ...]) -> set[str]:
+    """The flags that follow from NVML's readings before, between and after the passes."""
+    found = set()
+    capped = [reading["power_capped_ns"] for reading in readings if "power_capped_ns" in reading]
+    if len(capped) > 1 and capped[-1] > capped[0]:
+        found.add("power_capped")
+    for reading in readings:
+        if {"sw_thermal", "hw_thermal", "hw_slowdown"} & set(reading.get("reasons", ())):
+            found.add("thermal")
+    return found

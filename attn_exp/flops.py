@@ -1,0 +1,57 @@
+"""FLOPs and compulsory bytes of a case, in closed form (convention `exact_mask`)."""
+
+from attn_exp.case import DTYPE_BYTES, Case
+
+CONVENTION = "exact_mask"
+
+
+def unmasked_pairs(case: Case) -> int:
+    """The (query, key) pairs of one head that the mask lets through.
+
+    A query that no key is left for (causal, bottom-right, q_len > kv_len) counts nothing.
+    """
+    q, kv = case.q_len, case.kv_len
+    if not case.causal:
+        return q * kv
+    if case.align == "bottom_right":
+        return q * kv - q * (q - 1) // 2 if q <= kv else kv * (kv + 1) // 2
+    n = min(q, kv)
+    return n * (n + 1) // 2 + max(0, q - kv) * kv
+
+
+def flops(case: Case, direction: str) -> int:
+    """Floating-point operations of the matrix products of one pass, `forward` or `backward`.
+
+    Forward has two (q kT, p v); backward has five, of which one is recomputed (FlashAttention, arXiv:2205.14135,
+    appendix B). Softmax, scale and mask do not count. Grouped heads save bytes, not operations: q_heads counts.
+    """
+    pairs = case.batch * case.q_heads * unmasked_pairs(case)
+    if direction == "forward":
+        return 2 * pairs * (case.head_dim + case.value_dim)
+    return 2 * pairs * (3 * case.head_dim + 2 * case.value_dim)
+
+
+def flops_sdpa_convention(case: Case, direction: str) -> float:
+    """The count of PyTorch's attention benchmark (benchmarks/transformer/sdpa.py), to meet figures people know.
+
+    4 M N D and 2 M N for the softmax, halved under a causal mask, 2.5 times for backward.
+    """
+    per_head = 2 * case.q_len * case.kv_len * (case.head_dim + case.value_dim + 1)
+    total = case.batch * case.q_heads * per_head * (0.5 if case.causal else 1.0)
+    return total * (1.0 if direction == "forward" else 2.5)
+
+
+def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
+    """Bytes that one pass must move: every input read once, every output written once.
+
+    Forward reads q, k, v and writes the output, and the float32 log-sum-exp if a backward will need it
+    (`saves_lse`). Backward reads q, k, v, output, output gradient and log-sum-exp and writes dq, dk, dv.
+    """
+    size = DTYPE_BYTES[case.dtype]
+    dims = case.head_dim + case.value_dim
+    q_side = case.batch * case.q_heads * case.q_len * dims
+    kv_side = case.batch * case.kv_heads * case.kv_len * dims
+    lse = 4 * case.batch * case.q_heads * case.q_len
+    if direction == "forward":
+        return size * (q_side + kv_side) + (lse if saves_lse else 0)
+    return 2 * size * (q_side + kv_side) + lse

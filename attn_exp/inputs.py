@@ -1,0 +1,44 @@
+"""Inputs of a case: seeded, normally distributed, never zeros (zeros draw less power and run faster)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from attn_exp.case import Case
+
+DISTRIBUTION = "normal(0, 1)"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors of a case, contiguous in (batch, heads, length, dim).
+
+    q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim), v (batch, kv_heads, kv_len, value_dim)
+    and d_out (batch, q_heads, q_len, value_dim), the gradient of the output. q, k and v require gradients if and only
+    if the backward pass is measured: saving for backward changes the forward's work.
+    """
+
+    q_bhsd: torch.Tensor
+    k_bhsd: torch.Tensor
+    v_bhsd: torch.Tensor
+    d_out_bhsd: torch.Tensor
+
+    @property
+    def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k and v."""
+        return self.q_bhsd, self.k_bhsd, self.v_bhsd
+
+
+def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
+    """Fresh inputs from `seed`; the same seed, device model and shapes give the same numbers."""
+    generator = torch.Generator(device).manual_seed(seed)
+    dtype: torch.dtype = getattr(torch, case.dtype)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    q = normal(case.batch, case.q_heads, case.q_len, case.head_dim)
+    k = normal(case.batch, case.kv_heads, case.kv_len, case.head_dim)
+    v = normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
+    d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
+    return Inputs(*(tensor.requires_grad_(with_gradients) for tensor in (q, k, v)), d_out)

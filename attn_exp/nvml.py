@@ -1,0 +1,96 @@
+"""NVML: which GPUs there are, and what state one is in. No torch, so the parent can ask too."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+_FIELD_SW_POWER_CAP_NS = 74  # NVML_FI_DEV_PERF_POLICY_POWER: time held back by the power cap
+
+# Bits of the clocks event reason mask (nvml.h, nvmlClocksEventReason*).
+REASONS = {
+    0x1: "idle",
+    0x2: "application_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+
+
+@dataclass(frozen=True)
+class GpuInfo:
+    """One GPU as the driver lists it, before CUDA_VISIBLE_DEVICES."""
+
+    index: int
+    name: str
+    uuid: str
+
+
+def list_gpus() -> list[GpuInfo]:
+    """The NVIDIA GPUs of this host; empty where there is no driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        found.append(GpuInfo(index, pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)))
+    return found
+
+
+class GpuState:
+    """Reads clocks, power, temperature and throttle reasons of one GPU. A read costs 1 to 10 ms: never while timing."""
+
+    def __init__(self, uuid: str) -> None:
+        """Raises pynvml.NVMLError where NVML does not know the GPU."""
+        pynvml.nvmlInit()
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def constant(self) -> dict[str, Any]:
+        """What does not change while measuring: power limit in watts, highest SM clock in MHz, driver."""
+        return _answered(
+            power_limit_w=lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3,
+            max_sm_clock_mhz=lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, pynvml.NVML_CLOCK_SM),
+            driver=pynvml.nvmlSystemGetDriverVersion,
+            mig=lambda: bool(pynvml.nvmlDeviceGetMigMode(self._handle)[0]),
+        )
+
+    def read(self) -> dict[str, Any]:
+        """SM clock in MHz, power in W, temperature in C, throttle reasons, nanoseconds under the power cap so far."""
+        return {
+            "at": time.time(),
+            **_answered(
+                sm_clock_mhz=lambda: pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM),
+                power_w=lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3,
+                temperature_c=lambda: pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU),
+                reasons=self._reasons,
+                power_capped_ns=self._power_capped_ns,
+            ),
+        }
+
+    def _reasons(self) -> list[str]:
+        mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
+        return [name for bit, name in REASONS.items() if mask & bit]
+
+    def _power_capped_ns(self) -> int:
+        value = pynvml.nvmlDeviceGetFieldValues(self._handle, [_FIELD_SW_POWER_CAP_NS])[0]
+        if value.nvmlReturn != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(value.nvmlReturn)
+        return int(value.value.ullVal)
+
+
+def _answered(**questions: Any) -> dict[str, Any]:
+    """The answers of those questions that this GPU and driver answer at all."""
+    answers = {}
+    for name, ask in questions.items():
+        try:
+            answers[name] = ask()
+        except pynvml.NVMLError:
+            continue
+    return answers

@@ -1,0 +1,187 @@
+"""The record: all that one job leaves, as `record.json` in the job's folder. The truth; MLflow is a view of it."""
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from attn_exp.case import Case
+from attn_exp.errors import UserError
+
+SCHEMA = 1
+METHOD_VERSION = "1"
+FILE_NAME = "record.json"
+
+Status = Literal[
+    "ok",
+    "unsupported",
+    "unavailable",
+    "wrong_kernel",
+    "inaccurate",
+    "implausible",
+    "out_of_memory",
+    "timeout",
+    "crashed",
+    "error",
+]
+
+# What another try cannot change. The rest is retried when the sweep is run again.
+FINAL: frozenset[str] = frozenset({"ok", "unsupported", "wrong_kernel", "inaccurate", "implausible", "out_of_memory"})
+
+
+class RecordError(ValueError):
+    """A file that is no record: cut short, of another schema, or of another shape. The message names the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Samples of one call by one timer, in time order, none dropped.
+
+    `times_us` are microseconds, `rounds` the index of each sample's round. `stop_reason` says why sampling ended
+    (`precise`, `max_rounds`, `budget`), `l2` whether caches were flushed before each call (`cold`) or not (`warm`).
+    """
+
+    timer: str
+    l2: str
+    times_us: tuple[float, ...]
+    rounds: tuple[int, ...]
+    stop_reason: str
+    notes: dict[str, float] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel of a call: its name, how often it ran in one call, and its time in one call in microseconds."""
+
+    name: str
+    count: float
+    time_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorError:
+    """How far one tensor is from the float32 reference.
+
+    `relative` is |x - ref| / |ref| (Euclidean), `worst_row` the same for the worst row along the last dimension
+    (over the larger of that row's norm and the root-mean-square row norm), `max_abs` the largest difference. None
+    stands for a value that is not finite. `tolerance` is the bound on `relative`.
+    """
+
+    relative: float | None
+    worst_row: float | None
+    max_abs: float | None
+    tolerance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassRecord:
+    """What one pass (forward or backward) left."""
+
+    first_call_s: float | None = None
+    peak_memory_bytes: int | None = None
+    errors: dict[str, TensorError] = field(default_factory=dict)
+    kernels: tuple[Kernel, ...] = ()
+    timings: tuple[Timing, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """The options that say how a job is measured. Times in seconds; `precision` is the relative half-width aimed at."""
+
+    timer: str
+    also: tuple[str, ...]
+    precision: float
+    min_rounds: int
+    max_rounds: int
+    budget_s: float
+    passes: tuple[str, ...]
+    seed: int
+    tolerance: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the parent asks of a worker: one job. Written as `request.yaml` into the job's folder."""
+
+    job: str
+    sweep: str
+    model: str
+    device: str
+    case: Case
+    backend: dict[str, Any]
+    measuring: Measuring
+    gpu_uuid: str | None = None
+    label: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """All that a job leaves. `metrics` has entries if and only if `status` is `ok`; `reason` if and only if it is not."""
+
+    request: Request
+    status: Status
+    reason: str | None = None
+    passes: dict[str, PassRecord] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    environment: dict[str, Any] = field(default_factory=dict)
+    ceilings: dict[str, float] = field(default_factory=dict)
+    telemetry: tuple[dict[str, Any], ...] = ()
+    stages_s: dict[str, float] = field(default_factory=dict)
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    schema: int = SCHEMA
+    method_version: str = METHOD_VERSION
+
+    @property
+    def final(self) -> bool:
+        """Whether running the job again could not change the outcome."""
+        return self.status in FINAL
+
+
+def write_record(record: Record, folder: Path) -> None:
+    """Write `record.json` into `folder`, whole or not at all: to a temporary file, then renamed."""
+    write_whole(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(record), indent=1))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; a reader never sees half of it, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_record(folder: Path) -> Record | None:
+    """The record in a job's folder, or None if there is none.
+
+    Raises:
+        RecordError: the file is not a record of this schema.
+    """
+    path = folder / FILE_NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        record = msgspec.json.decode(content, type=Record)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, UserError) as error:
+        raise RecordError(f"{path} is not a record: {error}") from error
+    if record.schema != SCHEMA:
+        raise RecordError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
+    return record
+
+
+def voided(record: Record, status: Status, reason: str) -> Record:
+    """The same record with a status that voids its numbers: metrics gone, evidence kept."""
+    return replace(record, status=status, reason=reason, metrics={})

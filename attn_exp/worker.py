@@ -1,0 +1,155 @@
+"""python -m attn_exp.worker JOB_FOLDER: measure one job, from `request.yaml` to `record.json`.
+
+With `--serve` it reads job folders from standard input, one a line, and answers each on the file descriptor that
+`--reply-fd` names: `begin FOLDER`, then `end FOLDER`, or `poisoned FOLDER` if the device is of no more use to this
+process. Everything else that is printed goes into the job's `worker.log`.
+"""
+
+import argparse
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from attn_exp.record import Record, Request, read_record, write_record
+
+if TYPE_CHECKING:
+    from attn_exp.measure import Machine
+
+REQUEST_NAME = "request.yaml"
+LOG_NAME = "worker.log"
+_PR_SET_PDEATHSIG = 1
+
+
+def read_request(folder: Path) -> Request:
+    """The request in a job's folder."""
+    return msgspec.yaml.decode((folder / REQUEST_NAME).read_bytes(), type=Request)
+
+
+def run_folder(folder: Path, machine: "Machine | None") -> "Machine | None":
+    """Measure the job in `folder` and write its record; the machine for the next job, None if it is poisoned."""
+    from attn_exp.backends.base import Unavailable
+    from attn_exp.measure import Machine, measure
+
+    began = time.perf_counter()
+    request = read_request(folder)
+    if machine is None or machine.device != request.device:
+        if request.gpu_uuid is not None:
+            # Before CUDA is initialised, and not earlier: the worker imports torch before it knows its GPU.
+            os.environ["CUDA_VISIBLE_DEVICES"] = request.gpu_uuid
+        try:
+            machine = Machine.open(request.device)
+        except Unavailable as error:
+            write_record(Record(request=request, status="unavailable", reason=str(error)), folder)
+            return None
+    opened_s = time.perf_counter() - began
+    record = measure(request, machine)
+    record.stages_s["open"] = round(opened_s, 6)
+    record.stages_s["total"] = round(time.perf_counter() - began, 6)
+    write_record(record, folder)
+    return None if record.status == "error" and _poisoned(request.device) else machine
+
+
+def _poisoned(device: str) -> bool:
+    """Whether the CUDA context is of no more use: a device-side assert or an illegal address stays for good."""
+    if device != "cuda":
+        return False
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def serve(reply_fd: int) -> None:
+    """Measure the folders that come in on standard input, until it ends."""
+    replies = os.fdopen(reply_fd, "w", buffering=1)
+    import attn_exp.measure  # noqa: F401  (the seconds of importing torch, before the first job is known)
+
+    machine: Machine | None = None
+    replies.write("ready\n")
+    for line in sys.stdin:
+        folder = Path(line.rstrip("\n"))
+        replies.write(f"begin {folder}\n")
+        _log_into(folder)
+        fresh = machine is None
+        machine = run_folder(folder, machine)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        unopened = fresh and machine is None and (record := read_record(folder)) and record.status == "unavailable"
+        poisoned = machine is None and not unopened
+        replies.write(f"{'poisoned' if poisoned else 'end'} {folder}\n")
+        if poisoned:
+            return
+
+
+def _log_into(folder: Path) -> None:
+    """Send everything this process prints, native code included, into the job's log."""
+    log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the parent dies, however it dies (Linux, prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Let an allocation beyond `limit_bytes` of private memory fail here, instead of somebody being killed."""
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+
+
+def _prefer_as_victim() -> None:
+    """If the kernel has to kill something for memory, let it be this process and not the parent."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        return
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The worker's command line; 0 if the job has a record."""
+    parser = argparse.ArgumentParser(prog="python -m attn_exp.worker", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="a job's folder, with its request.yaml")
+    parser.add_argument("--serve", action="store_true", help="read folders from standard input")
+    parser.add_argument("--reply-fd", type=int, help="file descriptor to answer on")
+    parser.add_argument("--parent", type=int, help="process id of the parent, to die with it")
+    parser.add_argument("--memory-limit-bytes", type=int, help="private memory this process may take")
+    given = parser.parse_args(arguments)
+    if given.serve != (given.folder is None):
+        parser.error("give a job's folder, or --serve")
+    faulthandler.enable()
+    # Ctrl-C reaches the whole foreground group; the parent decides what it means.
+    if given.parent is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _die_with_parent(given.parent)
+        _prefer_as_victim()
+    if given.memory_limit_bytes:
+        limit_memory(given.memory_limit_bytes)
+    if given.serve:
+        serve(given.reply_fd)
+        return 0
+    run_folder(given.folder, None)
+    return 0
+
+
+if __name__ == "__main__":
+    # Not through the interpreter's teardown: with a poisoned context or loaded CUDA libraries it may take seconds.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
