@@ -120,7 +120,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """All that a job leaves. `metrics` has entries if and only if `status` is `ok`; `reason` if and only if it is not."""
+    """All that a job leaves. `metrics` has entries if and only if `status` is `ok`, a `reason` if and only if not."""
 
     request: Request
     status: Status

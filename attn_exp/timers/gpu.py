@@ -51,24 +51,31 @@ class Cuda:
         self._flush_buffer = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
 
     def now_us(self) -> float:
+        """Host time in microseconds."""
         return time.perf_counter_ns() / 1e3
 
     def event(self) -> torch.cuda.Event:
+        """A recorded timing event."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def passed(self, event: torch.cuda.Event) -> bool:
+        """`cudaEventQuery`."""
         return bool(event.query())
 
     def elapsed_us(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
+        """`cudaEventElapsedTime` in microseconds."""
         return float(first.elapsed_time(second)) * 1e3
 
     def sleep_us(self, duration_us: float) -> None:
+        """PyTorch's own spinning kernel; it cannot deadlock."""
         torch.cuda._sleep(int(duration_us * _SLEEP_CYCLES_PER_US))
 
     def flush(self) -> None:
+        """Overwrite the flush buffer."""
         self._flush_buffer.zero_()
 
     def synchronize(self) -> None:
+        """Wait for the whole device."""
         torch.cuda.synchronize()

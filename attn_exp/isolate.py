@@ -1,0 +1,252 @@
+"""Isolation: runs jobs in a worker process, and says how each ended when the worker cannot say it itself."""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from attn_exp.errors import UserError
+from attn_exp.record import Status
+
+START_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job's folder was left. `status` and `reason` are None if the worker wrote a record itself."""
+
+    folder: Path
+    status: Status | None = None
+    reason: str | None = None
+
+
+class Isolation(Protocol):
+    """Where jobs run. Jobs may be submitted ahead; `wait` answers for the oldest."""
+
+    def start(self) -> None:
+        """Get ready ahead of the first job."""
+        ...
+
+    def submit(self, folder: Path) -> None:
+        """Run the job in `folder` after those submitted before."""
+        ...
+
+    def wait(self) -> Outcome:
+        """Wait until the oldest submitted job is over."""
+        ...
+
+    def close(self) -> None:
+        """End at once, jobs under way included; no process stays behind."""
+        ...
+
+
+class Worker:
+    """A worker process with a process group of its own, reused job after job or not."""
+
+    def __init__(self, *, reuse: bool, timeout_s: float | None) -> None:
+        self.reuse = reuse
+        self.timeout_s = timeout_s
+        self._pending: deque[Path] = deque()
+        self._sent = 0
+        # What the worker is at, `start`, `idle` or `job`, and since when: the time limits count from there.
+        self._phase = "start"
+        self._since = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._replies = -1
+        self._pidfd = -1
+        self._buffer = b""
+        self._oom_kills = 0
+
+    def start(self) -> None:
+        """Start the process; it imports torch while the parent goes on."""
+        if self._process is not None:
+            return
+        self._replies, reply_fd = os.pipe()
+        os.set_inheritable(reply_fd, True)
+        command = [sys.executable, "-m", "attn_exp.worker", "--serve", "--reply-fd", str(reply_fd)]
+        self._process = subprocess.Popen(
+            [*command, "--parent", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[reply_fd],
+            start_new_session=True,
+        )
+        os.close(reply_fd)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._buffer, self._sent = b"", 0
+        self._since, self._phase = time.monotonic(), "start"
+        self._oom_kills = _oom_kills()
+
+    def submit(self, folder: Path) -> None:
+        """Queue a job's folder; the worker finds it as soon as it is free."""
+        self._pending.append(folder)
+        self.start()
+        self._send()
+
+    def wait(self) -> Outcome:
+        """Wait for the oldest job: its record, the worker's death, or the time limit."""
+        folder = self._pending[0]
+        if self._phase == "idle":
+            self._since = time.monotonic()
+        while True:
+            self.start()
+            self._send()
+            line = self._reply()
+            if line is None:
+                return self._ended_badly(folder)
+            word, _, rest = line.partition(" ")
+            self._phase = "job" if word == "begin" else "idle"
+            self._since = time.monotonic()
+            if word in ("end", "poisoned") and rest == str(folder):
+                self._pending.popleft()
+                self._sent -= 1
+                if word == "poisoned" or not self.reuse:
+                    self._kill()
+                return Outcome(folder)
+
+    def close(self) -> None:
+        """Kill the process group and forget what is queued."""
+        self._pending.clear()
+        self._kill()
+
+    def _send(self) -> None:
+        """Tell the worker of the jobs it may know of: all that are queued, or only the first if it is not reused."""
+        assert self._process is not None and self._process.stdin is not None
+        ahead = len(self._pending) if self.reuse else min(1, len(self._pending))
+        while self._sent < ahead:
+            try:
+                self._process.stdin.write(f"{self._pending[self._sent]}\n".encode())
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                return  # it is dead; whoever waits will see that
+            self._sent += 1
+
+    def _reply(self) -> str | None:
+        """The worker's next line, or None if it died or ran out of time. Sleeps meanwhile; polling burns a core."""
+        while b"\n" not in self._buffer:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._replies, selectors.EVENT_READ)
+                selector.register(self._pidfd, selectors.EVENT_READ)
+                ready = {key.fd for key, _ in selector.select(self._seconds_left())}
+            if self._replies in ready:
+                chunk = os.read(self._replies, 4096)
+                self._buffer += chunk
+                if chunk:
+                    continue
+            # Its last words, if any, have been read by now.
+            return None
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode()
+
+    def _seconds_left(self) -> float | None:
+        limit = START_LIMIT_S if self._phase == "start" else self.timeout_s
+        return None if limit is None else max(0.0, self._since + limit - time.monotonic())
+
+    def _ended_badly(self, folder: Path) -> Outcome:
+        """Find out why there will be no record, and clear the process away."""
+        assert self._process is not None
+        began = self._phase == "job"
+        code = self._exit_code()
+        self._kill()
+        self._pending.popleft()
+        if code is None:
+            limit = self.timeout_s if began else START_LIMIT_S
+            what = "the job took" if began else "the worker's start took"
+            return Outcome(folder, "timeout", f"{what} longer than {limit:g} s and was killed")
+        when = "" if began else " before it took the job"
+        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return Outcome(folder, "out_of_memory", f"the kernel killed the worker for memory{when}")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return Outcome(folder, "crashed", f"the worker {how}{when}: see {folder / 'worker.log'}")
+
+    def _exit_code(self) -> int | None:
+        """The exit code if the process is over; the pipe may close a moment before the process does."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout=0.0 if self._timed_out() else 5.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _timed_out(self) -> bool:
+        left = self._seconds_left()
+        return left is not None and left <= 0
+
+    def _kill(self) -> None:
+        if self._process is None:
+            return
+        # The group, so that a compiler or a helper of the job's goes too; SIGKILL, since SIGTERM can be ignored.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        os.close(self._replies)
+        os.close(self._pidfd)
+        self._process, self._sent = None, 0
+
+
+class InProcess:
+    """No isolation: jobs run here, for debugging. This alone imports torch into the parent."""
+
+    def __init__(self) -> None:
+        self._pending: deque[Path] = deque()
+        self._machine: Any = None
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def submit(self, folder: Path) -> None:
+        """Remember a job's folder."""
+        self._pending.append(folder)
+
+    def wait(self) -> Outcome:
+        """Run the oldest job now."""
+        from attn_exp.worker import run_folder
+
+        folder = self._pending.popleft()
+        self._machine = run_folder(folder, self._machine)
+        return Outcome(folder)
+
+    def close(self) -> None:
+        """Nothing stays behind."""
+        self._pending.clear()
+
+
+def make_isolation(config: dict[str, Any]) -> Isolation:
+    """The isolation that a configuration asks for.
+
+    Raises:
+        UserError: no such isolation, or a time limit that is no positive number.
+    """
+    timeout_s = config.get("timeout_s")
+    number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (number and timeout_s > 0):
+        raise UserError(f"isolation.timeout_s={timeout_s} is not a positive number of seconds")
+    name = config.get("name")
+    if name == "none":
+        return InProcess()
+    if name not in ("warm", "fresh"):
+        raise UserError(f"isolation {name!r} is none of warm, fresh, none")
+    return Worker(reuse=name == "warm", timeout_s=timeout_s)
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for memory so far, in this control group if it counts, else on this machine."""
+    for path, key in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
+        try:
+            lines = Path(path).read_text().splitlines()
+        except OSError:
+            continue
+        counts = [int(line.split()[1]) for line in lines if line.split()[0] == key]
+        if counts:
+            return counts[0]
+    return 0

@@ -1,0 +1,132 @@
+"""Jobs: from a composed configuration to the request that a worker gets, and the identity that names its folder."""
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from attn_exp.case import PASSES, Case, case_from_config
+from attn_exp.conf import conf_folder
+from attn_exp.errors import UserError, nearest
+from attn_exp.nvml import GpuInfo
+from attn_exp.record import Measuring, Request
+
+GPU_TIMERS = ("device", "event", "kernel")
+CPU_TIMERS = ("cpu",)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+# Where results go says nothing about the job, and a tracking URI may hold a password.
+_NOT_KEPT = ("tracker", "folder", "dry_run")
+
+
+def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
+    """The request of one composed, resolved configuration.
+
+    Args:
+        config: the configuration without its `hydra` node.
+        gpus: the GPUs that may be used, for `device=auto`.
+
+    Raises:
+        UserError: whatever cannot be measured as typed.
+    """
+    case = case_from_config(config)
+    device = resolve_device(str(config["device"]), gpus)[0]
+    backend = _named(dict(config["backend"]))
+    check_name("sweep", config["sweep"])
+    measuring = _measuring(config, device)
+    return Request(
+        job=f"{backend['name']}-{_identity(case, backend, measuring, device)}",
+        sweep=config["sweep"],
+        model=str(config["model"].get("name", "custom")),
+        device=device,
+        case=case,
+        backend=backend,
+        measuring=measuring,
+        label=f"{backend['name']} {case.label()}",
+        config={key: value for key, value in config.items() if key not in _NOT_KEPT},
+    )
+
+
+def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:
+    """`cpu` or `cuda`, and the GPUs that the choice allows.
+
+    Raises:
+        UserError: no such device.
+    """
+    if device == "cpu" or (device == "auto" and not gpus):
+        return "cpu", []
+    if device in ("auto", "cuda"):
+        if not gpus:
+            raise UserError("device=cuda needs an NVIDIA GPU and there is none here: use device=cpu or device=auto")
+        return "cuda", gpus
+    match = re.fullmatch(r"cuda:(\d+)", device)
+    if not match:
+        raise UserError(f"device={device} is none of auto, cpu, cuda, cuda:N")
+    index = int(match[1])
+    if index >= len(gpus):
+        there = f"cuda:0 to cuda:{len(gpus) - 1}" if gpus else "none"
+        raise UserError(f"device={device} is not there; the GPUs here: {there}, use device=auto or device=cpu")
+    return "cuda", [gpus[index]]
+
+
+def check_name(key: str, name: Any) -> None:
+    """Raise UserError unless `name` can name a folder inside another, and nothing outside of it."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(f"{key}={name} cannot name a folder: use letters, digits, '.', '_' and '-'")
+
+
+def _named(backend: dict[str, Any]) -> dict[str, Any]:
+    """The backend's options with a name that is its own: a class from elsewhere never runs under one of our labels."""
+    target = backend.get("_target_")
+    if not isinstance(target, str) or not target:
+        raise UserError("the backend has no class: set backend._target_=package.module.Class, or choose backend=...")
+    name = backend.get("name")
+    ours = (conf_folder() / "backend" / f"{name}.yaml").exists()
+    if name is None or (ours and not target.startswith("attn_exp.backends.")):
+        name = re.split(r"[.:]", target)[-1].lower()
+    check_name("backend.name", name)
+    return {**backend, "name": name}
+
+
+def _measuring(config: dict[str, Any], device: str) -> Measuring:
+    timers = GPU_TIMERS if device == "cuda" else CPU_TIMERS
+    name = config["timer"]["name"]
+    timer = timers[0] if name == "auto" else name
+    if timer not in timers:
+        where = "a GPU" if device == "cuda" else "the CPU"
+        raise UserError(f"timer={name} does not measure on {where}: use timer={timers[0]} or timer=auto")
+    passes = config["passes"]
+    passes = (passes,) if isinstance(passes, str) else tuple(passes or ())
+    for direction in passes:
+        if direction not in PASSES:
+            raise UserError(f"passes has {direction!r}: {nearest(str(direction), PASSES)}use [forward,backward]")
+    if not passes or len(set(passes)) != len(passes):
+        raise UserError("passes must name forward, backward or both, each once: passes=[forward,backward]")
+    fields = {
+        "timer": timer,
+        "also": tuple(other for other in config["timer"]["also"] if other in timers and other != timer),
+        "passes": tuple(direction for direction in PASSES if direction in passes),
+        "seed": config["seed"],
+        "tolerance": config["dtype"]["tolerance"],
+        **config["stopping"],
+    }
+    try:
+        measuring = msgspec.convert(fields, Measuring)
+    except msgspec.ValidationError as error:
+        raise UserError(f"the measuring options do not fit: {error}") from error
+    if not 0 <= measuring.seed < 2**63:
+        raise UserError(f"seed={measuring.seed} is not a whole number from 0 to 2^63 - 1")
+    if not 0 < measuring.precision < 1:
+        raise UserError(f"stopping.precision={measuring.precision} is not between 0 and 1")
+    if not 2 <= measuring.min_rounds <= measuring.max_rounds <= 10_000:
+        raise UserError("stopping needs 2 <= min_rounds <= max_rounds <= 10000")
+    if not 0 <= measuring.budget_s <= 3600:
+        raise UserError(f"stopping.budget_s={measuring.budget_s} is not between 0 and 3600 seconds")
+    return measuring
+
+
+def _identity(case: Case, backend: dict[str, Any], measuring: Measuring, device: str) -> str:
+    """What makes two jobs the same job: case, backend with its options, measuring options, kind of device."""
+    what = msgspec.to_builtins({"case": case, "backend": backend, "measuring": measuring, "device": device})
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]

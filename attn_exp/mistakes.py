@@ -1,0 +1,85 @@
+"""Mistakes: Hydra's and OmegaConf's errors as one sentence that says what to type instead."""
+
+import re
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from attn_exp.conf import conf_folder
+from attn_exp.errors import UserError, nearest
+
+
+def sentence(error: Exception) -> str:
+    """What was typed wrong, and what is right, in one sentence; `error` is a UserError, or Hydra's or OmegaConf's."""
+    if isinstance(error, UserError):
+        return str(error)
+    text = f"{error}" if error.args and str(error) else f"{error.__cause__}"
+    for explain in (_unknown_option, _unknown_key, _wrong_type, _grammar):
+        said = explain(text)
+        if said:
+            return said
+    return " ".join(text.split())
+
+
+def _unknown_option(text: str) -> str | None:
+    """`Could not find 'backend/flsh'`, and for a group that may be chosen only with `+`."""
+    found = re.search(r"Could not find '(?:.*/)?([^/']+)/([^/']+)'", text)
+    if found:
+        group, option = found.groups()
+        listed = [line for line in text.splitlines() if line.startswith("\t") and "=" not in line]
+        options = [line.strip() for line in listed]
+        options = options or sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+        near = nearest(option, options)
+        return f"{group}={option} does not exist: {near}the choices are {', '.join(options)}"
+    found = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)
+    if found:
+        group = found[1]
+        return f"{group} is not chosen by default: write +{group}=..."
+    found = re.search(r"Could not find '([^']+)'", text)
+    return f"{found[1]} does not exist" if found else None
+
+
+def _unknown_key(text: str) -> str | None:
+    found = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
+    if not found:
+        return None
+    key = found[1] or found[2]
+    keys = _keys(conf_folder())
+    near = nearest(key, keys)
+    top = sorted(name for name in keys if "." not in name)
+    return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
+
+
+def _wrong_type(text: str) -> str | None:
+    if "Ambiguous value for argument" in text or "requires --multirun" in text:
+        return "several values need -m (--multirun): python -m attn_exp -m " + text.split("'")[1]
+    return None
+
+
+def _grammar(text: str) -> str | None:
+    found = re.search(r"Error parsing override '([^']*)'", text)
+    if found:
+        return f"'{found[1]}' is not of the form key=value, for example backend=flash or batch=1,8,16"
+    found = re.search(r"(mismatched input|missing EQUAL|no viable alternative|token recognition)", text)
+    return "an argument is not of the form key=value, for example backend=flash or batch=1,8,16" if found else None
+
+
+def _keys(conf: Path) -> set[str]:
+    """All keys that the configuration has: plain ones, groups, and the keys inside of groups."""
+    keys = {path.name for path in conf.iterdir() if path.is_dir()}
+    keys |= _flat(conf / "config.yaml", "")
+    for path in conf.glob("*/*.yaml"):
+        if path.parent.name != "experiment":
+            keys |= _flat(path, f"{path.parent.name}.")
+    return {key for key in keys if not key.startswith(("hydra", "defaults"))}
+
+
+def _flat(path: Path, prefix: str) -> set[str]:
+    loaded = OmegaConf.load(path)
+    found: set[str] = set()
+    if isinstance(loaded, DictConfig):
+        for key, value in loaded.items_ex(resolve=False):
+            found.add(f"{prefix}{key}")
+            if isinstance(value, DictConfig):
+                found |= {f"{prefix}{key}.{inner}" for inner in value}
+    return found

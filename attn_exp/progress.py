@@ -1,0 +1,52 @@
+"""Progress: a line a finished job, and on a terminal one that says what is running and how long it will take."""
+
+import sys
+import time
+from typing import TextIO
+
+from attn_exp.record import Record
+from attn_exp.report import duration, job_line
+
+
+class Progress:
+    """Prints to `stream`; the passing line only if that is a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stdout
+        self._passing = self._stream.isatty()
+        self.total = 1
+        self.kept = 0
+        self.done = 0
+        self._started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._clear()
+        print(text, file=self._stream, flush=True)
+
+    def finished(self, record: Record) -> None:
+        """One job is over."""
+        self.done += 1
+        width = len(str(self.total))
+        left = f"  {self._left()}" if self.done + self.kept < self.total else ""
+        self.say(f"[{self.done + self.kept:>{width}}/{self.total}] {job_line(record)}{left}")
+
+    def running(self, label: str) -> None:
+        """What is being measured now."""
+        if self._passing:
+            self._clear()
+            left = f", {self._left()}" if self.done else ""
+            self._stream.write(f"      measuring {label}{left}"[:100])
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Leave no passing line behind."""
+        self._clear()
+
+    def _left(self) -> str:
+        a_job = (time.monotonic() - self._started) / max(1, self.done)
+        return f"{duration(a_job * (self.total - self.kept - self.done))} left"
+
+    def _clear(self) -> None:
+        if self._passing:
+            self._stream.write("\r\x1b[K")

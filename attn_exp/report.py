@@ -1,0 +1,211 @@
+"""Report: a sweep's records as the lines, table and CSV that a person reads."""
+
+import csv
+import io
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from attn_exp.case import case_columns
+from attn_exp.flags import FLAGS
+from attn_exp.record import Record
+
+WIDTH = 120
+_SHORT = {"forward": "fwd", "backward": "bwd"}
+_CASE_NAMES = ("backend", "model", *case_columns(), "timer", "device")
+# What a table can do without if the terminal is narrow, the first first.
+_DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
+_CSV_METRICS = (
+    "time_us",
+    "time_low_us",
+    "time_high_us",
+    "tflops",
+    "tflops_sdpa_convention",
+    "gb_per_s",
+    "min_bytes",
+    "flops_of_measured",
+    "flops_of_peak",
+    "bandwidth_of_measured",
+    "bandwidth_of_peak",
+    "kernel_time_us",
+    "event_time_us",
+    "peak_memory_bytes",
+    "first_call_s",
+    "samples",
+    "rounds",
+)
+_CSV_ERRORS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
+
+
+def duration(seconds: float) -> str:
+    """`48 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def time_text(us: float) -> str:
+    """Four significant digits in the unit that suits: `14.26 us`, `3.790 ms`."""
+    for unit, size in (("us", 1.0), ("ms", 1e3)):
+        if us < 1000 * size:
+            return f"{us / size:.4g} {unit}"
+    return f"{us / 1e6:.4g} s"
+
+
+def job_line(record: Record) -> str:
+    """One job in one line: status, who, what, and its time and TFLOPS or the reason why there are none."""
+    head = f"{record.status:<12} {record.request.label}"
+    if record.status != "ok":
+        return f"{head}: {record.reason}"
+    passes = []
+    for name in record.request.measuring.passes:
+        time_us, tflops = record.metrics[f"{name}/time_us"], record.metrics[f"{name}/tflops"]
+        passes.append(f"{_SHORT[name]} {time_text(time_us)} {_figures(tflops)} TFLOPS")
+    return f"{head}  {'  '.join(passes)}  {marks(record)}".rstrip()
+
+
+def marks(record: Record) -> str:
+    """The short marks of a record's flags."""
+    return "".join(FLAGS[flag][0] for flag in record.flags if flag in FLAGS)
+
+
+def table(records: Sequence[Record], width: int = WIDTH) -> str:
+    """One row a record, in `width` columns: what all share stands above, marks and reasons are explained below."""
+    if not records:
+        return "no records"
+    rows = [_row(record) for record in sorted(records, key=_order)]
+    shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
+    shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
+    text = _grid(rows, shown)
+    left_out = []
+    for name in _DISPENSABLE:
+        if max(map(len, text.splitlines())) > width and name in shown:
+            shown.remove(name)
+            left_out.append(name)
+            text = _grid(rows, shown)
+    devices = sorted({str(record.environment.get("gpu") or record.environment.get("cpu") or "") for record in records})
+    lines = [", ".join([*filter(None, devices), *(f"{name} {value}" for name, value in shared.items())]), ""]
+    lines.append(text)
+    if left_out:
+        lines.append(f"not shown for want of width: {', '.join(name.replace(chr(10), ' ') for name in left_out)}; table.csv has all")
+    used = sorted({flag for record in records for flag in record.flags if flag in FLAGS})
+    lines += [f"{FLAGS[flag][0]} {flag}: {FLAGS[flag][1]}" for flag in used]
+    lines += [f"* {reason}" for reason in sorted({record.reason for record in records if record.reason})]
+    return "\n".join(line if line is text else textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
+
+
+def csv_text(records: Iterable[Record]) -> str:
+    """One row a record with all its numbers, for spreadsheets and scripts."""
+    buffer = io.StringIO()
+    names = [
+        *("job", "status", "reason", "backend", "model", *case_columns(), "device", "timer", "seed", "flags"),
+        *(f"{name}/{metric}" for name in _SHORT for metric in (*_CSV_METRICS, *_errors(name))),
+        *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
+    ]
+    writer = csv.DictWriter(buffer, names, lineterminator="\n")
+    writer.writeheader()
+    for record in sorted(records, key=_order):
+        writer.writerow(_csv_row(record, names))
+    return buffer.getvalue()
+
+
+def write_tables(records: Sequence[Record], folder: Path) -> list[Path]:
+    """Write `table.txt` and `table.csv` into a sweep's folder; their paths."""
+    text, comma = folder / "table.txt", folder / "table.csv"
+    text.write_text(table(records) + "\n")
+    comma.write_text(csv_text(records))
+    return [text, comma]
+
+
+def _order(record: Record) -> tuple[Any, ...]:
+    """Rivals of one case stand together, cases in the order of their sizes."""
+    case = [getattr(record.request.case, name) for name in case_columns()]
+    return (record.request.model, *case, record.request.backend["name"], record.request.job)
+
+
+def _errors(direction: str) -> list[str]:
+    return [f"error_{tensor}" for tensor in _CSV_ERRORS[direction]]
+
+
+def _row(record: Record) -> dict[str, Any]:
+    request = record.request
+    row: dict[str, Any] = {"backend": request.backend["name"], "model": request.model}
+    row |= {name: _plain(getattr(request.case, name)) for name in case_columns()}
+    row |= {"timer": request.measuring.timer, "device": request.device}
+    row["status"] = record.status if record.status == "ok" else f"{record.status}*"
+    for name, short in _SHORT.items():
+        found = record.metrics
+        if f"{name}/time_us" in found:
+            half = found.get(f"{name}/time_half_width")
+            row[f"{short}\nus"] = _figures(found[f"{name}/time_us"])
+            row[f"{short}\n+-%"] = "" if half is None else f"{100 * half:.1f}"
+            row[f"{short}\nTFLOPS"] = _figures(found[f"{name}/tflops"])
+            row[f"{short}\nerror"] = f"{max(v for k, v in found.items() if k in _error_keys(name)):.1e}"
+        else:
+            row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}
+    row["marks"] = marks(record)
+    return row
+
+
+def _error_keys(direction: str) -> set[str]:
+    return {f"{direction}/{name}" for name in _errors(direction)}
+
+
+def _header(name: str) -> str:
+    return name.replace("_", "\n")
+
+
+def _plain(value: Any) -> Any:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+
+
+def _csv_row(record: Record, names: Sequence[str]) -> dict[str, Any]:
+    request, found = record.request, record.environment
+    row: dict[str, Any] = {
+        "job": request.job,
+        "status": record.status,
+        "reason": record.reason or "",
+        "backend": request.backend["name"],
+        "model": request.model,
+        "device": request.device,
+        "timer": request.measuring.timer,
+        "seed": request.measuring.seed,
+        "flags": " ".join(record.flags),
+        "torch": found.get("versions", {}).get("torch", ""),
+        "finished_at": f"{record.finished_at:.3f}",
+    }
+    row |= {name: getattr(request.case, name) for name in case_columns()}
+    row |= {name: found.get(name, "") for name in ("gpu", "gpu_uuid", "cuda", "cudnn", "driver")}
+    for name, measured in record.passes.items():
+        row[f"{name}/kernels"] = " | ".join(kernel.name.split("(")[0] for kernel in measured.kernels)
+    row |= {name: f"{value:.6g}" for name, value in record.metrics.items() if name in names}
+    return row
+
+
+def _figures(value: float) -> str:
+    """Four significant digits, and never an exponent."""
+    if value >= 1000:
+        return f"{value:.0f}"
+    digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def _grid(rows: Sequence[dict[str, Any]], shown: Sequence[str]) -> str:
+    numbers = [all(_is_number(row[name]) for row in rows) for name in shown]
+    return tabulate(
+        [[row[name] for name in shown] for row in rows],
+        headers=[_header(name) for name in shown],
+        disable_numparse=True,
+        colalign=["right" if number else "left" for number in numbers],
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return value in ("", None) or str(value).replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()

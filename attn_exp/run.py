@@ -1,0 +1,245 @@
+"""Run: the session of one `python -m attn_exp`: takes configurations, runs them as jobs, keeps their records."""
+
+import functools
+import math
+import re
+import shlex
+import sys
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from omegaconf import DictConfig, OmegaConf
+
+from attn_exp.errors import UserError
+from attn_exp.gpus import Lease, lease, visible_gpus
+from attn_exp.isolate import Isolation, Outcome, Worker, make_isolation
+from attn_exp.jobs import check_name, request_from_config, resolve_device
+from attn_exp.progress import Progress
+from attn_exp.record import FILE_NAME, Record, RecordError, Request, read_record, write_record, write_whole
+from attn_exp.report import table, write_tables
+from attn_exp.store import final_record, read_sweep
+from attn_exp.trackers import make_tracker
+from attn_exp.trackers.base import SweepInfo, Tracker
+from attn_exp.worker import REQUEST_NAME
+
+_PASSWORD = re.compile(r"(?<=://)[^@/\s]+(?=@)")
+
+
+class Session:
+    """Runs jobs one after another. `ahead` is how many jobs the worker may know of beyond the one it measures."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.ahead = 0
+        self.gpus = visible_gpus()
+        self.folder: Path | None = None
+        self.impossible: list[str] = []
+        self._isolation: Isolation | None = None
+        self._tracker: Tracker | None = None
+        self._lease: Lease | None = None
+        self._pending: deque[Request] = deque()
+
+    def prestart(self) -> None:
+        """Start a warm worker before the configuration is known: it has seconds of imports to do."""
+        self._isolation = Worker(reuse=True, timeout_s=None)
+        self._isolation.start()
+
+    def request(self, config: DictConfig) -> Request:
+        """The request of a composed configuration. Raises UserError."""
+        return request_from_config(plain(config), self.gpus)
+
+    def submit(self, config: DictConfig) -> float:
+        """Run one job, or hand it to the worker and return as soon as not more than `ahead` others wait.
+
+        Returns:
+            The sum of the passes' median times in microseconds for sweepers that optimise; infinity where there is
+            none, or not yet.
+
+        Raises:
+            UserError: the configuration cannot be measured as typed.
+        """
+        request = self.request(config)
+        self._open(config, request)
+        assert self.folder is not None and self._isolation is not None and self._tracker is not None
+        if self._lease is not None:
+            request = replace(request, gpu_uuid=self._lease.gpu.uuid)
+        folder = self.folder / request.job
+        done = final_record(folder)
+        if done is not None:
+            self.keep(done)
+            return _objective(done)
+        if request.device == "cpu":
+            # The CPU is what is measured: nothing of ours may run beside it.
+            self._tracker.settle()
+        folder.mkdir(exist_ok=True)
+        (folder / FILE_NAME).unlink(missing_ok=True)
+        write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
+        self._pending.append(request)
+        self._isolation.submit(folder)
+        self.progress.running(self._pending[0].label)
+        record = None
+        while len(self._pending) > (self.ahead if request.device == "cuda" else 0):
+            record = self._collect()
+        return _objective(record)
+
+    def keep(self, record: Record) -> None:
+        """Count a job that needs no run; its MLflow run is made if it is missing."""
+        assert self._tracker is not None and self.folder is not None
+        self.progress.kept += 1
+        self._tracker.log(record, self.folder / record.request.job)
+
+    def close(self, status: Literal["FINISHED", "KILLED", "FAILED"]) -> None:
+        """End the session: collect what runs unless it was killed, write and print the table, leave nothing behind."""
+        try:
+            while status == "FINISHED" and self._pending:
+                self._collect()
+        finally:
+            self.progress.end()
+            if self._isolation is not None:
+                self._isolation.close()
+            if self._lease is not None:
+                self._lease.release()
+        if self.folder is not None and self._tracker is not None:
+            self._finish(status, self.folder, self._tracker)
+
+    def _open(self, config: DictConfig, request: Request) -> None:
+        """On the first job: folder, tracker, GPU and worker. What the user got wrong shows here, before any work."""
+        if self.folder is not None:
+            return
+        options = plain(config, keep_tracker=True)
+        isolation = make_isolation(options["isolation"])
+        tracker = make_tracker(options["tracker"])
+        folder = Path(options["folder"]).resolve()
+        check_name("sweep", options["sweep"])
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / "command.txt", f"{command_line()}\n".encode())
+        except OSError as error:
+            raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
+        tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
+        self.folder, self._tracker = folder, tracker
+        if request.device == "cuda":
+            self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
+        if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.reuse:
+            self._isolation.timeout_s = isolation.timeout_s
+            return
+        if self._isolation is not None:
+            self._isolation.close()
+        self._isolation = isolation
+
+    def _collect(self) -> Record:
+        """Wait for the oldest job, make sure that it has a record, and pass that on."""
+        assert self._isolation is not None and self._tracker is not None
+        outcome = self._isolation.wait()
+        request = self._pending.popleft()
+        record = _record_of(outcome, request)
+        self._tracker.log(record, outcome.folder)
+        self.progress.finished(record)
+        if self._pending:
+            self.progress.running(self._pending[0].label)
+        return record
+
+    def _finish(self, status: Literal["FINISHED", "KILLED", "FAILED"], folder: Path, tracker: Tracker) -> None:
+        found = list(read_sweep(folder))
+        records = [record for record in found if isinstance(record, Record)]
+        files = [*write_tables(records, folder), folder / "command.txt"]
+        warning = tracker.close(status, files, timeout_s=1.0 if status == "KILLED" else None)
+        say = self.progress.say
+        if status == "KILLED":
+            left = self.progress.total - self.progress.kept - self.progress.done
+            say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(folder.name)}")
+        else:
+            say(f"\n{table(records)}")
+            for line in self.impossible:
+                say(f"left out, impossible: {line}")
+        for broken in found:
+            if isinstance(broken, RecordError):
+                say(f"skipped: {broken}")
+        if warning:
+            say(warning)
+        if status == "FINISHED":
+            self._say_what_next(records, folder)
+
+    def _say_what_next(self, records: list[Record], folder: Path) -> None:
+        failed = sum(not record.final for record in records)
+        if failed:
+            jobs = "1 job" if failed == 1 else f"{failed} jobs"
+            self.progress.say(f"{jobs} without a result; try again with: {resume_command(folder.name)}")
+        self.progress.say(f"records and table.csv are in {_near(folder)}; look at them with: python -m attn_exp.ui")
+
+
+@functools.cache
+def session() -> Session:
+    """The session of this process."""
+    return Session()
+
+
+def task(config: DictConfig) -> float:
+    """What Hydra runs for each job."""
+    if config.dry_run:
+        print(dry_run_line(session(), config))
+        return math.inf
+    try:
+        return session().submit(config)
+    except UserError as error:
+        # Hydra would print the overrides of a job that raises an Exception; the sentence says it all.
+        raise SystemExit(error) from error
+
+
+def dry_run_line(current: Session, config: DictConfig) -> str:
+    """One line about a job that is not started: whether it would run, and if not why."""
+    try:
+        request = current.request(config)
+    except UserError as error:
+        return f"impossible   {error}"
+    done = final_record(Path(config.folder).resolve() / request.job)
+    what = f"done ({done.status})" if done else "would run"
+    return f"{what:<12} {request.label}  {request.device}, {request.measuring.timer}, {request.job}"
+
+
+def plain(config: DictConfig, *, keep_tracker: bool = False) -> dict[str, Any]:
+    """A composed configuration as a resolved dictionary, without Hydra's node."""
+    names = [str(name) for name in config if name != "hydra" and (keep_tracker or name != "tracker")]
+    found = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True)
+    assert isinstance(found, dict)
+    return {str(name): value for name, value in found.items()}
+
+
+def command_line() -> str:
+    """The command as typed, passwords in URIs left out."""
+    return _PASSWORD.sub("***", shlex.join(["python", "-m", "attn_exp", *sys.argv[1:]]))
+
+
+def resume_command(sweep: str) -> str:
+    """The command that goes on with this sweep."""
+    given = [argument for argument in sys.argv[1:] if not argument.startswith("sweep=")]
+    return _PASSWORD.sub("***", shlex.join(["python", "-m", "attn_exp", *given, f"sweep={sweep}"]))
+
+
+def _record_of(outcome: Outcome, request: Request) -> Record:
+    """The record that the worker wrote, or one that says why there is none."""
+    status, reason = outcome.status, outcome.reason
+    if status is None:
+        try:
+            record = read_record(outcome.folder)
+        except RecordError as error:
+            record, reason = None, str(error)
+        if record is not None:
+            return record
+        status, reason = "error", reason or "the worker ended the job without a record"
+    record = Record(request=request, status=status, reason=reason)
+    write_record(record, outcome.folder)
+    return record
+
+
+def _objective(record: Record | None) -> float:
+    if record is None or record.status != "ok":
+        return math.inf
+    return sum(record.metrics[f"{direction}/time_us"] for direction in record.request.measuring.passes)
+
+
+def _near(folder: Path) -> Path:
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

@@ -1,0 +1,191 @@
+"""What a tracker is, the flat view of a record that trackers show, and the thread that they store in."""
+
+import getpass
+import math
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from attn_exp.record import Record
+
+EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
+
+# So many failures in a row mean a store that is gone. It is then asked anew only every so often: each further item
+# would otherwise cost the store's own time limit.
+_FAILURES_IN_A_ROW = 3
+_PAUSE_S = 30.0
+_LONGEST_KERNEL_NAME = 250
+
+
+@dataclass(frozen=True)
+class SweepInfo:
+    """What a tracker is told of a sweep: its name, its folder, and the command line that started it."""
+
+    name: str
+    folder: Path
+    command: str
+
+
+class Tracker(Protocol):
+    """Stores the records of one sweep somewhere, beside the measuring and never in its way."""
+
+    def open(self, sweep: SweepInfo) -> None:
+        """Check what can be checked in milliseconds, then open the store in the background.
+
+        Raises:
+            UserError: the store cannot be meant, or cannot be written.
+        """
+
+    def log(self, record: Record, folder: Path) -> None:
+        """Queue one job that is done, with the files in its folder; returns at once."""
+
+    def settle(self) -> None:
+        """Wait until everything queued is stored, so that nothing runs beside the next measurement."""
+
+    def close(self, status: EndStatus, artifacts: Sequence[Path], *, timeout_s: float | None = None) -> str | None:
+        """Store what is left and end the sweep; one sentence if something could not be stored, and never an exception.
+
+        `artifacts` are files of the whole sweep. After `timeout_s` what is not stored is given up: it is in its folder.
+        """
+
+
+class Background:
+    """One daemon thread that runs tasks in order. An exception is kept, and the next task is still tried."""
+
+    def __init__(self, name: str) -> None:
+        self.errors: list[Exception] = []
+        self.unstored = 0
+        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._given_up = threading.Event()
+        self._in_a_row, self._next_try = 0, 0.0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, store: Callable[[], None]) -> None:
+        """Queue something to store."""
+        self.unstored += 1
+        self._tasks.put(lambda: self._try(store))
+
+    def put_always(self, action: Callable[[], object]) -> None:
+        """Queue an action that is no item to store, and that is tried whatever happened before."""
+        self._tasks.put(lambda: self._keep(action))
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that is queued so far was tried; whether it was within the time."""
+        done = threading.Event()
+        self._tasks.put(done.set)
+        return done.wait(timeout_s)
+
+    def give_up(self) -> None:
+        """Skip what is still to be stored; actions are still tried."""
+        self._given_up.set()
+
+    def stop(self) -> None:
+        """End the thread once it has come this far; does not wait."""
+        self._tasks.put(None)
+
+    def _try(self, store: Callable[[], None]) -> None:
+        if self._given_up.is_set():
+            return
+        if self._in_a_row >= _FAILURES_IN_A_ROW and time.monotonic() < self._next_try:
+            return
+        if self._keep(store):
+            self.unstored -= 1
+            self._in_a_row = 0
+        else:
+            self._in_a_row += 1
+            self._next_try = time.monotonic() + _PAUSE_S
+
+    def _keep(self, action: Callable[[], object]) -> bool:
+        # Whatever the store's libraries raise is no reason to end a sweep: it is told once, when the sweep is closed.
+        try:
+            action()
+        except Exception as error:
+            self.errors.append(error)
+            return False
+        return True
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+
+def run_name(record: Record) -> str:
+    """Backend and case in a few characters."""
+    return f"{record.request.backend.get('name', '?')} · {record.request.case.label()}"
+
+
+def params(record: Record) -> dict[str, str]:
+    """The resolved configuration of a job under flat names that sort and filter well."""
+    request, measuring = record.request, record.request.measuring
+    found: dict[str, Any] = {field.name: getattr(request.case, field.name) for field in fields(request.case)}
+    found |= {"backend" if key == "name" else f"backend.{key}": value for key, value in _flat(request.backend).items()}
+    found |= {"model": request.model, "device": request.device, "seed": measuring.seed, "timer": measuring.timer}
+    found |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
+    for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
+        found[f"stopping.{name}"] = getattr(measuring, name)
+    return {key: str(value) for key, value in found.items()}
+
+
+def metrics(record: Record) -> dict[str, float]:
+    """The record's metrics, without any that a store would turn into another number."""
+    return {name: value for name, value in record.metrics.items() if math.isfinite(value)}
+
+
+def tags(record: Record) -> dict[str, str]:
+    """What one filters a record by besides its configuration: outcome, flags, hardware, versions, kernels."""
+    request, environment = record.request, record.environment
+    found: dict[str, Any] = {
+        "sweep": request.sweep,
+        "kind": "job",
+        "job": request.job,
+        "finished_at": repr(record.finished_at),
+        "status": record.status,
+        "reason": record.reason,
+        "flags": ",".join(record.flags),
+        "gpu": environment.get("gpu") or environment.get("cpu"),
+        "torch": environment.get("versions", {}).get("torch"),
+        "method_version": record.method_version,
+    }
+    found |= {name: environment.get(name) for name in ("cuda", "cudnn", "driver", "git_commit", "host")}
+    for direction, measured in record.passes.items():
+        if measured.kernels:
+            longest = max(measured.kernels, key=lambda kernel: kernel.time_us)
+            found[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
+    return {f"attn_exp.{name}": str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def samples_csv(record: Record) -> str:
+    """Every raw sample of a record, in time order within each pass and timer."""
+    lines = ["pass,timer,round,index,time_us"]
+    for direction, measured in record.passes.items():
+        for timing in measured.timings:
+            samples = enumerate(zip(timing.rounds, timing.times_us, strict=True))
+            lines += [f"{direction},{timing.timer},{round_},{index},{time!r}" for index, (round_, time) in samples]
+    return "\n".join(lines) + "\n"
+
+
+def redacted(text: str) -> str:
+    """The text with user and password taken out of every URI in it, also a password in a URI's query."""
+    text = re.sub(r"(?<=://)[^:/@\s]*(:\S*)?@", "", text)
+    return re.sub(r"([?&]\w*(?:password|token|secret)\w*=)[^&\s]*", r"\1***", text, flags=re.IGNORECASE)
+
+
+def user_name() -> str | None:
+    """The user's name, or None where the system does not know one (a container with a bare number)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return None
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

@@ -1,0 +1,24 @@
+"""The tracker that does nothing: records stay in the sweep's folder alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attn_exp.record import Record
+from attn_exp.trackers.base import EndStatus, SweepInfo
+
+
+class NoTracker:
+    """Every call returns at once."""
+
+    def open(self, sweep: SweepInfo) -> None:
+        """Nothing to check."""
+
+    def log(self, record: Record, folder: Path) -> None:
+        """Nothing to queue."""
+
+    def settle(self) -> None:
+        """Nothing to wait for."""
+
+    def close(self, status: EndStatus, artifacts: Sequence[Path], *, timeout_s: float | None = None) -> str | None:
+        """Nothing to warn of."""
+        return None

@@ -1,0 +1,178 @@
+"""python -m attn_exp.ui: MLflow's own pages over the runs of this project, on this machine alone by default.
+
+Plain `mlflow ui` would open another, empty database. This one opens mlruns/mlflow.db and prints the address of a list
+that is grouped by sweep and has the columns one compares by. Ctrl-C ends it.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from attn_exp.errors import UserError
+from attn_exp.trackers.mlflow import DEFAULT_URI, ENVIRONMENT, absolute_uri, check_database, database_file, redacted
+
+# A state of MLflow's run list that an address can name: kept as a tag of the experiment, under the key after the dot.
+_VIEW_TAG = "mlflow.sharedViewState."
+_COLUMNS = (
+    *(f"params.`{name}`" for name in ("backend", "q_len", "kv_len", "head_dim", "dtype", "causal")),
+    *(f"metrics.`{side}/{name}`" for side in ("forward", "backward") for name in ("time_us", "tflops")),
+    *(f"tags.`attn_exp.{name}`" for name in ("sweep", "status", "flags", "gpu")),
+)
+_START_LIMIT_S, _STOP_LIMIT_S, _POLL_S = 90.0, 5.0, 0.2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 0 after Ctrl-C, 2 for something to type differently, 1 if MLflow's server did not run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m attn_exp.ui", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--uri", default=DEFAULT_URI, help="database to show (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=5000, help="port to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, not the network)"
+    )
+    parser.add_argument("--experiment", default="attn_exp", help="experiment to open (default: %(default)s)")
+    parser.add_argument("--open-sweep", metavar="NAME", help="print the address of one sweep's jobs")
+    given = parser.parse_args(arguments)
+    try:
+        command = server_command(given.uri, given.host, given.port)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return _serve(command, given)
+
+
+def server_command(uri: str, host: str, port: int) -> list[str]:
+    """The command that starts MLflow's server over an existing database.
+
+    Raises:
+        UserError: no database yet, one that the installed MLflow cannot use, a server's address, or a port in use.
+    """
+    if importlib.util.find_spec("mlflow") is None:
+        raise UserError("MLflow is not installed: pip install mlflow")
+    if urlsplit(uri).scheme in ("http", "https"):
+        raise UserError(f"{redacted(uri)} is a server already: open it in a browser")
+    uri = absolute_uri(uri)
+    path = database_file(uri)
+    if path is not None:
+        if not path.exists():
+            raise UserError(
+                f"there is no database {path} yet: measure something with python -m attn_exp, or give --uri"
+            )
+        check_database(path)
+    if not _is_free(host, port):
+        raise UserError(f"port {port} on {host} cannot be used: try --port {_free_port(host)}")
+    root = [f"--default-artifact-root={path.parent / 'artifacts'}"] if path is not None else []
+    # One worker without job execution: a quarter of the memory, and a start in seconds.
+    server = ["server", "--backend-store-uri", uri, *root, "--workers", "1", "--host", host, "--port", str(port)]
+    return [sys.executable, "-m", "mlflow", *server]
+
+
+def view_state(sweep: str | None) -> dict[str, Any]:
+    """The state of MLflow's run list: all runs grouped by sweep, or the jobs of one sweep in the order of measuring."""
+    state: dict[str, Any] = {
+        "selectedColumns": ["attributes.`Source`", *_COLUMNS][1:],
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": sweep is not None,
+        "searchFilter": "",
+        "groupBy": {"aggregateFunction": "min", "groupByKeys": [{"mode": "tag", "groupByData": "attn_exp.sweep"}]},
+    }
+    if sweep is not None:
+        mark = '"' if "'" in sweep else "'"
+        state |= {"groupBy": None, "searchFilter": f"tags.`attn_exp.sweep` = {mark}{sweep}{mark}"}
+    return state
+
+
+def _serve(command: list[str], given: argparse.Namespace) -> int:
+    environment = ENVIRONMENT | os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    # In a group of its own: the terminal's Ctrl-C comes here alone, and one signal then ends the server's children too.
+    server = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    base = f"http://{'127.0.0.1' if given.host == '0.0.0.0' else given.host}:{given.port}"
+    try:
+        print(f"starting MLflow over {redacted(given.uri)} ...", flush=True)
+        if not _answers(base, server):
+            print(f"MLflow's server did not start: run {redacted(' '.join(command))} to see why", file=sys.stderr)
+            return 1
+        print(f"{_address(base, given.experiment, given.open_sweep)}\nCtrl-C ends it", flush=True)
+        return 1 if server.wait() else 0
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        _end(server)
+
+
+def _answers(base: str, server: "subprocess.Popen[str]") -> bool:
+    limit = time.monotonic() + _START_LIMIT_S
+    while server.poll() is None and time.monotonic() < limit:
+        try:
+            with urllib.request.urlopen(f"{base}/health", timeout=_STOP_LIMIT_S):
+                return True
+        except OSError:
+            time.sleep(_POLL_S)
+    return False
+
+
+def _address(base: str, experiment: str, sweep: str | None) -> str:
+    """The address of the experiment's run list, in the state we give it; the front page if there is no experiment."""
+    api = f"{base}/api/2.0/mlflow/experiments"
+    key = "attn_exp" if sweep is None else "attn_exp_sweep"
+    try:
+        with urllib.request.urlopen(f"{api}/get-by-name?experiment_name={quote(experiment)}") as answer:
+            number = json.load(answer)["experiment"]["experiment_id"]
+        tag = {"experiment_id": number, "key": _VIEW_TAG + key, "value": json.dumps(view_state(sweep))}
+        request = urllib.request.Request(
+            f"{api}/set-experiment-tag", json.dumps(tag).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request):
+            return f"{base}/#/experiments/{number}/runs?viewStateShareKey={key}"
+    except (urllib.error.URLError, KeyError):
+        return f"{base}/#/experiments"
+
+
+def _end(server: "subprocess.Popen[str]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, number)
+            server.wait(_STOP_LIMIT_S)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _free_port(host: str) -> int:
+    for port in range(5001, 5100):
+        if _is_free(host, port):
+            return port
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""Fakes that tests share: a GPU with a deterministic clock, and backends that do wrong on purpose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from attn_exp.backends.base import Calls, Unavailable, autograd_backward
+from attn_exp.backends.eager import Eager
+from attn_exp.backends.reference import reference_forward
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs
+from attn_exp.record import Kernel, Measuring, PassRecord, Record, Request, TensorError, Timing
+
+CASE = Case(
+    batch=1, q_heads=2, kv_heads=2, q_len=16, kv_len=16, head_dim=8, value_dim=8, dtype="float32", causal=True
+)  # fmt: skip
+MEASURING = Measuring(
+    timer="cpu",
+    also=(),
+    precision=0.005,
+    min_rounds=2,
+    max_rounds=2,
+    budget_s=0.01,
+    passes=("forward", "backward"),
+    seed=123,
+    tolerance={"out": 1e-5, "gradient": 1.5e-5},
+)
+
+
+def make_request(backend: str | dict[str, Any] = "fakes.Honest", case: Case = CASE, **measuring: Any) -> Request:
+    """A request for a tiny job on the CPU; `backend` is a class or a whole configuration."""
+    config = {"_target_": backend, "name": "fake"} if isinstance(backend, str) else backend
+    changed = replace(MEASURING, **measuring)
+    return Request(job="fake-0", sweep="s", model="tiny", device="cpu", case=case, backend=config, measuring=changed)
+
+
+def make_timing(times_us=(10.0, 11.0, 12.0), rounds=None, timer="device", l2="cold", **more: Any) -> Timing:
+    """A timing with a round a sample unless told otherwise."""
+    rounds = tuple(range(len(times_us))) if rounds is None else tuple(rounds)
+    return Timing(timer=timer, l2=l2, times_us=tuple(times_us), rounds=rounds, stop_reason="precise", **more)
+
+
+def make_record(**changes: Any) -> Record:
+    """A record with something in every field."""
+    measured = PassRecord(
+        first_call_s=0.25,
+        peak_memory_bytes=4096,
+        errors={"out": TensorError(relative=1e-3, worst_row=2e-3, max_abs=None, tolerance=0.01)},
+        kernels=(Kernel(name="flash_fwd", count=1.0, time_us=9.5),),
+        timings=(make_timing(flags=("unblocked",), notes={"calls_per_round": 3.0}),),
+    )
+    filled = {
+        "request": make_request(),
+        "status": "ok",
+        "passes": {"forward": measured},
+        "metrics": {"forward/time_us": 11.0},
+        "flags": ("drift", "unstable"),
+        "environment": {"gpu": "NVIDIA H200", "versions": {"torch": "2.11"}},
+        "ceilings": {"copy_bytes_per_s": 4e12},
+        "telemetry": ({"sm_mhz": 1980, "reasons": ["sw_power_cap"]},),
+        "stages_s": {"inputs": 0.5},
+        "started_at": 1.5,
+        "finished_at": 2.5,
+    }
+    return Record(**filled | changes)
+
+
+@dataclass
+class FakeGpu:
+    """A GPU as the timers see it, with exact times: a host clock, and a queue that works in order behind it.
+
+    Every enqueue costs the host `enqueue_us`; a flush takes the GPU `flush_us`. `call(gpu_us)` makes a call of so
+    much GPU time. `log` lists what was put into the queue.
+    """
+
+    enqueue_us: float = 1.0
+    flush_us: float = 20.0
+    host_us: float = 0.0
+    queue_free_us: float = 0.0
+    log: list[tuple[str, float]] = field(default_factory=list)
+
+    def now_us(self) -> float:
+        return self.host_us
+
+    def event(self) -> float:
+        self._put("event", 0.0)
+        return self.queue_free_us
+
+    def passed(self, event: float) -> bool:
+        return event <= self.host_us
+
+    def elapsed_us(self, first: float, second: float) -> float:
+        assert second <= self.host_us, "an event is read before the queue has passed it"
+        return second - first
+
+    def sleep_us(self, duration_us: float) -> None:
+        self._put("sleep", duration_us)
+
+    def flush(self) -> None:
+        self._put("flush", self.flush_us)
+
+    def synchronize(self) -> None:
+        self.host_us = max(self.host_us, self.queue_free_us)
+
+    def call(self, gpu_us: float, *, host_us: float = 0.0, then: Callable[[], None] = lambda: None) -> Callable[[], None]:
+        """A call of one kernel of `gpu_us`, for which the host also computes `host_us` before it enqueues."""
+
+        def run() -> None:
+            self.host_us += host_us
+            self._put("call", gpu_us)
+            then()
+
+        return run
+
+    def slept_us(self) -> list[float]:
+        """The lengths of the blockers so far."""
+        return [duration for kind, duration in self.log if kind == "sleep"]
+
+    def _put(self, kind: str, gpu_us: float) -> None:
+        self.host_us += self.enqueue_us
+        self.queue_free_us = max(self.queue_free_us, self.host_us) + gpu_us
+        self.log.append((kind, gpu_us))
+
+
+class Honest(Eager):
+    """The formula, right. The wrong ones below change one thing each."""
+
+    def claimed_kernels(self, direction: str, device: str) -> str | None:
+        return None
+
+
+class _Wrong(Honest):
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        calls = super().prepare(case, inputs)
+
+        def backward(out: torch.Tensor) -> Callable[[], Any]:
+            right = calls.backward(out)
+            return lambda: self.gradients(*right())
+
+        return replace(calls, forward=lambda: self.output(calls.forward()), backward=backward)
+
+    def output(self, out: torch.Tensor) -> torch.Tensor:
+        return out
+
+    def gradients(self, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> Any:
+        return dq, dk, dv
+
+
+class OneNan(_Wrong):
+    """One element of the output is NaN."""
+
+    def output(self, out: torch.Tensor) -> torch.Tensor:
+        spoiled = torch.zeros_like(out)
+        spoiled.view(-1)[7] = float("nan")
+        return out + spoiled
+
+
+class OneInfiniteGradient(_Wrong):
+    """One element of dk is infinite."""
+
+    def gradients(self, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> Any:
+        dk.view(-1)[3] = float("inf")
+        return dq, dk, dv
+
+
+class ZeroGradients(_Wrong):
+    """The backward returns zeros."""
+
+    def gradients(self, *gradients: torch.Tensor) -> Any:
+        return tuple(torch.zeros_like(gradient) for gradient in gradients)
+
+
+class SwappedGradients(_Wrong):
+    """dk and dq change places."""
+
+    def gradients(self, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> Any:
+        return dk, dq, dv
+
+
+class TwoGradients(_Wrong):
+    """dv is forgotten."""
+
+    def gradients(self, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> Any:
+        return dq, dk
+
+
+class WrongLayout(_Wrong):
+    """The output is (batch, length, heads, dim)."""
+
+    def output(self, out: torch.Tensor) -> torch.Tensor:
+        return out.transpose(1, 2)
+
+
+class OneRowWrong(_Wrong):
+    """The last query of one head sees nothing: a small part of the whole."""
+
+    def output(self, out: torch.Tensor) -> torch.Tensor:
+        kept = torch.ones_like(out)
+        kept[0, 0, -1] = 0
+        return out * kept
+
+
+class WrongScale(Honest):
+    """Scores are divided by d instead of sqrt(d)."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        scaled = replace(inputs, q_bhsd=inputs.q_bhsd * case.head_dim**-0.5)
+        return replace(super().prepare(case, scaled), backward=lambda out: autograd_backward(inputs, out))
+
+
+class MaskOffByOne(Honest):
+    """Every query also sees the key after its own."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        def forward() -> torch.Tensor:
+            q, k, v = inputs.qkv
+            visible = torch.ones(case.q_len, case.kv_len, dtype=torch.bool).tril(1)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+        return Calls(forward, lambda out: autograd_backward(inputs, out))
+
+
+class NoMask(Honest):
+    """The causal mask is forgotten."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        return super().prepare(replace(case, causal=False), inputs)
+
+
+class Liar(Honest):
+    """Right numbers by other kernels than those it claims."""
+
+    def claimed_kernels(self, direction: str, device: str) -> str | None:
+        return r"flash_(fwd|bwd)"
+
+
+class LiarInBackward(Honest):
+    """As the liar, but only in the backward."""
+
+    def claimed_kernels(self, direction: str, device: str) -> str | None:
+        return {"forward": "softmax", "backward": "flash_bwd"}[direction]
+
+
+class Refuses(Honest):
+    """Says that it cannot, and would fail if asked all the same."""
+
+    def unsupported(self, case: Case, device: str) -> str | None:
+        return f"no kernel for head_dim {case.head_dim} on {device}"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        raise AssertionError("prepare() must not be called")
+
+
+class ForwardOnly(Honest):
+    """Has no backward."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        def backward(out: torch.Tensor) -> Callable[[], Any]:
+            raise NotImplementedError("no backward\nhere")
+
+        return Calls(lambda: reference_forward(case, inputs), backward)
+
+
+_RAISED = {
+    "Unavailable": Unavailable("pip install nothing"),
+    "ImportError": ModuleNotFoundError("No module named 'nothing'"),
+    "MemoryError": MemoryError(),
+    "OutOfMemoryError": torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"),
+    "cpu allocator": RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"),
+    "RuntimeError": RuntimeError("CUDA error: unspecified\nsecond line"),
+    "AssertionError": AssertionError(),
+}
+
+
+class Raises(Honest):
+    """Raises `what` at `where`: unsupported, prepare, forward, backward, or `later` (a forward after the first)."""
+
+    def __init__(self, name: str, what: str, where: str = "forward") -> None:
+        super().__init__(name)
+        self.what, self.where, self.calls = what, where, 0
+
+    def _raise_at(self, where: str) -> None:
+        if self.where == where:
+            raise _RAISED[self.what]
+
+    def unsupported(self, case: Case, device: str) -> str | None:
+        self._raise_at("unsupported")
+        return None
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        self._raise_at("prepare")
+        right = super().prepare(case, inputs)
+
+        def forward() -> torch.Tensor:
+            self._raise_at("forward")
+            self.calls += 1
+            if self.calls > 3:
+                self._raise_at("later")
+            return right.forward()
+
+        def backward(out: torch.Tensor) -> Callable[[], Any]:
+            self._raise_at("backward")
+            return right.backward(out)
+
+        return replace(right, forward=forward, backward=backward)

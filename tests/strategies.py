@@ -1,0 +1,23 @@
+from hypothesis import strategies as st
+
+from attn_exp.case import DTYPE_BYTES, Case
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, longest: int = 24, largest_dim: int = 16, equal_dims: bool = False) -> Case:
+    """Small cases of every kind: both alignments, q longer and shorter than kv, q of 1, grouped heads, two dims."""
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    lengths = st.one_of(st.just(1), st.integers(1, longest))
+    head_dim = draw(st.integers(1, largest_dim))
+    return Case(
+        batch=draw(st.integers(1, 3)),
+        q_heads=kv_heads * group,
+        kv_heads=kv_heads,
+        q_len=draw(lengths),
+        kv_len=draw(lengths),
+        head_dim=head_dim,
+        value_dim=head_dim if equal_dims else draw(st.integers(1, largest_dim)),
+        dtype=draw(st.sampled_from(sorted(DTYPE_BYTES))),
+        causal=draw(st.booleans()),
+        align=draw(st.sampled_from(["bottom_right", "top_left"])),
+    )

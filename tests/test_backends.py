@@ -1,0 +1,196 @@
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import CASE
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from strategies import cases
+
+from attn_exp.accuracy import inaccuracy, tensor_error
+from attn_exp.backends import reference as reference_module
+from attn_exp.backends.base import Unavailable, load_backend
+from attn_exp.backends.eager import Eager, hidden_keys
+from attn_exp.backends.reference import Reference, reference
+from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math, Sdpa
+from attn_exp.inputs import Inputs, make_inputs
+from attn_exp.timers.kernel import operators
+
+ON_CPU = (Eager, Sdpa, Flash, Math, Reference)
+# conf/dtype
+TOLERANCE = {"bfloat16": (0.01, 0.015), "float16": (0.002, 0.003), "float32": (1e-5, 1.5e-5)}
+
+
+def autograd_in_float64(case, inputs):
+    """Out, dq, dk, dv of the formula in float64, each head apart, a query without keys giving zeros."""
+    q, k, v = (tensor.detach().double().requires_grad_() for tensor in inputs.qkv)
+    offset = case.kv_len - case.q_len if case.align == "bottom_right" else 0
+    visible = torch.ones(case.q_len, case.kv_len, dtype=torch.bool)
+    if case.causal:
+        visible = torch.tensor([[key <= row + offset for key in range(case.kv_len)] for row in range(case.q_len)])
+    batches = []
+    for b in range(case.batch):
+        heads = []
+        for h in range(case.q_heads):
+            shared = h * case.kv_heads // case.q_heads
+            scores = q[b, h] @ k[b, shared].T / case.head_dim**0.5
+            powers = torch.exp(scores - scores.detach().amax(-1, keepdim=True)) * visible
+            heads.append(powers @ v[b, shared] / powers.sum(-1, keepdim=True).clamp(min=1e-300))
+        batches.append(torch.stack(heads))
+    out = torch.stack(batches)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), inputs.d_out_bhsd.double())]
+
+
+def close(found, expected):
+    return all(
+        torch.allclose(one.double(), other, rtol=1e-4, atol=1e-5) and one.shape == other.shape
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(longest=12), st.integers(0, 2**31), st.sampled_from([1, 64, 300, 1 << 26]))
+def test_the_reference_equals_autograd_in_float64_in_slices_of_any_size(case, seed, slice_bytes):
+    inputs = make_inputs(case, "cpu", seed, with_gradients=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference_module, "SLICE_BYTES", {"cpu": slice_bytes})
+        found = reference(case, inputs, with_gradients=True)
+    assert list(found) == ["out", "dq", "dk", "dv"]
+    assert all(tensor.dtype == torch.float32 for tensor in found.values())
+    assert close(found.values(), autograd_in_float64(case, inputs))
+
+
+def test_the_reference_slices_heads_and_rows_each_once(monkeypatch):
+    case = replace(CASE, batch=2, q_heads=6, kv_heads=3, q_len=10, kv_len=4)  # a row of a group: 32 bytes
+    for slice_bytes, wanted in ((32 * 3, 6 * 4), (32 * 25, 3), (1, 60), (1 << 20, 1)):
+        monkeypatch.setattr(reference_module, "SLICE_BYTES", {"cpu": slice_bytes})
+        slices = list(reference_module._slices(case, 6, "cpu"))
+        assert len(slices) == wanted
+        covered = torch.zeros(6, 10)
+        for heads, rows in slices:
+            covered[heads, rows] += 1
+        assert (covered == 1).all()
+
+
+def test_the_reference_needs_no_gradients_and_leaves_none():
+    inputs = make_inputs(CASE, "cpu", 1, with_gradients=True)
+    assert list(reference(CASE, inputs, with_gradients=False)) == ["out"]
+    assert not any(tensor.requires_grad for tensor in reference(CASE, inputs, with_gradients=True).values())
+    assert all(tensor.grad is None for tensor in inputs.qkv)
+
+
+@given(cases())
+def test_hidden_keys_of_some_rows_are_those_rows_of_the_whole(case):
+    whole = hidden_keys(case, 0, case.q_len, torch.device("cpu"))
+    begin = case.q_len // 3
+    assert whole.shape == (case.q_len, case.kv_len)
+    assert torch.equal(hidden_keys(case, begin, case.q_len - begin, torch.device("cpu")), whole[begin:])
+    last = case.kv_len if case.align == "bottom_right" else min(case.q_len, case.kv_len)
+    assert (~whole[-1]).sum() == last
+
+
+@pytest.mark.parametrize("backend", ON_CPU, ids=lambda backend: backend.__name__)
+@settings(max_examples=40, deadline=None)
+@given(case=cases(longest=40, largest_dim=24), seed=st.integers(0, 2**31))
+def test_what_a_backend_supports_on_a_cpu_is_right_and_runs_the_kernels_it_claims(backend, case, seed):
+    made = backend("b")
+    assume(made.unsupported(case, "cpu") is None)
+    inputs = make_inputs(case, "cpu", seed, with_gradients=True)
+    calls = made.prepare(case, inputs)
+    with calls.scope():
+        out = calls.forward()
+        backward = calls.backward(out)
+        gradients = backward()
+        again = backward()
+        for direction, call in (("forward", calls.forward), ("backward", backward)):
+            claim = made.claimed_kernels(direction, "cpu")
+            ran = [kernel.name for kernel in operators(call)]
+            assert claim is None or any(re.search(claim, name) for name in ran), (claim, ran)
+    expected = reference(case, inputs, with_gradients=True)
+    assert inaccuracy({"out": tensor_error(out, expected["out"], TOLERANCE[case.dtype][0])}) is None
+    for name, gradient, second in zip(("dq", "dk", "dv"), gradients, again, strict=True):
+        assert torch.equal(gradient, second)
+        if expected[name].norm() > 1e-3 * expected["dv"].norm():  # else see test_accuracy: zeros
+            assert inaccuracy({name: tensor_error(gradient, expected[name], TOLERANCE[case.dtype][1])}) is None
+    assert all(tensor.grad is None for tensor in inputs.qkv)
+
+
+def test_every_cpu_backend_takes_the_plain_case():
+    for dtype in TOLERANCE:
+        for causal in (False, True):
+            case = replace(CASE, dtype=dtype, causal=causal)
+            assert [backend("b").unsupported(case, "cpu") for backend in ON_CPU] == [None] * len(ON_CPU)
+
+
+@pytest.mark.parametrize("backend", [Sdpa, Flash, Math, Efficient, Cudnn])
+def test_sdpa_refuses_a_mask_whose_alignment_it_does_not_mean(backend):
+    longer = replace(CASE, kv_len=32)
+    assert "aligns the mask top-left: set align=top_left" in backend("b").unsupported(longer, "cpu")
+    if backend in (Sdpa, Flash, Math):
+        assert backend("b").unsupported(replace(longer, align="top_left"), "cpu") is None
+        assert backend("b").unsupported(replace(longer, causal=False), "cpu") is None
+
+
+def test_refusals_on_a_cpu_name_what_to_use_instead():
+    assert "cuDNN runs on NVIDIA GPUs alone: use backend=flash" in Cudnn("b").unsupported(CASE, "cpu")
+    assert "no CPU kernel: use backend=flash" in Efficient("b").unsupported(CASE, "cpu")
+    assert "equal head dimensions, not 8 and 4" in Flash("b").unsupported(replace(CASE, value_dim=4), "cpu")
+    assert "the first queries see no key" in Eager("b").unsupported(replace(CASE, q_len=17), "cpu")
+    assert Eager("b").unsupported(replace(CASE, q_len=17, align="top_left"), "cpu") is None
+
+
+def test_a_forced_choice_holds_inside_its_scope_and_auto_is_free_inside_another():
+    case, inputs = replace(CASE, causal=False), make_inputs(CASE, "cpu", 1, with_gradients=False)
+    flash, free = Flash("b").prepare(case, inputs), Sdpa("b").prepare(case, inputs)
+    with Math("b").prepare(case, inputs).scope():
+        assert not any("flash" in kernel.name for kernel in operators(flash.forward))
+        with flash.scope():
+            assert any("flash" in kernel.name for kernel in operators(flash.forward))
+        with free.scope():
+            assert any("flash" in kernel.name for kernel in operators(free.forward))
+
+
+@given(cases(), st.integers(0, 2**40))
+@settings(max_examples=30, deadline=None)
+def test_inputs_are_seeded_and_have_the_shapes_of_the_case(case, seed):
+    inputs, same = (make_inputs(case, "cpu", seed, with_gradients=True) for _ in range(2))
+    assert inputs.q_bhsd.shape == (case.batch, case.q_heads, case.q_len, case.head_dim)
+    assert inputs.k_bhsd.shape == (case.batch, case.kv_heads, case.kv_len, case.head_dim)
+    assert inputs.v_bhsd.shape == (case.batch, case.kv_heads, case.kv_len, case.value_dim)
+    assert inputs.d_out_bhsd.shape == (case.batch, case.q_heads, case.q_len, case.value_dim)
+    for one, other in zip((*inputs.qkv, inputs.d_out_bhsd), (*same.qkv, same.d_out_bhsd), strict=True):
+        assert torch.equal(one, other) and str(one.dtype) == f"torch.{case.dtype}" and one.is_contiguous()
+
+
+def test_inputs_are_standard_normal_differ_by_seed_and_need_gradients_only_if_asked():
+    case = replace(CASE, q_len=512, kv_len=512, head_dim=64, value_dim=64)
+    inputs = make_inputs(case, "cpu", 5, with_gradients=False)
+    for tensor in (*inputs.qkv, inputs.d_out_bhsd):
+        assert abs(tensor.mean()) < 0.02 and abs(tensor.std() - 1) < 0.02 and not tensor.requires_grad
+    assert not torch.equal(inputs.q_bhsd, inputs.k_bhsd)
+    assert not torch.equal(inputs.q_bhsd, make_inputs(case, "cpu", 6, with_gradients=False).q_bhsd)
+    made = make_inputs(case, "cpu", 5, with_gradients=True)
+    assert all(tensor.requires_grad for tensor in made.qkv) and not made.d_out_bhsd.requires_grad
+    assert isinstance(made, Inputs)
+
+
+def test_a_backend_is_loaded_by_its_target_with_its_options():
+    made = load_backend({"_target_": "fakes.Raises", "name": "mine", "what": "RuntimeError", "where": "later"})
+    assert (made.name, made.what, made.where) == ("mine", "RuntimeError", "later")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no_such_package.Attention", "cannot import backend._target_=no_such_package.Attention: No module named"),
+        ("attn_exp.backends.eager.Eagre", "cannot import backend._target_=attn_exp.backends.eager.Eagre"),
+        ("not a name", "cannot import backend._target_=not a name"),
+        ("fakes.Raises", "fakes.Raises does not take the options {'name': 'b'}"),
+        ("fakes.CASE", "fakes.CASE does not take the options"),
+    ],
+)
+def test_a_backend_that_cannot_be_loaded_is_unavailable(target, message):
+    with pytest.raises(Unavailable) as raised:
+        load_backend({"_target_": target, "name": "b"})
+    assert message in str(raised.value)

@@ -1,0 +1,130 @@
+from dataclasses import FrozenInstanceError, asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import cases
+
+from attn_exp.case import Case, case_columns, case_from_config
+from attn_exp.errors import UserError, nearest
+
+SIZES = {"batch": 2, "q_heads": 4, "kv_heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 16, "value_dim": 16}
+GOOD = SIZES | {"dtype": "bfloat16"}
+
+
+def config(**changes):
+    model = {"q_heads": 12, "kv_heads": None, "head_dim": 64, "value_dim": None, "embedding": None}
+    model |= changes.pop("model", {})
+    rest = {"batch": 2, "q_len": 8, "kv_len": 16, "causal": True, "align": "top_left", "dtype": {"name": "float16"}}
+    return {"model": model} | rest | changes
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -1, 1.0, "8", None, True, 1 << 40])
+def test_a_size_that_is_no_positive_integer_of_sane_size_is_refused_by_name(name, value):
+    with pytest.raises(UserError, match=f"^{name}="):
+        Case(**GOOD | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "float8"}, "'float8' is not one of bfloat16, float16, float32"),
+        ({"dtype": None}, "None is not one of"),
+        ({"causal": 1}, "causal=1 is neither true nor false"),
+        ({"causal": "true"}, "causal='true' is neither"),
+        ({"align": "left"}, "'left' is not one of bottom_right, top_left"),
+    ],
+)
+def test_an_unknown_word_is_refused_with_the_choices(change, message):
+    with pytest.raises(UserError, match=message):
+        Case(**GOOD | change)
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads", "use"), [(12, 5, 4), (12, 24, 12), (32, 7, 8), (7, 3, 1), (9, 6, 3)])
+def test_kv_heads_that_do_not_divide_are_refused_with_the_nearest_divisor(q_heads, kv_heads, use):
+    # 3 and 9 are equally near to 6: the smaller one wins
+    with pytest.raises(UserError, match=f"kv_heads={kv_heads} does not divide q_heads={q_heads}: use .*={use},"):
+        Case(**GOOD | {"q_heads": q_heads, "kv_heads": kv_heads})
+
+
+def test_a_tensor_beyond_a_tebibyte_is_refused_and_one_of_exactly_that_is_not():
+    fits = {"batch": 1 << 10, "q_heads": 1 << 4, "q_len": 1 << 18, "head_dim": 128, "value_dim": 64}
+    Case(**GOOD | fits)
+    for beyond in ({"batch": 1025}, {"value_dim": 129}, {"dtype": "float32"}, {"kv_len": 1 << 25}):
+        with pytest.raises(UserError, match="TiB"):
+            Case(**GOOD | fits | beyond)
+
+
+def test_a_case_is_frozen_hashable_and_equal_by_value():
+    case = Case(**GOOD)
+    with pytest.raises(FrozenInstanceError):
+        case.batch = 3
+    assert len({case, Case(**GOOD), Case(**GOOD | {"causal": True})}) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "label"),
+    [
+        ({}, "b2 h4/2 s8 d16 bfloat16 full"),
+        ({"kv_heads": 4, "causal": True}, "b2 h4 s8 d16 bfloat16 causal"),
+        ({"kv_len": 9, "value_dim": 8}, "b2 h4/2 q8 kv9 d16/8 bfloat16 full"),
+        ({"kv_len": 9, "causal": True}, "b2 h4/2 q8 kv9 d16 bfloat16 causal bottom_right"),
+        ({"kv_len": 9, "causal": True, "align": "top_left"}, "b2 h4/2 q8 kv9 d16 bfloat16 causal top_left"),
+    ],
+)
+def test_the_label_says_what_differs_and_no_more(change, label):
+    assert Case(**GOOD | change).label() == label
+
+
+@given(cases(), cases())
+def test_two_cases_with_one_label_are_one_problem(one, other):
+    def problem(case):
+        # Without a mask, and where lengths are equal, both alignments are the same problem.
+        return asdict(case) | {"align": case.align if case.causal and not case.square else None}
+
+    assert (one.label() == other.label()) == (problem(one) == problem(other))
+
+
+@given(cases())
+def test_columns_are_the_fields_in_order(case):
+    assert case_columns() == tuple(asdict(case))
+
+
+def test_a_configuration_becomes_its_case_with_defaults_from_the_heads():
+    assert case_from_config(config()) == Case(
+        batch=2, q_heads=12, kv_heads=12, q_len=8, kv_len=16, head_dim=64, value_dim=64,
+        dtype="float16", causal=True, align="top_left",
+    )  # fmt: skip
+    given_all = case_from_config(config(model={"kv_heads": 3, "value_dim": 32}))
+    assert (given_all.kv_heads, given_all.value_dim) == (3, 32)
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_an_embedding_is_shared_out_among_the_heads(heads, dim):
+    case = case_from_config(config(model={"head_dim": None, "embedding": heads * dim, "q_heads": heads}))
+    assert (case.q_heads, case.head_dim) == (heads, dim)
+
+
+def test_an_embedding_that_the_heads_do_not_divide_is_refused_with_the_nearest_divisor():
+    with pytest.raises(UserError, match="q_heads=5 does not divide embedding=768: use model.q_heads=4"):
+        case_from_config(config(model={"head_dim": None, "embedding": 768, "q_heads": 5}))
+
+
+@pytest.mark.parametrize(
+    "model", [{}, {"embedding": 768, "q_heads": None}, {"embedding": 768, "q_heads": 0}, {"embedding": 0}]
+)
+def test_a_model_without_its_head_dim_is_refused(model):
+    with pytest.raises(UserError, match="model.head_dim, or model.embedding"):
+        case_from_config(config(model={"head_dim": None} | model))
+
+
+@pytest.mark.parametrize("change", [{"model": {"kv_heads": 0}}, {"model": {"value_dim": 0}}, {"model": {"q_heads": None}}])
+def test_a_zero_is_a_mistake_and_not_a_default(change):
+    with pytest.raises(UserError, match="is not a whole number"):
+        case_from_config(config(**change))
+
+
+def test_nearest_suggests_a_close_word_alone():
+    assert nearest("flsh", ["flash", "cudnn"]) == "did you mean 'flash'? "
+    assert nearest("zzz", ["flash", "cudnn"]) == ""

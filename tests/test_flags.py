@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+from fakes import make_timing
+
+from attn_exp.flags import FLAGS, telemetry_flags, timing_flags
+
+CALM = [100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0, 100.1, 99.9]
+
+
+def test_calm_samples_carry_no_flag():
+    assert timing_flags(make_timing(CALM), ()) == set()
+
+
+def test_an_interval_beyond_one_percent_is_unstable():
+    assert timing_flags(make_timing([100.0, 101.0]), ()) == {"unstable"}  # two rounds: t is 12.7
+    assert timing_flags(make_timing([100.0, 100.1]), ()) == set()
+
+
+def test_rounds_that_spread_beyond_two_percent_are_unstable_however_many_there_are():
+    spread = [103.0, 97.0] * 60
+    assert timing_flags(make_timing(spread), ()) == {"unstable"}
+    assert timing_flags(make_timing([101.5, 98.5] * 60), ()) == set()
+
+
+def test_a_wild_sample_inside_a_round_is_not_instability_of_rounds():
+    times = np.full(90, 100.0)
+    times[::10] = 500.0
+    assert timing_flags(make_timing(times.tolist(), rounds=np.repeat(np.arange(9), 10).tolist()), ()) == set()
+
+
+@pytest.mark.parametrize("rise", [1.012, 0.988])
+def test_a_last_third_that_differs_from_the_first_is_drift(rise):
+    assert timing_flags(make_timing(CALM[:6] + [time * rise for time in CALM[6:]]), ()) == {"drift"}
+
+
+def test_two_rounds_cannot_drift():
+    assert "drift" not in timing_flags(make_timing([100.0, 150.0]), ())
+
+
+def test_short_calls_are_flagged_on_a_gpu_alone():
+    short = [time / 11 for time in CALM]
+    assert timing_flags(make_timing(short), ()) == {"too_short"}
+    assert timing_flags(make_timing(short, timer="cpu"), ()) == set()
+
+
+def test_events_that_see_more_than_the_device_mean_launch_bound():
+    def seen(event_us, timer="event"):
+        return timing_flags(make_timing(CALM), (make_timing([event_us], timer=timer),))
+
+    assert seen(106.0) == {"launch_bound"}
+    assert seen(104.0) == set()
+    assert seen(106.0, timer="kernel") == set()
+
+
+def test_the_timers_own_flags_are_kept():
+    ranking, other = make_timing(CALM, flags=("unblocked",)), make_timing([90.0], timer="kernel", flags=("profiler_lossy",))
+    assert timing_flags(ranking, (other,)) == {"unblocked", "profiler_lossy"}
+
+
+def test_a_power_cap_counts_if_it_acted_between_first_and_last_reading():
+    def readings(*counters):
+        return tuple({"power_capped_ns": counter} for counter in counters)
+
+    assert telemetry_flags(readings(5, 5, 6)) == {"power_capped"}
+    assert telemetry_flags(readings(5, 5)) == set()
+    assert telemetry_flags(readings(5)) == set()
+    assert telemetry_flags(()) == set()
+    assert telemetry_flags(({"power_capped_ns": 1}, {}, {"power_capped_ns": 2})) == {"power_capped"}
+
+
+@pytest.mark.parametrize("reason", ["sw_thermal", "hw_thermal", "hw_slowdown"])
+def test_a_thermal_reason_in_any_reading_is_thermal(reason):
+    assert telemetry_flags(({"reasons": []}, {"reasons": ["idle", reason]}, {})) == {"thermal"}
+
+
+def test_other_reasons_are_not_thermal():
+    assert telemetry_flags(({"reasons": ["idle", "sw_power_cap"]},)) == set()
+
+
+def test_every_flag_has_a_mark_of_its_own_and_a_sentence():
+    marks = [mark for mark, _ in FLAGS.values()]
+    assert len(set(marks)) == len(marks)
+    assert all(len(mark) == 1 and sentence for mark, sentence in FLAGS.values())

@@ -1,0 +1,97 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from strategies import cases
+
+from attn_exp.case import DTYPE_BYTES, Case
+from attn_exp.flops import compulsory_bytes, flops, flops_sdpa_convention, unmasked_pairs
+
+SQUARE = Case(
+    batch=2, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"
+)  # fmt: skip
+
+
+def visible(case: Case) -> np.ndarray:
+    """The mask, pair by pair, from the definition in `Case`."""
+    mask = np.ones((case.q_len, case.kv_len), dtype=bool)
+    if case.causal:
+        for row in range(case.q_len):
+            for key in range(case.kv_len):
+                if case.align == "top_left":
+                    mask[row, key] = key <= row
+                else:
+                    # The last query sees the last key, and each query before it one key fewer.
+                    mask[row, key] = case.kv_len - 1 - key >= case.q_len - 1 - row
+    return mask
+
+
+@settings(max_examples=400)
+@given(cases())
+def test_pairs_equal_a_count_of_the_mask(case):
+    assert unmasked_pairs(case) == visible(case).sum()
+
+
+@settings(max_examples=300)
+@given(cases(longest=10, largest_dim=6))
+def test_flops_equal_a_count_of_multiplications_and_additions(case):
+    pairs = case.batch * case.q_heads * int(visible(case).sum())
+    over_head_dim, over_value_dim = 2 * pairs * case.head_dim, 2 * pairs * case.value_dim
+    assert flops(case, "forward") == over_head_dim + over_value_dim  # q kT, p v
+    assert flops(case, "backward") == 3 * over_head_dim + 2 * over_value_dim  # q kT again, ds k, dsT q; pT dO, dO vT
+
+
+def test_known_figures():
+    assert unmasked_pairs(replace(SQUARE, causal=True)) == 1024 * 1025 // 2
+    assert flops(SQUARE, "forward") == 4 * 2 * 16 * 1024**2 * 128
+    assert flops(SQUARE, "backward") == 2.5 * flops(SQUARE, "forward")
+    decode = replace(SQUARE, q_len=1, causal=True)
+    assert unmasked_pairs(decode) == 1024
+    assert unmasked_pairs(replace(decode, align="top_left")) == 1
+
+
+def test_grouped_heads_save_bytes_and_not_operations():
+    grouped = replace(SQUARE, kv_heads=4)
+    assert flops(grouped, "forward") == flops(SQUARE, "forward")
+    saved = 2 * 2 * (16 - 4) * 1024 * (128 + 128)
+    assert compulsory_bytes(SQUARE, "forward", saves_lse=True) - compulsory_bytes(grouped, "forward", saves_lse=True) == saved
+
+
+@given(cases())
+def test_counts_are_whole_numbers_that_scale_with_the_batch(case):
+    double = replace(case, batch=2 * case.batch)
+    for direction in ("forward", "backward"):
+        assert isinstance(flops(case, direction), int)
+        assert flops(double, direction) == 2 * flops(case, direction)
+        assert flops_sdpa_convention(double, direction) == 2 * flops_sdpa_convention(case, direction)
+        assert compulsory_bytes(double, direction, saves_lse=True) == 2 * compulsory_bytes(case, direction, saves_lse=True)
+
+
+def test_sdpa_convention_is_that_of_pytorchs_benchmark():
+    # benchmarks/transformer/sdpa.py: 2MND for each product, 2MN for the softmax, halved if causal, 2.5x backward
+    m = n = 1024
+    forward = 2 * 16 * (2 * m * n * 128 + 2 * m * n * 128 + 2 * m * n)
+    assert flops_sdpa_convention(SQUARE, "forward") == forward
+    assert flops_sdpa_convention(replace(SQUARE, causal=True), "backward") == 2.5 * forward / 2
+
+
+@given(cases())
+def test_bytes_of_an_unmasked_case_are_those_of_its_tensors(case):
+    case = replace(case, causal=False)
+    rows = case.batch * case.q_heads * case.q_len
+    q, out = np.array([case.head_dim, case.value_dim]) * rows * DTYPE_BYTES[case.dtype]
+    keys = case.batch * case.kv_heads * case.kv_len
+    k, v = np.array([case.head_dim, case.value_dim]) * keys * DTYPE_BYTES[case.dtype]
+    assert compulsory_bytes(case, "forward", saves_lse=False) == q + k + v + out
+    assert compulsory_bytes(case, "forward", saves_lse=True) == q + k + v + out + 4 * rows
+    # q k v out d_out lse in; dq dk dv out
+    assert compulsory_bytes(case, "backward", saves_lse=True) == (q + k + v + out + out + 4 * rows) + (q + k + v)
+
+
+@pytest.mark.xfail(strict=True, reason="compulsory_bytes counts keys that no query sees (reported)")
+def test_keys_that_no_query_sees_need_not_be_read():
+    # Top-left with one query: key 0 alone is read, so a longer cache costs nothing and must not become `implausible`.
+    short = Case(batch=1, q_heads=1, kv_heads=1, q_len=1, kv_len=1, head_dim=8, value_dim=8, dtype="float16", causal=True, align="top_left")  # fmt: skip
+    long = replace(short, kv_len=1 << 20)
+    assert compulsory_bytes(long, "forward", saves_lse=False) == compulsory_bytes(short, "forward", saves_lse=False)

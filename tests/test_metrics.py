@@ -1,0 +1,109 @@
+from dataclasses import replace
+
+import pytest
+from fakes import make_timing
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import cases
+
+from attn_exp.case import Case
+from attn_exp.flops import compulsory_bytes, flops
+from attn_exp.hardware import datasheet_peak
+from attn_exp.metrics import IMPLAUSIBLE_FACTOR, implausibility, pass_metrics
+from attn_exp.record import PassRecord, TensorError
+
+# forward: 4 * 8 * 16 * 1024^2 * 128 FLOP and 4 * 8 * 16 * 1024 * 128 * 2 bytes
+CASE = Case(batch=8, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16")
+FLOPS, BYTES = 68_719_476_736, 134_217_728
+H200 = datasheet_peak("NVIDIA H200")
+ERROR = TensorError(relative=1e-3, worst_row=2e-3, max_abs=0.5, tolerance=0.01)
+
+
+def metrics(*timings, case=CASE, direction="forward", measured=None, **options):
+    measured = replace(measured or PassRecord(), timings=timings or (make_timing((100.0,)),))
+    return pass_metrics(case, direction, measured, **{"saves_lse": False, "ceilings": {}, "peak": None} | options)
+
+
+def test_rates_follow_from_the_median():
+    found = metrics(make_timing((90.0, 100.0, 300.0)))
+    assert found["forward/time_us"] == 100.0
+    assert found["forward/tflops"] == pytest.approx(FLOPS / 100e-6 / 1e12)
+    assert found["forward/gb_per_s"] == pytest.approx(BYTES / 100e-6 / 1e9)
+    assert found["forward/min_bytes"] == BYTES
+    assert found["forward/tflops_sdpa_convention"] == pytest.approx(FLOPS * 257 / 256 / 100e-6 / 1e12)
+    assert (found["forward/samples"], found["forward/rounds"]) == (3, 3)
+
+
+def test_saving_the_log_sum_exp_adds_its_bytes():
+    assert metrics(saves_lse=True)["forward/min_bytes"] == BYTES + 4 * 8 * 16 * 1024
+
+
+def test_shares_are_of_the_measured_and_of_the_datasheet_rate():
+    ceilings = {"matmul_flops_per_s": 791e12, "copy_bytes_per_s": 4.27e12}
+    found = metrics(make_timing((200.0,)), ceilings=ceilings, peak=H200)
+    assert found["forward/flops_of_measured"] == pytest.approx(FLOPS / 200e-6 / 791e12)
+    assert found["forward/bandwidth_of_measured"] == pytest.approx(BYTES / 200e-6 / 4.27e12)
+    assert found["forward/flops_of_peak"] == pytest.approx(FLOPS / 200e-6 / 989.4e12)
+    assert found["forward/bandwidth_of_peak"] == pytest.approx(BYTES / 200e-6 / 4.8e12)
+
+
+def test_what_is_not_known_is_absent():
+    found = metrics(make_timing((100.0, 100.0), rounds=(0, 0)))
+    absent = ("time_low_us", "time_half_width", "flops_of_peak", "bandwidth_of_measured", "peak_memory_bytes", "first_call_s")
+    assert not {f"forward/{name}" for name in absent} & set(found)
+
+
+def test_second_opinions_memory_first_call_and_errors_have_names_of_their_own():
+    found = metrics(
+        make_timing((100.0,)),
+        make_timing((90.0, 92.0), timer="kernel"),
+        make_timing((120.0,), timer="event"),
+        direction="backward",
+        measured=PassRecord(
+            errors={"dq": ERROR, "dv": replace(ERROR, max_abs=None)}, first_call_s=1.5, peak_memory_bytes=7
+        ),
+    )
+    expected = {"kernel_time_us": 91.0, "event_time_us": 120.0, "error_dq": 1e-3, "error_dq_worst_row": 2e-3,
+                "error_dq_max_abs": 0.5, "first_call_s": 1.5, "peak_memory_bytes": 7.0}  # fmt: skip
+    assert expected.items() <= {name.removeprefix("backward/"): value for name, value in found.items()}.items()
+    assert "backward/error_dv_max_abs" not in found
+    assert "backward/device_time_us" not in found
+
+
+@given(cases(), st.lists(st.floats(0.1, 1e6), min_size=1, max_size=12), st.sampled_from(["forward", "backward"]))
+def test_every_metric_is_a_finite_float_under_its_pass(case, times, direction):
+    found = metrics(make_timing(times), case=case, direction=direction, peak=H200)
+    assert all(type(value) is float and abs(value) < float("inf") for value in found.values())
+    assert all(name.startswith(f"{direction}/") for name in found)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_rate_above_the_datasheet_is_implausible_and_one_at_its_margin_is_not(direction):
+    fastest_us = flops(CASE, direction) / (989.4e12 * IMPLAUSIBLE_FACTOR) * 1e6
+    assert implausibility(CASE, direction, make_timing((fastest_us * 1.0001,)), H200) is None
+    said = implausibility(CASE, direction, make_timing((fastest_us * 0.98,)), H200)
+    assert said == f"{direction}: 1,030 TFLOP/s is above the H200 SXM's peak of 989"
+
+
+DECODE = Case(batch=64, q_heads=8, kv_heads=8, q_len=1, kv_len=8192, head_dim=128, value_dim=128, dtype="bfloat16")
+
+
+def test_a_bandwidth_above_the_datasheet_is_implausible_unless_caches_are_warm():
+    fastest_us = compulsory_bytes(DECODE, "forward", saves_lse=False) / (4.8e12 * IMPLAUSIBLE_FACTOR) * 1e6
+    assert implausibility(DECODE, "forward", make_timing((fastest_us * 1.0001,)), H200) is None
+    said = implausibility(DECODE, "forward", make_timing((fastest_us * 0.9,)), H200)
+    assert said == "forward: 5.4 TB/s is above the H200 SXM's peak of 4.8"
+    assert implausibility(DECODE, "forward", make_timing((fastest_us * 0.9,), l2="warm"), H200) is None
+
+
+def test_float32_may_use_the_tf32_units_and_an_unknown_chip_has_no_limit():
+    single = replace(CASE, dtype="float32")
+    at = {rate: make_timing((FLOPS / rate * 1e6,), l2="warm") for rate in (400e12, 600e12)}
+    assert implausibility(single, "forward", at[400e12], H200) is None
+    assert "above the H200 SXM's peak of 49" in implausibility(single, "forward", at[600e12], H200)
+    assert implausibility(single, "forward", make_timing((1e-6,)), None) is None
+
+
+def test_the_median_decides_and_one_lucky_sample_does_not():
+    honest = make_timing((100.0, 100.0, 0.001))
+    assert implausibility(CASE, "forward", honest, H200) is None

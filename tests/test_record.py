@@ -1,0 +1,138 @@
+import json
+import random
+import typing
+from dataclasses import replace
+
+import msgspec
+import pytest
+from fakes import make_record, make_request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import cases
+
+from attn_exp.record import FILE_NAME, FINAL, SCHEMA, Record, RecordError, Status, Timing, read_record, voided, write_record, write_whole
+
+STATUSES = typing.get_args(Status)
+
+
+def test_a_record_reads_back_as_it_was_written(tmp_path):
+    record = make_record()
+    write_record(record, tmp_path)
+    assert read_record(tmp_path) == record
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    cases(),
+    st.sampled_from(STATUSES),
+    st.lists(st.floats(1e-3, 1e9), max_size=20),
+    st.text(),
+    st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.text() | st.integers(-(2**53), 2**53), max_size=4),
+)
+def test_any_record_reads_back_as_it_was_written(tmp_path, case, status, times, reason, environment):
+    timing = Timing(timer="cpu", l2="warm", times_us=tuple(times), rounds=tuple(range(len(times))), stop_reason="budget")
+    measured = replace(make_record().passes["forward"], timings=(timing,))
+    record = make_record(
+        request=make_request(case=case), status=status, reason=reason, passes={"backward": measured}, environment=environment
+    )
+    write_record(record, tmp_path)
+    assert read_record(tmp_path) == record
+
+
+def test_no_file_is_no_record(tmp_path):
+    assert read_record(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"null", b"[]", b"not json", b"\xff\xfe", b'{"schema": 1}'])
+def test_a_file_that_is_no_record_is_told_apart_by_name(tmp_path, content):
+    (tmp_path / FILE_NAME).write_bytes(content)
+    with pytest.raises(RecordError, match=FILE_NAME):
+        read_record(tmp_path)
+
+
+def test_a_record_cut_short_anywhere_is_no_record(tmp_path):
+    write_record(make_record(), tmp_path)
+    whole = (tmp_path / FILE_NAME).read_bytes()
+    for length in random.Random(7).sample(range(len(whole)), 100):
+        (tmp_path / FILE_NAME).write_bytes(whole[:length])
+        with pytest.raises(RecordError):
+            read_record(tmp_path)
+
+
+def damaged(tmp_path, change):
+    write_record(make_record(), tmp_path)
+    tree = json.loads((tmp_path / FILE_NAME).read_bytes())
+    change(tree)
+    (tmp_path / FILE_NAME).write_text(json.dumps(tree))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree.update(status="fine"),
+        lambda tree: tree.update(metrics={"forward/time_us": None}),
+        lambda tree: tree.update(metrics={"forward/time_us": "11"}),
+        lambda tree: tree["request"].pop("case"),
+        lambda tree: tree["request"]["case"].update(kv_heads=5),  # what a case itself refuses
+        lambda tree: tree["passes"]["forward"]["timings"][0].update(times_us=[1.0, None]),
+    ],
+)
+def test_a_record_of_another_shape_is_no_record(tmp_path, change):
+    with pytest.raises(RecordError, match=FILE_NAME):
+        read_record(damaged(tmp_path, change))
+
+
+def test_another_schema_is_said_to_be_one(tmp_path):
+    with pytest.raises(RecordError, match=f"has schema {SCHEMA + 1}, this version reads {SCHEMA}"):
+        read_record(damaged(tmp_path, lambda tree: tree.update(schema=SCHEMA + 1)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_json_never_holds_nan(tmp_path, value):
+    write_record(make_record(telemetry=({"power_w": value},)), tmp_path)
+    text = (tmp_path / FILE_NAME).read_text()
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} in JSON")
+
+    assert json.loads(text, parse_constant=refuse)["telemetry"] == [{"power_w": None}]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    write_record(make_record(status="error", reason="first"), tmp_path)
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("attn_exp.record.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_record(make_record(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    assert read_record(tmp_path).reason == "first"
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    target = tmp_path / "file"
+    write_whole(target, b"long content")
+    reader = target.open("rb")
+    write_whole(target, b"short")
+    assert (reader.read(), target.read_bytes()) == (b"long content", b"short")
+
+
+def test_statuses_are_the_closed_set_and_what_another_try_may_change_is_not_final():
+    assert set(STATUSES) == {"ok", "unsupported", "unavailable", "wrong_kernel", "inaccurate", "implausible",
+                             "out_of_memory", "timeout", "crashed", "error"}  # fmt: skip
+    assert set(STATUSES) - FINAL == {"unavailable", "timeout", "crashed", "error"}
+    assert {status for status in STATUSES if make_record(status=status).final} == FINAL
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(msgspec.to_builtins(make_record()) | {"status": "fine"}, Record)
+
+
+def test_a_voided_record_loses_its_numbers_and_keeps_its_evidence():
+    record = make_record()
+    void = voided(record, "implausible", "too fast")
+    assert (void.status, void.reason, void.metrics) == ("implausible", "too fast", {})
+    assert (void.passes, void.environment, void.telemetry) == (record.passes, record.environment, record.telemetry)
+    assert record.metrics

@@ -1,0 +1,71 @@
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import attn_exp
+
+PURE = {"case", "record", "flops", "stats", "metrics", "hardware", "errors", "flags"}
+# Modules that may import torch. Whatever is not listed here must not: a new module is checked by default.
+WORKER = {
+    "accuracy",
+    "backends.base",
+    "backends.eager",
+    "backends.reference",
+    "backends.sdpa",
+    "ceilings",
+    "environment",
+    "inputs",
+    "measure",
+    "timers",
+    "timers.cpu",
+    "timers.device",
+    "timers.event",
+    "timers.gpu",
+    "timers.kernel",
+    "timers.loop",
+}
+# Imports every module named on the command line, in order, and prints what each brought in of the heavy packages.
+_PROBE = """
+import importlib, json, sys
+heavy = ("torch", "hydra", "omegaconf", "mlflow", "numpy")
+seen, brought = set(), {}
+for name in sys.argv[1:]:
+    importlib.import_module("attn_exp." + name)
+    brought[name] = [package for package in heavy if package in sys.modules and package not in seen]
+    seen.update(brought[name])
+print(json.dumps(brought))
+"""
+
+
+def modules():
+    root = Path(attn_exp.__file__).parent
+    found = {info.name.removeprefix("attn_exp.") for info in pkgutil.walk_packages([str(root)], "attn_exp.")}
+    files = {".".join(path.relative_to(root).with_suffix("").parts) for path in root.rglob("*.py")}
+    # Folders without an __init__.py are invisible to pkgutil, but not to Python.
+    return found | {name.removesuffix(".__init__") for name in files} - {"__init__"}
+
+
+def brought(names):
+    ran = subprocess.run([sys.executable, "-c", _PROBE, *names], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return {name: packages for name, packages in json.loads(ran.stdout.splitlines()[-1]).items() if packages}
+
+
+def test_pure_modules_import_nothing_heavy():
+    assert modules() >= PURE
+    assert brought(sorted(PURE)) == {}
+
+
+def test_no_module_outside_the_worker_imports_torch():
+    names = sorted(modules() - WORKER)
+    assert {name for name, packages in brought(names).items() if "torch" in packages} == set()
+
+
+def test_the_list_of_worker_modules_holds_no_name_that_is_gone():
+    assert WORKER - modules() == set()
+
+
+def test_the_probe_sees_torch_where_it_is():
+    assert "torch" in brought(["case", "inputs"])["inputs"]
