@@ -1,5 +1,6 @@
 """python -m attn_exp: the Hydra entry. `--help` says what can be set."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -27,19 +28,21 @@ def main() -> None:
         code = _run(arguments)
     except KeyboardInterrupt:
         code = 130
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Threads that still import or log must not keep a finished or interrupted program alive.
     os._exit(code)
 
 
 def _run(arguments: list[str]) -> int:
     from attn_exp.run import session
+    from attn_exp.trackers.base import EndStatus
 
     measures = not any(argument in _NO_JOBS or argument == "dry_run=true" for argument in arguments)
     if measures and not any(argument.startswith("isolation=") for argument in arguments):
         session().prestart()
-    status = "FAILED"
+    status: EndStatus = "FAILED"
     try:
         code = _hydra(measures)
         status = "FINISHED" if code == 0 else "FAILED"

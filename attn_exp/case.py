@@ -63,14 +63,15 @@ class Case:
             raise UserError(f"causal={self.causal!r} is neither true nor false")
         if self.align not in ALIGNMENTS:
             raise UserError(f"align={self.align!r} is not one of {', '.join(ALIGNMENTS)}")
-        largest_bytes = max(
-            self.batch * self.q_heads * self.q_len * max(self.head_dim, self.value_dim),
-            self.batch * self.kv_heads * self.kv_len * max(self.head_dim, self.value_dim),
-        ) * DTYPE_BYTES[self.dtype]
-        if largest_bytes > _LARGEST_TENSOR_BYTES:
-            raise UserError(
-                f"one tensor of this case takes {largest_bytes / 2**40:.1f} TiB: lower batch or seq_len"
+        largest_bytes = (
+            max(
+                self.batch * self.q_heads * self.q_len * max(self.head_dim, self.value_dim),
+                self.batch * self.kv_heads * self.kv_len * max(self.head_dim, self.value_dim),
             )
+            * DTYPE_BYTES[self.dtype]
+        )
+        if largest_bytes > _LARGEST_TENSOR_BYTES:
+            raise UserError(f"one tensor of this case takes {largest_bytes / 2**40:.1f} TiB: lower batch or seq_len")
 
     @property
     def square(self) -> bool:

@@ -29,7 +29,7 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": _cpu_name(),
         "cpu_threads": torch.get_num_threads(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "versions": {name: there for name in _PACKAGES if (there := _version(name))},
         "variables": {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)},
         "git_commit": git_commit(),
     }

@@ -41,4 +41,6 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     k = normal(case.batch, case.kv_heads, case.kv_len, case.head_dim)
     v = normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
     d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
-    return Inputs(*(tensor.requires_grad_(with_gradients) for tensor in (q, k, v)), d_out)
+    for tensor in (q, k, v):
+        tensor.requires_grad_(with_gradients)
+    return Inputs(q, k, v, d_out)

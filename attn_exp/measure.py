@@ -2,9 +2,11 @@
 
 import contextlib
 import re
+import statistics
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,15 +22,17 @@ from attn_exp.hardware import datasheet_peak
 from attn_exp.inputs import DISTRIBUTION, Inputs, make_inputs
 from attn_exp.metrics import implausibility, pass_metrics
 from attn_exp.nvml import GpuState
-from attn_exp.record import Kernel, PassRecord, Record, Request, Status, TensorError, Timing
+from attn_exp.preload import import_autograd, load_libraries
+from attn_exp.record import Kernel, PassRecord, Record, Request, Status, TensorError
 from attn_exp.timers import make_timer
 from attn_exp.timers.gpu import Cuda
 from attn_exp.timers.kernel import operators, trace
 from attn_exp.timers.loop import Call, StoppingRule, sample, single_block
 
-LOAD_S = 2.5
-_TRACE_US = 10_000.0
-_SECOND_OPINION_US = 5_000.0
+LOAD_S = 2.0
+_TRACED_CALLS = 2
+_SECOND_OPINION_US = 15_000.0
+_SECOND_OPINION_CALLS = (2, 20)
 # How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
 _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
 
@@ -47,7 +51,9 @@ class Machine:
     @classmethod
     def open(cls, device: str) -> "Machine":
         """Take possession of the device: context, flush buffer, NVML."""
+        imports = import_autograd()
         if device != "cuda":
+            imports.join()
             return cls(device, environment=environment(device))
         if not torch.cuda.is_available():
             raise Unavailable(
@@ -62,15 +68,21 @@ class Machine:
         return machine
 
     def ceilings_for(self, dtype: str) -> dict[str, float]:
-        """The machine's measured ceilings for inputs of `dtype`; the first ask on a GPU also loads it."""
+        """The machine's measured ceilings for inputs of `dtype`.
+
+        On a GPU the first ask also puts it under load for seconds, and uses them to load libraries on the host.
+        """
         if dtype not in self.ceilings:
-            load_s = 0.0 if self.ceilings or self.gpu is None else LOAD_S
             first = next(iter(self.ceilings.values()), None)
             copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
-            self.ceilings[dtype] = {
-                "copy_bytes_per_s": copy,
-                "matmul_flops_per_s": matmul_ceiling(self.device, dtype, load_s),
-            }
+            if self.gpu is None or first:
+                matmul = matmul_ceiling(self.device, dtype, 0.0)
+            else:
+                with ThreadPoolExecutor(1) as pool:
+                    loading = pool.submit(matmul_ceiling, self.device, dtype, LOAD_S)
+                    load_libraries(dtype)
+                    matmul = loading.result()
+            self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 
     def reference_for(self, request: Request, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
@@ -233,14 +245,12 @@ def _errors(
     return errors
 
 
-def _measure_pass(
-    job: _Job, machine: Machine, backend: Backend, direction: str, call: Call, held_before: int
-) -> None:
+def _measure_pass(job: _Job, machine: Machine, backend: Backend, direction: str, call: Call, held_before: int) -> None:
     """Name the kernels of one pass, then time it; fills the pass's record, metrics and flags."""
     request, case, measuring = job.request, job.request.case, job.request.measuring
-    with job.stage("kernels"):
-        kernels, peak_bytes, traced = _kernels(machine, call, held_before)
     so_far = job.passes[direction]
+    with job.stage("kernels"):
+        kernels, peak_bytes = _kernels(machine, call, held_before)
     job.passes[direction] = so_far = PassRecord(
         first_call_s=so_far.first_call_s, peak_memory_bytes=peak_bytes, errors=so_far.errors, kernels=kernels
     )
@@ -252,14 +262,14 @@ def _measure_pass(
     with job.stage("timing"):
         timer = make_timer(measuring.timer, machine.gpu)
         ranking = sample(timer, call, rule, kernels=sum(kernel.count for kernel in kernels) + 1)
-    others = []
     with job.stage("second_opinions"):
-        for name in measuring.also:
-            if name == "kernel" and traced is not None:
-                others.append(traced)
-            elif name == "event" and getattr(timer, "blocked", True):
-                # Where the device timer ran unblocked, it did exactly what `event` does.
-                others.append(single_block(make_timer(name, machine.gpu), call, longest_us=_SECOND_OPINION_US))
+        # In the state that the ranking timer left the GPU in: before it, clocks were higher by up to 12 %.
+        median_us = statistics.median(ranking.times_us)
+        fewest, most = _SECOND_OPINION_CALLS
+        block_calls = max(fewest, min(most, int(_SECOND_OPINION_US / median_us)))
+        # Where the device timer ran unblocked, it did exactly what `event` does.
+        names = [name for name in measuring.also if name != "event" or getattr(timer, "blocked", True)]
+        others = [single_block(make_timer(name, machine.gpu), call, block_calls) for name in names]
     job.passes[direction] = PassRecord(
         first_call_s=so_far.first_call_s,
         peak_memory_bytes=peak_bytes,
@@ -282,29 +292,13 @@ def _measure_pass(
     )
 
 
-def _kernels(
-    machine: Machine, call: Call, held_before: int
-) -> tuple[tuple[Kernel, ...], int | None, Timing | None]:
-    """What ran in a call, the memory it needs at its peak, and on a GPU the kernel times of the traced calls."""
+def _kernels(machine: Machine, call: Call, held_before: int) -> tuple[tuple[Kernel, ...], int | None]:
+    """What runs in a call, and on a GPU the memory that it needs at its peak in bytes."""
     if machine.gpu is None:
-        return operators(call), None, None
+        return operators(call), None
     torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
-    call()
-    synchronize(machine.device)
-    call_us = (time.perf_counter() - began) * 1e6
-    peak_bytes = torch.cuda.max_memory_allocated() - held_before
-    calls = max(3, min(20, int(_TRACE_US / call_us)))
-    traced = trace(machine.gpu, call, calls)
-    timing = Timing(
-        timer="kernel",
-        l2="cold",
-        times_us=tuple(sum(activity.time_us for activity in part) for part in traced.calls),
-        rounds=(0,) * len(traced.calls),
-        stop_reason="one_block",
-        flags=("profiler_lossy",) if traced.lossy else (),
-    )
-    return traced.kernels(), peak_bytes, timing
+    traced = trace(machine.gpu, call, _TRACED_CALLS)
+    return traced.kernels(), torch.cuda.max_memory_allocated() - held_before
 
 
 def _reading(machine: Machine) -> dict[str, Any]:

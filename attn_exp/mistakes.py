@@ -79,7 +79,7 @@ def _flat(path: Path, prefix: str) -> set[str]:
     found: set[str] = set()
     if isinstance(loaded, DictConfig):
         for key, value in loaded.items_ex(resolve=False):
-            found.add(f"{prefix}{key}")
+            found.add(f"{prefix}{key!s}")
             if isinstance(value, DictConfig):
-                found |= {f"{prefix}{key}.{inner}" for inner in value}
+                found |= {f"{prefix}{key!s}.{inner!s}" for inner in value}
     return found

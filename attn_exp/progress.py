@@ -1,5 +1,6 @@
 """Progress: a line a finished job, and on a terminal one that says what is running and how long it will take."""
 
+import os
 import sys
 import time
 from typing import TextIO
@@ -21,8 +22,12 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._clear()
-        print(text, file=self._stream, flush=True)
+        try:
+            self._clear()
+            print(text, file=self._stream, flush=True)
+        except BrokenPipeError:
+            # Whoever read along has left; the sweep goes on.
+            self._stream, self._passing = open(os.devnull, "w"), False  # noqa: SIM115
 
     def finished(self, record: Record) -> None:
         """One job is over."""

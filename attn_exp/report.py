@@ -94,7 +94,8 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
     lines = [", ".join([*filter(None, devices), *(f"{name} {value}" for name, value in shared.items())]), ""]
     lines.append(text)
     if left_out:
-        lines.append(f"not shown for want of width: {', '.join(name.replace(chr(10), ' ') for name in left_out)}; table.csv has all")
+        names = ", ".join(" ".join(name.split()) for name in left_out)
+        lines.append(f"not shown for want of width: {names}; table.csv has all")
     used = sorted({flag for record in records for flag in record.flags if flag in FLAGS})
     lines += [f"{FLAGS[flag][0]} {flag}: {FLAGS[flag][1]}" for flag in used]
     lines += [f"* {reason}" for reason in sorted({record.reason for record in records if record.reason})]

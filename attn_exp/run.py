@@ -5,10 +5,11 @@ import math
 import re
 import shlex
 import sys
+import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from omegaconf import DictConfig, OmegaConf
@@ -22,7 +23,7 @@ from attn_exp.record import FILE_NAME, Record, RecordError, Request, read_record
 from attn_exp.report import table, write_tables
 from attn_exp.store import final_record, read_sweep
 from attn_exp.trackers import make_tracker
-from attn_exp.trackers.base import SweepInfo, Tracker
+from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
 from attn_exp.worker import REQUEST_NAME
 
 _PASSWORD = re.compile(r"(?<=://)[^@/\s]+(?=@)")
@@ -40,7 +41,7 @@ class Session:
         self._isolation: Isolation | None = None
         self._tracker: Tracker | None = None
         self._lease: Lease | None = None
-        self._pending: deque[Request] = deque()
+        self._pending: deque[tuple[Request, float]] = deque()
 
     def prestart(self) -> None:
         """Start a warm worker before the configuration is known: it has seconds of imports to do."""
@@ -77,9 +78,9 @@ class Session:
         folder.mkdir(exist_ok=True)
         (folder / FILE_NAME).unlink(missing_ok=True)
         write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
-        self._pending.append(request)
+        self._pending.append((request, time.time()))
         self._isolation.submit(folder)
-        self.progress.running(self._pending[0].label)
+        self.progress.running(self._pending[0][0].label)
         record = None
         while len(self._pending) > (self.ahead if request.device == "cuda" else 0):
             record = self._collect()
@@ -91,7 +92,7 @@ class Session:
         self.progress.kept += 1
         self._tracker.log(record, self.folder / record.request.job)
 
-    def close(self, status: Literal["FINISHED", "KILLED", "FAILED"]) -> None:
+    def close(self, status: EndStatus) -> None:
         """End the session: collect what runs unless it was killed, write and print the table, leave nothing behind."""
         try:
             while status == "FINISHED" and self._pending:
@@ -134,15 +135,15 @@ class Session:
         """Wait for the oldest job, make sure that it has a record, and pass that on."""
         assert self._isolation is not None and self._tracker is not None
         outcome = self._isolation.wait()
-        request = self._pending.popleft()
-        record = _record_of(outcome, request)
+        request, submitted_at = self._pending.popleft()
+        record = _record_of(outcome, request, submitted_at)
         self._tracker.log(record, outcome.folder)
         self.progress.finished(record)
         if self._pending:
-            self.progress.running(self._pending[0].label)
+            self.progress.running(self._pending[0][0].label)
         return record
 
-    def _finish(self, status: Literal["FINISHED", "KILLED", "FAILED"], folder: Path, tracker: Tracker) -> None:
+    def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
         found = list(read_sweep(folder))
         records = [record for record in found if isinstance(record, Record)]
         files = [*write_tables(records, folder), folder / "command.txt"]
@@ -219,7 +220,7 @@ def resume_command(sweep: str) -> str:
     return _PASSWORD.sub("***", shlex.join(["python", "-m", "attn_exp", *given, f"sweep={sweep}"]))
 
 
-def _record_of(outcome: Outcome, request: Request) -> Record:
+def _record_of(outcome: Outcome, request: Request, submitted_at: float) -> Record:
     """The record that the worker wrote, or one that says why there is none."""
     status, reason = outcome.status, outcome.reason
     if status is None:
@@ -230,7 +231,7 @@ def _record_of(outcome: Outcome, request: Request) -> Record:
         if record is not None:
             return record
         status, reason = "error", reason or "the worker ended the job without a record"
-    record = Record(request=request, status=status, reason=reason)
+    record = Record(request=request, status=status, reason=reason, started_at=submitted_at, finished_at=time.time())
     write_record(record, outcome.folder)
     return record
 

@@ -54,7 +54,7 @@ def student_t_975(degrees: int) -> float:
     if degrees == 2:
         return 4.302652729911275
     z = statistics.NormalDist().inv_cdf(0.975)
-    terms = (
+    terms: tuple[float, ...] = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,

@@ -98,6 +98,7 @@ class ProductSweeper(Sweeper):
         # Not at the top: Hydra's scan for plugins executes this module anew, and the class would be another one.
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
+        assert self.config is not None and self.hydra_context is not None and self.task_function is not None
         if not self.config.hydra.launcher._target_.endswith(".BasicLauncher"):
             raise UserError("only hydra/launcher=basic is supported: leave hydra/launcher out")
         loader = self.hydra_context.config_loader

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -21,7 +22,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from attn_exp.errors import UserError
-from attn_exp.trackers.mlflow import DEFAULT_URI, ENVIRONMENT, absolute_uri, check_database, database_file, redacted
+from attn_exp.trackers.base import redacted
+from attn_exp.trackers.mlflow import DEFAULT_URI, ENVIRONMENT, absolute_uri, check_database, database_file
 
 # A state of MLflow's run list that an address can name: kept as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."
@@ -47,18 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--open-sweep", metavar="NAME", help="print the address of one sweep's jobs")
     given = parser.parse_args(arguments)
     try:
-        command = server_command(given.uri, given.host, given.port)
+        uri = checked(given.uri, given.host, given.port)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    return _serve(command, given)
+    return _serve(uri, given)
 
 
-def server_command(uri: str, host: str, port: int) -> list[str]:
-    """The command that starts MLflow's server over an existing database.
+def checked(uri: str, host: str, port: int) -> str:
+    """The absolute URI of a database that is there and that the installed MLflow can show on a port that is free.
 
     Raises:
-        UserError: no database yet, one that the installed MLflow cannot use, a server's address, or a port in use.
+        UserError: no MLflow, no database yet, one of a newer MLflow, a server's address, or a port in use.
     """
     if importlib.util.find_spec("mlflow") is None:
         raise UserError("MLflow is not installed: pip install mlflow")
@@ -74,16 +76,13 @@ def server_command(uri: str, host: str, port: int) -> list[str]:
         check_database(path)
     if not _is_free(host, port):
         raise UserError(f"port {port} on {host} cannot be used: try --port {_free_port(host)}")
-    root = [f"--default-artifact-root={path.parent / 'artifacts'}"] if path is not None else []
-    # One worker without job execution: a quarter of the memory, and a start in seconds.
-    server = ["server", "--backend-store-uri", uri, *root, "--workers", "1", "--host", host, "--port", str(port)]
-    return [sys.executable, "-m", "mlflow", *server]
+    return uri
 
 
 def view_state(sweep: str | None) -> dict[str, Any]:
     """The state of MLflow's run list: all runs grouped by sweep, or the jobs of one sweep in the order of measuring."""
     state: dict[str, Any] = {
-        "selectedColumns": ["attributes.`Source`", *_COLUMNS][1:],
+        "selectedColumns": list(_COLUMNS),
         "orderByKey": "attributes.start_time",
         "orderByAsc": sweep is not None,
         "searchFilter": "",
@@ -95,28 +94,37 @@ def view_state(sweep: str | None) -> dict[str, Any]:
     return state
 
 
-def _serve(command: list[str], given: argparse.Namespace) -> int:
-    environment = ENVIRONMENT | os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    # In a group of its own: the terminal's Ctrl-C comes here alone, and one signal then ends the server's children too.
-    server = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True
-    )
-    signal.signal(signal.SIGTERM, _interrupt)
-    base = f"http://{'127.0.0.1' if given.host == '0.0.0.0' else given.host}:{given.port}"
-    try:
-        print(f"starting MLflow over {redacted(given.uri)} ...", flush=True)
-        if not _answers(base, server):
-            print(f"MLflow's server did not start: run {redacted(' '.join(command))} to see why", file=sys.stderr)
+def _serve(uri: str, given: argparse.Namespace) -> int:
+    # The URI by the environment: command lines are seen by everybody. One worker without job execution takes a quarter
+    # of the memory and starts in seconds.
+    command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--host={given.host}", f"--port={given.port}"]
+    own = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    if (path := database_file(uri)) is not None:
+        command.append(f"--default-artifact-root={path.parent / 'artifacts'}")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    base = f"http://{_reached(given.host)}:{given.port}"
+    print(f"starting MLflow over {redacted(uri)} ...", flush=True)
+    with tempfile.TemporaryFile("w+") as log:
+        # In a session of its own: Ctrl-C comes here alone, and one signal to the group ends the server's children too.
+        server = subprocess.Popen(
+            command, env=ENVIRONMENT | os.environ | own, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            if _answers(base, server):
+                print(f"{_address(base, given.experiment, given.open_sweep)}\nCtrl-C ends it", flush=True)
+                server.wait()
+            log.seek(0)
+            last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
+            print(f"MLflow's server ended or did not answer: {redacted(last)}", file=sys.stderr)
             return 1
-        print(f"{_address(base, given.experiment, given.open_sweep)}\nCtrl-C ends it", flush=True)
-        return 1 if server.wait() else 0
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        _end(server)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            _end(server)
 
 
-def _answers(base: str, server: "subprocess.Popen[str]") -> bool:
+def _answers(base: str, server: "subprocess.Popen[bytes]") -> bool:
     limit = time.monotonic() + _START_LIMIT_S
     while server.poll() is None and time.monotonic() < limit:
         try:
@@ -144,7 +152,8 @@ def _address(base: str, experiment: str, sweep: str | None) -> str:
         return f"{base}/#/experiments"
 
 
-def _end(server: "subprocess.Popen[str]") -> None:
+def _end(server: "subprocess.Popen[bytes]") -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)
@@ -155,6 +164,12 @@ def _end(server: "subprocess.Popen[str]") -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _reached(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_free(host: str, port: int) -> bool:

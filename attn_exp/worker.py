@@ -81,6 +81,8 @@ def serve(reply_fd: int) -> None:
         folder = Path(line.rstrip("\n"))
         replies.write(f"begin {folder}\n")
         _log_into(folder)
+        if read_request(folder).device == "cpu":
+            _limit_memory()
         fresh = machine is None
         machine = run_folder(folder, machine)
         sys.stdout.flush()
@@ -108,9 +110,17 @@ def _die_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
-def limit_memory(limit_bytes: int) -> None:
-    """Let an allocation beyond `limit_bytes` of private memory fail here, instead of somebody being killed."""
-    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+def _limit_memory() -> None:
+    """Let an allocation that the machine cannot back fail in this process, instead of somebody being killed for it."""
+    taken = _kilobytes("/proc/self/status", "VmData")
+    available = _kilobytes("/proc/meminfo", "MemAvailable")
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * (taken + available * 9 // 10), hard))
+
+
+def _kilobytes(path: str, key: str) -> int:
+    lines = Path(path).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
 def _prefer_as_victim() -> None:
@@ -128,7 +138,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--serve", action="store_true", help="read folders from standard input")
     parser.add_argument("--reply-fd", type=int, help="file descriptor to answer on")
     parser.add_argument("--parent", type=int, help="process id of the parent, to die with it")
-    parser.add_argument("--memory-limit-bytes", type=int, help="private memory this process may take")
     given = parser.parse_args(arguments)
     if given.serve != (given.folder is None):
         parser.error("give a job's folder, or --serve")
@@ -138,8 +147,6 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _die_with_parent(given.parent)
         _prefer_as_victim()
-    if given.memory_limit_bytes:
-        limit_memory(given.memory_limit_bytes)
     if given.serve:
         serve(given.reply_fd)
         return 0

@@ -60,6 +60,7 @@ def agreement(plain: Path, records: list[Record]) -> list[dict[str, object]]:
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     plain_s = timed([sys.executable, str(HERE / "plain_loop.py"), str(out / "plain.csv")], out)
+    started = time.time()
     ours_s = timed([sys.executable, "-m", "attn_exp", "-m", "+experiment=sdpa_sweep", "sweep=sdpa"], out)
     folder = out / "multirun" / "sdpa"
     records = [record for record in read_sweep(folder) if isinstance(record, Record)]
@@ -80,7 +81,9 @@ def main(out: Path) -> None:
         "plain_loop_s": round(plain_s, 2),
         "attn_exp_s": round(ours_s, 2),
         "ratio": round(ours_s / plain_s, 3),
+        "start_up_s": round(began - started, 2),
         "first_job_to_last_s": round(ended - began, 2),
+        "end_s": round(started + ours_s - ended, 2),
         "stages_s": {
             stage: round(sum(record.stages_s.get(stage, 0.0) for record in records), 3) for stage in sorted(stages)
         },

@@ -104,13 +104,14 @@ class FakeGpu:
     def synchronize(self) -> None:
         self.host_us = max(self.host_us, self.queue_free_us)
 
-    def call(self, gpu_us: float, *, host_us: float = 0.0, then: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    def call(self, gpu_us: float, *, host_us: float = 0.0, synchronizes: bool = False) -> Callable[[], None]:
         """A call of one kernel of `gpu_us`, for which the host also computes `host_us` before it enqueues."""
 
         def run() -> None:
             self.host_us += host_us
             self._put("call", gpu_us)
-            then()
+            if synchronizes:
+                self.synchronize()
 
         return run
 
@@ -161,7 +162,7 @@ class OneInfiniteGradient(_Wrong):
     """One element of dk is infinite."""
 
     def gradients(self, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> Any:
-        dk.view(-1)[3] = float("inf")
+        dk[0, 1, 2, 3] = float("inf")
         return dq, dk, dv
 
 
@@ -305,3 +306,64 @@ class Raises(Honest):
             return right.backward(out)
 
         return replace(right, forward=forward, backward=backward)
+
+
+class OnFakeGpu(Honest):
+    """Honest tensors, and a kernel of `gpu_us` in the queue of `gpu` for each call."""
+
+    def __init__(self, name: str, gpu: FakeGpu, gpu_us: float, host_us: float = 0.0, claim: str | None = None) -> None:
+        super().__init__(name)
+        self.call, self.claim = gpu.call(gpu_us, host_us=host_us), claim
+
+    def claimed_kernels(self, direction: str, device: str) -> str | None:
+        return self.claim
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        right = super().prepare(case, inputs)
+
+        def forward() -> torch.Tensor:
+            self.call()
+            return right.forward()
+
+        def backward(out: torch.Tensor) -> Callable[[], Any]:
+            gradients = right.backward(out)
+
+            def run() -> Any:
+                self.call()
+                return gradients()
+
+            return run
+
+        return replace(right, forward=forward, backward=backward)
+
+
+class Greedy(_Wrong):
+    """Asks for more memory than any address space holds."""
+
+    def output(self, out: torch.Tensor) -> torch.Tensor:
+        return out + torch.empty(1 << 50, dtype=torch.int8).sum()
+
+
+class SpoilsInputs(Honest):
+    """Scales q in place, as a careless kernel might, and so answers another question than it was asked."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        with torch.no_grad():
+            inputs.q_bhsd.mul_(2.0)
+        return super().prepare(case, inputs)
+
+
+class ManyOperators(Eager):
+    """The formula behind a dozen longer operators."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        right, noise = super().prepare(case, inputs), torch.rand(1 << 16)
+        others = (torch.sin, torch.cos, torch.tan, torch.exp, torch.log, torch.sqrt, torch.tanh, torch.erf,
+                  torch.sinh, torch.cosh, torch.asin, torch.acos, torch.atan, torch.log1p, torch.expm1)  # fmt: skip
+
+        def forward() -> torch.Tensor:
+            for other in others:
+                other(noise)
+            return right.forward()
+
+        return replace(right, forward=forward)

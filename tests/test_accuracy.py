@@ -43,7 +43,8 @@ def test_slices_do_not_change_the_answer(monkeypatch):
 
 def test_a_tensor_equal_to_its_reference_is_off_by_nothing_in_any_layout():
     reference = normal(2, 3, 4, 5)
-    for tensor in (reference, reference.transpose(1, 2).contiguous().transpose(1, 2), reference.clone().requires_grad_()):
+    other_layout = reference.transpose(1, 2).contiguous().transpose(1, 2)
+    for tensor in (reference, other_layout, reference.clone().requires_grad_()):
         found = tensor_error(tensor, reference, 0.01)
         assert (found.relative, found.worst_row, found.max_abs) == (0, 0, 0)
 
@@ -55,7 +56,7 @@ def test_one_value_that_is_not_finite_is_inaccurate(value, place):
     reference = tensor.clone()
     tensor.view(-1)[place] = value
     found = tensor_error(tensor, reference, 0.01)
-    assert found.relative is None and found.worst_row is None and found.max_abs is None
+    assert (found.relative, found.worst_row, found.max_abs) == (None, None, None)
     assert inaccuracy({"out": error(), "dq": found}) == "dq has values that are not finite"
 
 
@@ -87,6 +88,7 @@ def test_the_bounds_are_the_tolerance_and_eight_times_it_for_a_row():
     assert inaccuracy({"out": error(0.01, 0.08)}) is None
     assert inaccuracy({"out": error(0.0101, 0.0)}) == "out is off by 0.01 of its norm, allowed is 0.01"
     assert inaccuracy({"out": error(0.0, 0.081)}) == "a row of out is off by 0.081 of its norm, allowed is 0.08"
+    assert inaccuracy({"out": error(0.0, None)}) == "out has values that are not finite"
     assert inaccuracy({}) is None
 
 

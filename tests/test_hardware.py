@@ -30,7 +30,8 @@ def test_names_that_drivers_report_find_their_datasheet(device, name, half_tflop
 
 
 @pytest.mark.parametrize(
-    "device", ["", "NVIDIA GeForce RTX 4090", "NVIDIA L40", "NVIDIA L4000", "Tesla V100-SXM2-16GB", "NVIDIA GB200", "AMD Instinct MI300X"]
+    "device",
+    ["", "NVIDIA GeForce RTX 4090", "NVIDIA L40", "Tesla V100-SXM2-16GB", "NVIDIA GB200", "AMD Instinct MI300X"],
 )
 def test_a_chip_that_is_not_in_the_table_has_no_peak_rather_than_anothers(device):
     assert datasheet_peak(device) is None

@@ -18,6 +18,7 @@ WORKER = {
     "environment",
     "inputs",
     "measure",
+    "preload",
     "timers",
     "timers.cpu",
     "timers.device",

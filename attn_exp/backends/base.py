@@ -13,7 +13,8 @@ import torch
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
 
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# dq, dk and dv.
+Gradients = tuple[torch.Tensor, ...]
 
 
 class Unavailable(Exception):

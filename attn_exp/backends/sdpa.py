@@ -1,5 +1,6 @@
 """PyTorch's `scaled_dot_product_attention`, its own choice of kernel or one of its backends forced."""
 
+import re
 import warnings
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,6 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attn_exp.backends.base import Calls, autograd_backward
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
+
+# What PyTorch says of the backends that were not asked for.
+_OTHERS = re.compile(r"(not used because:|has been runtime disabled\.)$")
 
 
 class Sdpa:
@@ -89,7 +93,7 @@ class Flash(Sdpa):
     def _refusal(self, case: Case, device: str) -> str | None:
         if device == "cpu":
             return _cpu_flash_refusal(case)
-        return _ask(can_use_flash_attention, case)
+        return _ask(can_use_flash_attention, SDPBackend.FLASH_ATTENTION, case)
 
 
 class Efficient(Sdpa):
@@ -104,7 +108,7 @@ class Efficient(Sdpa):
     def _refusal(self, case: Case, device: str) -> str | None:
         if device == "cpu":
             return "memory-efficient attention has no CPU kernel: use backend=flash, math, auto or eager"
-        return _ask(can_use_efficient_attention, case)
+        return _ask(can_use_efficient_attention, SDPBackend.EFFICIENT_ATTENTION, case)
 
 
 class Cudnn(Sdpa):
@@ -119,7 +123,7 @@ class Cudnn(Sdpa):
     def _refusal(self, case: Case, device: str) -> str | None:
         if device == "cpu":
             return "cuDNN runs on NVIDIA GPUs alone: use backend=flash, math, auto or eager on a CPU"
-        return _ask(can_use_cudnn_attention, case)
+        return _ask(can_use_cudnn_attention, SDPBackend.CUDNN_ATTENTION, case)
 
 
 class Math(Sdpa):
@@ -144,7 +148,7 @@ def _cpu_flash_refusal(case: Case) -> str | None:
     return None
 
 
-def _ask(can_use: Any, case: Case) -> str | None:
+def _ask(can_use: Any, choice: SDPBackend, case: Case) -> str | None:
     """PyTorch's reasons for refusing, in its own words; tensors of the case's shapes are made and never read."""
     dtype: torch.dtype = getattr(torch, case.dtype)
 
@@ -154,12 +158,16 @@ def _ask(can_use: Any, case: Case) -> str | None:
     q = empty(case.q_heads, case.q_len, case.head_dim)
     k = empty(case.kv_heads, case.kv_len, case.head_dim)
     v = empty(case.kv_heads, case.kv_len, case.value_dim)
-    params = SDPAParams(q, k, v, None, 0.0, case.causal, case.q_heads != case.kv_heads)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        usable = can_use(params, True)
-    if usable:
+    grouped = case.q_heads != case.kv_heads
+    if can_use(SDPAParams(q, k, v, None, 0.0, case.causal, grouped), False):
         return None
-    # "... (Triggered internally at <file>:<line>.)" says where in PyTorch, not why.
-    reasons = [str(warning.message).split(" (Triggered internally")[0].strip() for warning in caught]
-    return " ".join(reasons) or "PyTorch refuses this case without a reason"
+    # The reasons come as Python warnings from the call alone; can_use_* prints them past Python (torch 2.11).
+    with warnings.catch_warnings(record=True) as caught, sdpa_kernel(choice):
+        warnings.simplefilter("always")
+        try:
+            F.scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=grouped)
+        except RuntimeError as error:
+            # "... (Triggered internally at <file>:<line>.)" says where in PyTorch, not why.
+            reasons = [str(warning.message).split(" (Triggered internally")[0].strip() for warning in caught]
+            return " ".join(reason for reason in reasons if not _OTHERS.search(reason)) or str(error)
+    return None

@@ -13,6 +13,8 @@ from attn_exp.timers.loop import Block, Call, Cost
 MARGIN = 1.5
 DOUBLINGS = 2
 ESTIMATE_CALLS = 3
+# Unblocked, a call that is launch-bound seems as long as its launch; this much longer, and it cannot be.
+CLEARLY = 4.0
 
 
 class DeviceTimer:
@@ -27,16 +29,17 @@ class DeviceTimer:
         self._enqueue_us_per_call = 0.0
 
     def estimate(self, call: Call) -> Cost:
-        """From two blocks of 3: host time of enqueueing, then GPU time behind a blocker; decides on blocking."""
+        """From one call if it clearly outlasts its launch, else from a few behind a blocker; decides on blocking."""
         self.gpu.synchronize()
         began = self.gpu.now_us()
-        enqueue(self.gpu, call, ESTIMATE_CALLS)
-        self._enqueue_us_per_call = (self.gpu.now_us() - began) / ESTIMATE_CALLS
+        pairs = enqueue(self.gpu, call, 1)
+        self._enqueue_us_per_call = self.gpu.now_us() - began
         self.gpu.synchronize()
-        self.blocked = True
-        time_us = statistics.median(self.block(call, ESTIMATE_CALLS).times_us)
-        flush_us = self._flush_us()
-        self.blocked = MARGIN * self._enqueue_us_per_call > time_us + flush_us
+        time_us, flush_us = self.gpu.elapsed_us(*pairs[0]), self._flush_us()
+        self.blocked = time_us < CLEARLY * MARGIN * self._enqueue_us_per_call
+        if self.blocked:
+            time_us = statistics.median(self.block(call, ESTIMATE_CALLS).times_us)
+            self.blocked = MARGIN * self._enqueue_us_per_call > time_us + flush_us
         return Cost(time_us, max(flush_us, MARGIN * self._enqueue_us_per_call if self.blocked else 0.0))
 
     def block(self, call: Call, calls: int) -> Block:

@@ -4,6 +4,7 @@ What Triton's `do_bench` reports. Around a call that is shorter than its launch 
 """
 
 import statistics
+from typing import Any
 
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Call, Cost
@@ -33,7 +34,7 @@ class EventTimer:
         return Block([self.gpu.elapsed_us(first, second) for first, second in pairs])
 
 
-def enqueue(gpu: Gpu, call: Call, calls: int) -> list[tuple[object, object]]:
+def enqueue(gpu: Gpu, call: Call, calls: int) -> list[tuple[Any, Any]]:
     """Put `calls` times flush, event, call, event into the queue; the pairs of events."""
     pairs = []
     for _ in range(calls):

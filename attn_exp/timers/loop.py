@@ -142,10 +142,8 @@ def sample(timer: Timer, call: Call, rule: StoppingRule, *, kernels: float = 1.0
     )
 
 
-def single_block(timer: Timer, call: Call, *, longest_us: float) -> Timing:
-    """One short block of calls, about `longest_us` in all: a second opinion beside the timer that ranks."""
-    cost = timer.estimate(call)
-    calls = max(2, min(20, int(longest_us / (cost.time_us + cost.around_us))))
+def single_block(timer: Timer, call: Call, calls: int) -> Timing:
+    """One block of a warmed-up call: a second opinion beside the timer that ranks."""
     block = timer.block(call, calls)
     return Timing(
         timer=timer.name,
@@ -153,5 +151,5 @@ def single_block(timer: Timer, call: Call, *, longest_us: float) -> Timing:
         times_us=tuple(block.times_us),
         rounds=(0,) * len(block.times_us),
         stop_reason="one_block",
-        flags=tuple(sorted(block.flags)),
+        flags=block.flags,
     )

@@ -59,16 +59,22 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self.errors: list[Exception] = []
-        self.unstored = 0
+        # Two counters, since each is written by one thread alone.
+        self._queued = self._stored = 0
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._given_up = threading.Event()
         self._in_a_row, self._next_try = 0, 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def unstored(self) -> int:
+        """How many of the items put so far are not stored."""
+        return self._queued - self._stored
+
     def put(self, store: Callable[[], None]) -> None:
         """Queue something to store."""
-        self.unstored += 1
+        self._queued += 1
         self._tasks.put(lambda: self._try(store))
 
     def put_always(self, action: Callable[[], object]) -> None:
@@ -95,7 +101,7 @@ class Background:
         if self._in_a_row >= _FAILURES_IN_A_ROW and time.monotonic() < self._next_try:
             return
         if self._keep(store):
-            self.unstored -= 1
+            self._stored += 1
             self._in_a_row = 0
         else:
             self._in_a_row += 1

@@ -159,7 +159,6 @@ class MlflowTracker:
     def close(self, status: EndStatus, artifacts: Sequence[Path], *, timeout_s: float | None = None) -> str | None:
         """Store what is left, end the sweep's run; one sentence if something is missing in MLflow."""
         store, thread = self._store, self._thread
-        self._store = self._thread = None
         if store is None or thread is None:
             return None
         ended = threading.Event()
@@ -168,6 +167,8 @@ class MlflowTracker:
         thread.put_always(lambda: store.end(status, artifacts, ended))
         thread.settle(None if timeout_s is None else timeout_s * (1 - _FLUSH_SHARE))
         thread.stop()
+        # Not earlier: whoever is interrupted while waiting above may close again, with less time.
+        self._store = self._thread = None
         if ended.is_set() and not thread.unstored:
             return None
         count = thread.unstored
@@ -175,7 +176,7 @@ class MlflowTracker:
         said = str(thread.errors[0]).strip().partition("\n")[0] if thread.errors else "there was no time left"
         return (
             f"MLflow at {redacted(self._uri)} lacks {what} ({redacted(said)[:300]}): every record is safe in "
-            f"{store.sweep.folder}, and python -m attn_exp.log {store.sweep.name} stores it later"
+            f"{store.sweep.folder}, and the same command with sweep={store.sweep.name} stores it later"
         )
 
 
@@ -209,9 +210,16 @@ class _Store:
     def add(self, record: Record, folder: Path) -> None:
         """Store one job as a run that is ended, unless it is there; a run of an earlier try is replaced."""
         client, job, finished = self.connect(), record.request.job, repr(record.finished_at)
-        earlier = self._runs.get(job, [])
-        if any(stored == finished for _, stored in earlier):
-            return
+        there = self._runs.setdefault(job, [])
+        kept = next((run for run, stored in there if stored == finished), None)
+        if kept is None:
+            kept = self._create(client, record, folder)
+            there.append((kept, finished))
+        for old in [entry for entry in there if entry[0] != kept]:
+            client.delete_run(old[0])
+            there.remove(old)
+
+    def _create(self, client: "MlflowClient", record: Record, folder: Path) -> str:
         found = _cut(tags(record) | {"mlflow.parentRunId": self._parent} | _source())
         started_ms = int(record.started_at * 1000) or None
         run = str(client.create_run(self._experiment, started_ms, found, run_name(record)).info.run_id)
@@ -229,17 +237,15 @@ class _Store:
             with contextlib.suppress(Exception):
                 client.delete_run(run)
             raise
-        self._runs[job] = [(run, finished)]
-        for old, _ in earlier:
-            client.delete_run(old)
+        return run
 
     def end(self, status: EndStatus, artifacts: Sequence[Path], ended: threading.Event) -> None:
         """End the sweep's run with its files, and refresh the database's statistics."""
         client = self.connect()
         try:
-            for path in artifacts:
-                if path.is_file():
-                    client.log_artifact(self._parent, str(path))
+            for file in artifacts:
+                if file.is_file():
+                    client.log_artifact(self._parent, str(file))
         finally:
             client.set_terminated(self._parent, status)
         ended.set()
@@ -270,6 +276,7 @@ class _Store:
         client.update_run(parent, "RUNNING")
         for key, value in _cut(own).items():
             client.set_tag(parent, key, value)
+        self._runs.clear()
         for run in self._search(client, {"mlflow.parentRunId": parent}):
             stored = run.data.tags.get("attn_exp.finished_at") if run.info.status != "RUNNING" else None
             self._runs.setdefault(run.data.tags.get("attn_exp.job", ""), []).append((run.info.run_id, stored))

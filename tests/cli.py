@@ -1,0 +1,101 @@
+"""Runs the real command line in a process of its own, and looks for what it left behind."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from attn_exp.record import Record
+from attn_exp.store import read_sweep
+
+TESTS = Path(__file__).resolve().parent
+# Small and fast, on the CPU whatever the machine has.
+QUICK = (
+    *("device=cpu", "batch=1", "seq_len=32", "model.q_heads=2", "model.kv_heads=2", "model.head_dim=16", "dtype=fp32"),
+    *("stopping.min_rounds=2", "stopping.max_rounds=2", "stopping.budget_s=0.01"),
+)
+
+
+def environment() -> dict[str, str]:
+    """The tests' environment, with their backends importable and a marker that children inherit."""
+    return {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def start(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.Popen[str]:
+    """Start `python -m attn_exp ...` with the tests' own backends among the choices."""
+    flags = ["--config-dir", str(TESTS / "conf")] if module == "attn_exp" else []
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *flags, *arguments],
+        cwd=cwd,
+        env=environment() | {"ATTN_EXP_TEST": str(cwd)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.CompletedProcess[str]:
+    """Run it to its end, at most 5 minutes."""
+    process = start(*arguments, cwd=cwd, module=module)
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def records(cwd: Path, sweep: str) -> dict[str, Record]:
+    """The records of a sweep by backend, or by backend and batch where a backend has several."""
+    found = list(read_sweep(cwd / "multirun" / sweep))
+    assert all(isinstance(record, Record) for record in found), found
+    by_name: dict[str, Record] = {}
+    for record in found:
+        assert isinstance(record, Record)
+        name = record.request.backend["name"]
+        by_name[name if name not in by_name else f"{name}-{record.request.case.batch}"] = record
+    return by_name
+
+
+def left_behind(cwd: Path) -> list[int]:
+    """Processes that were started by a run in `cwd` and still live, by the marker in their environment."""
+    marker = f"ATTN_EXP_TEST={cwd}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (OSError, IndexError):
+            continue
+        if marker in variables and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until `condition` holds; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def interrupt(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[float, str, str]:
+    """Send a signal to the process alone; seconds until it was gone, and what it printed."""
+    began = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    return time.monotonic() - began, out, err
+
+
+def runs(cwd: Path) -> list[tuple[str, str, dict[str, str]]]:
+    """Name, status and tags of every run that MLflow's database holds and has not deleted."""
+    with sqlite3.connect(cwd / "mlruns" / "mlflow.db") as database:
+        tags: dict[str, dict[str, str]] = {}
+        for run_id, key, value in database.execute("select run_uuid, key, value from tags"):
+            tags.setdefault(run_id, {})[key] = value
+        rows = database.execute("select run_uuid, name, status from runs where lifecycle_stage = 'active'")
+        return [(name, status, tags.get(run_id, {})) for run_id, name, status in rows]

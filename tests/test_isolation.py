@@ -1,0 +1,135 @@
+import signal
+
+import pytest
+from cli import QUICK, interrupt, left_behind, records, run, runs, start, wait_for
+
+from attn_exp.record import FILE_NAME
+
+BAD = {
+    "segfaults": ("crashed", "SIGSEGV"),
+    "raises": ("error", "this backend raises"),
+    "exits": ("crashed", "exited with code 3"),
+    "hangs": ("timeout", "longer than 4 s"),
+    "ignoressigterm": ("timeout", "longer than 4 s"),
+    "exhaustsmemory": ("out_of_memory", ""),
+    "onenan": ("inaccurate", "not finite"),
+    "cudnn": ("unsupported", "cuDNN"),
+}
+
+
+def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
+    mixed = [name for bad in BAD for name in (bad, "eager", "flash")]
+    choice = ",".join(dict.fromkeys(mixed))
+    arguments = ("-m", f"backend={choice}", "sweep=bad", "isolation.timeout_s=4", *QUICK)
+    done = run(*arguments, "batch=1,2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path, "bad")
+    assert len(found) == 2 * (len(BAD) + 2)
+    for name, (status, words) in BAD.items():
+        for record in (found[name], found[f"{name}-{2 if found[name].request.case.batch == 1 else 1}"]):
+            assert record.status == status, record.reason
+            assert words in (record.reason or "")
+            assert record.metrics == {}
+    for name in ("eager", "flash"):
+        assert found[name].status == "ok"
+        assert found[name].metrics["forward/time_us"] > 0
+    assert left_behind(tmp_path) == []
+
+    stored = runs(tmp_path)
+    assert len(stored) == 1 + len(found)
+    assert {status for _, status, _ in stored} == {"FINISHED", "FAILED"}
+    tagged = {tags["attn_exp.job"]: tags["attn_exp.status"] for _, _, tags in stored if "attn_exp.job" in tags}
+    assert tagged == {record.request.job: record.status for record in found.values()}
+
+    before = {record.request.job: record.finished_at for record in found.values()}
+    again = run(*arguments, "batch=1,2", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    for record in records(tmp_path, "bad").values():
+        kept = record.status in ("ok", "inaccurate", "unsupported", "out_of_memory")
+        assert (record.finished_at == before[record.request.job]) == kept, record.request.label
+    assert len(runs(tmp_path)) == len(stored)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_at_once_and_the_same_command_goes_on(tmp_path, number):
+    arguments = ("-m", "backend=eager,slow,flash", "batch=1,2", "sweep=cut", *QUICK[:1], *QUICK[2:])
+    process = start(*arguments, cwd=tmp_path)
+    wait_for(lambda: len(list(tmp_path.glob(f"multirun/cut/eager-*/{FILE_NAME}"))) == 2)
+    seconds, out, err = interrupt(process, number)
+    assert seconds < 2
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "sweep=cut" in out.splitlines()[-1]
+    assert left_behind(tmp_path) == []
+    assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
+    before = {record.request.job: record.finished_at for record in records(tmp_path, "cut").values()}
+    assert len(before) < 6
+
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path, "cut")
+    assert len(found) == 6
+    assert {record.status for record in found.values()} == {"ok"}
+    assert {job: found_at for job, found_at in _times(found).items() if job in before} == before
+    assert sorted(tags.get("attn_exp.status", "sweep") for _, _, tags in runs(tmp_path)) == ["ok"] * 6 + ["sweep"]
+
+
+def test_a_killed_parent_takes_its_worker_along_and_the_same_command_goes_on(tmp_path):
+    arguments = ("-m", "backend=eager,slow", "sweep=shot", *QUICK)
+    process = start(*arguments, cwd=tmp_path)
+    wait_for(lambda: list(tmp_path.glob(f"multirun/shot/eager-*/{FILE_NAME}")))
+    interrupt(process, signal.SIGKILL)
+    wait_for(lambda: not left_behind(tmp_path), 5)
+    assert run(*arguments, cwd=tmp_path).returncode == 0
+    assert sorted(records(tmp_path, "shot")) == ["eager", "slow"]
+    assert {status for _, status, _ in runs(tmp_path)} == {"FINISHED"}
+
+
+def test_an_interrupt_before_the_first_job_leaves_nothing(tmp_path):
+    process = start("sweep=early", *QUICK, cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "multirun" / "early").exists())
+    seconds, _, err = interrupt(process)
+    assert seconds < 2
+    assert "Traceback" not in err
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("isolation", ["fresh", "none"])
+def test_the_other_isolations_measure_the_same_jobs(tmp_path, isolation):
+    done = run(
+        "-m", "backend=eager,flash,cudnn", f"isolation={isolation}", "tracker=none", "sweep=x", *QUICK, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    statuses = {name: record.status for name, record in records(tmp_path, "x").items()}
+    assert statuses == {"eager": "ok", "flash": "ok", "cudnn": "unsupported"}
+    assert left_behind(tmp_path) == []
+
+
+def test_what_a_backend_prints_is_in_its_log_and_not_on_the_terminal(tmp_path):
+    done = run("backend=printer", "tracker=none", "sweep=p", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    log = next(tmp_path.glob("multirun/p/printer-*/worker.log")).read_text()
+    assert "printed by the backend" in log
+    assert "written by native code" in log
+    assert "printed by" not in done.stdout + done.stderr
+
+
+def test_a_job_can_be_run_again_by_hand(tmp_path):
+    run("backend=eager", "tracker=none", "sweep=h", *QUICK, cwd=tmp_path)
+    folder = next(tmp_path.glob("multirun/h/eager-*"))
+    (folder / FILE_NAME).unlink()
+    assert run(str(folder), cwd=tmp_path, module="attn_exp.worker").returncode == 0
+    assert records(tmp_path, "h")["eager"].status == "ok"
+
+
+def test_a_broken_record_is_named_and_measured_again(tmp_path):
+    run("backend=eager", "tracker=none", "sweep=b", *QUICK, cwd=tmp_path)
+    path = next(tmp_path.glob(f"multirun/b/eager-*/{FILE_NAME}"))
+    path.write_bytes(path.read_bytes()[:100])
+    done = run("backend=eager", "tracker=none", "sweep=b", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0
+    assert records(tmp_path, "b")["eager"].status == "ok"
+
+
+def _times(found):
+    return {record.request.job: record.finished_at for record in found.values()}

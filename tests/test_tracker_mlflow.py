@@ -1,0 +1,427 @@
+"""MLflow's tracker against real MLflow on sqlite, in a folder of the test's own."""
+
+import importlib.util
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attn_exp.case import Case
+from attn_exp.errors import UserError
+from attn_exp.record import Kernel, Measuring, PassRecord, Record, Request, Status, Timing, write_record
+from attn_exp.trackers import SweepInfo, make_tracker
+from attn_exp.trackers import mlflow as tracked
+from attn_exp.trackers.base import Background, redacted
+
+# Not importorskip: processes that import this module would import MLflow before the tracker has silenced it.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
+
+
+def a_record(
+    job: str = "flash-1", status: Status = "ok", finished_at: float = 1_700_000_002.5, **changes: Any
+) -> Record:
+    case = Case(
+        batch=8, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128,
+        dtype="bfloat16", causal=True,
+    )  # fmt: skip
+    measuring = Measuring(
+        timer="cpu", also=(), precision=0.005, min_rounds=7, max_rounds=40, budget_s=1.5,
+        passes=("forward", "backward"), seed=123, tolerance={},
+    )  # fmt: skip
+    request = Request(
+        job=job, sweep="first", model="gpt2", device="cpu", case=case, measuring=measuring,
+        backend={"name": "flash", "_target_": "a.B", "tiles": {"rows": 64}},
+    )  # fmt: skip
+    timing = Timing(timer="cpu", l2="warm", times_us=(1.5, 2.5, 3.5), rounds=(0, 0, 1), stop_reason="max_rounds")
+    kernels = (Kernel(name="short", count=1, time_us=1), Kernel(name="long" * 100, count=1, time_us=2))
+    ok = status == "ok"
+    values: dict[str, Any] = {
+        "passes": {"forward": PassRecord(timings=(timing,), kernels=kernels)} if ok else {},
+        "metrics": {"forward/time_us": 2.5, "forward/broken": float("inf")} if ok else {},
+        "reason": None if ok else "because",
+        "flags": ("drift", "unstable") if ok else (),
+        "environment": {"cpu": "A CPU", "versions": {"torch": "2.13"}, "git_commit": "abc"},
+        "started_at": 1_700_000_000.0,
+    }
+    return Record(request=request, status=status, finished_at=finished_at, **(values | changes))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in tracked.ENVIRONMENT:
+        monkeypatch.setenv(name, tracked.ENVIRONMENT[name])
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that MLflow has set up once: that takes most of a test's time."""
+    folder = tmp_path_factory.mktemp("migrated")
+    tracker = make_tracker(config(folder))
+    tracker.open(SweepInfo("other", folder, "command"))
+    assert tracker.close("FINISHED", ()) is None
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def ready(place: Path, migrated: Path) -> Path:
+    (place / "mlflow.db").write_bytes(migrated.read_bytes())
+    return place
+
+
+def config(folder: Path) -> dict[str, Any]:
+    return {
+        "name": "mlflow", "uri": f"sqlite:///{folder}/mlflow.db", "artifacts": str(folder / "artifacts"),
+        "experiment": "attn_exp",
+    }  # fmt: skip
+
+
+def logged(place: Path, *records: Record, sweep: str = "first", **closing: Any) -> str | None:
+    tracker = make_tracker(config(place))
+    tracker.open(SweepInfo(sweep, place / sweep, "python -m attn_exp tracker.uri=http://me:secret@host:5000"))
+    for record in records:
+        folder = place / sweep / record.request.job
+        folder.mkdir(parents=True, exist_ok=True)
+        write_record(record, folder)
+        tracker.log(record, folder)
+    return tracker.close(closing.pop("status", "FINISHED"), closing.pop("artifacts", ()), **closing)
+
+
+def runs_of(place: Path, sweep: str = "first", condition: str = "") -> tuple[Any, list[Any]]:
+    """The sweep's parent run and its children, as MLflow's own client finds them."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
+    experiment = client.get_experiment_by_name("attn_exp")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id], condition)
+    (parent,) = [
+        run for run in found
+        if run.data.tags["attn_exp.kind"] == "sweep" and run.data.tags["attn_exp.sweep"] == sweep
+    ]  # fmt: skip
+    children = [run for run in found if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    return parent, sorted(children, key=lambda run: str(run.data.tags["attn_exp.job"]))
+
+
+def artifacts_of(run: Any) -> set[str]:
+    return {path.name for path in Path(run.info.artifact_uri.removeprefix("file://")).iterdir()}
+
+
+def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
+    table = place / "table.csv"
+    table.write_text("a,b\n")
+    records = (a_record("a"), a_record("b", "unsupported"), a_record("c", "crashed"))
+    assert logged(place, *records, artifacts=[table, place / "absent"]) is None
+    parent, children = runs_of(place)
+    assert (parent.info.run_name, parent.info.status, artifacts_of(parent)) == ("first", "FINISHED", {"table.csv"})
+    assert parent.data.tags["attn_exp.command"] == "python -m attn_exp tracker.uri=http://host:5000"
+    assert [run.info.status for run in children] == ["FINISHED", "FINISHED", "FAILED"]
+    assert [run.data.tags["attn_exp.status"] for run in children] == ["ok", "unsupported", "crashed"]
+    assert [run.data.tags.get("attn_exp.reason") for run in children] == [None, "because", "because"]
+    run = children[0]
+    assert run.info.run_name == "flash · b8 h16 s1024 d128 bfloat16 causal"
+    assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_002_500)
+    assert run.data.metrics == {"forward/time_us": 2.5}
+    wanted = {
+        "batch": "8", "q_len": "1024", "causal": "True", "backend": "flash", "backend.tiles.rows": "64",
+        "model": "gpt2", "device": "cpu", "timer": "cpu", "passes": "forward+backward", "seed": "123",
+        "stopping.precision": "0.005",
+    }  # fmt: skip
+    assert wanted.items() <= run.data.params.items()
+    assert run.data.tags["attn_exp.flags"] == "drift,unstable"
+    assert run.data.tags["attn_exp.gpu"] == "A CPU"
+    assert len(run.data.tags["attn_exp.kernel_forward"]) == 250
+    assert artifacts_of(run) == {"record.json", "samples.csv"}
+    samples = Path(run.info.artifact_uri.removeprefix("file://"), "samples.csv").read_text().splitlines()
+    assert samples == [
+        "pass,timer,round,index,time_us",
+        *(f"forward,cpu,{r},{i},{i + 1}.5" for i, r in enumerate((0, 0, 1))),
+    ]
+    assert {path.name for path in (place / "first" / "a").iterdir()} == {"record.json"}
+
+
+def test_the_same_sweep_again_stores_nothing_twice_and_replaces_a_retried_job(ready: Path) -> None:
+    failed = a_record("b", "crashed")
+    assert logged(ready, a_record("a"), failed, failed, status="KILLED") is None
+    parent, children = runs_of(ready)
+    assert (parent.info.status, len(children)) == ("KILLED", 2)
+    assert logged(ready, a_record("a"), a_record("b", finished_at=1_700_000_009.0), a_record("c")) is None
+    again, resumed = runs_of(ready)
+    assert (again.info.run_id, again.info.status) == (parent.info.run_id, "FINISHED")
+    assert [run.data.tags["attn_exp.status"] for run in resumed] == ["ok", "ok", "ok"]
+    assert [run.info.status for run in resumed] == ["FINISHED"] * 3
+    assert resumed[0].info.run_id == children[0].info.run_id
+    assert resumed[1].info.run_id != children[1].info.run_id
+
+
+def test_a_killed_process_leaves_no_job_running_and_its_sweep_is_taken_up(ready: Path) -> None:
+    tracker = make_tracker(config(ready))
+    tracker.open(SweepInfo("first", ready / "first", ""))
+    tracker.log(a_record("a"), ready)
+    tracker.settle()
+    parent, children = runs_of(ready)
+    assert (parent.info.status, [run.info.status for run in children]) == ("RUNNING", ["FINISHED"])
+    assert logged(ready, a_record("a"), a_record("b")) is None
+    again, children = runs_of(ready)
+    assert (again.info.run_id, again.info.status, len(children)) == (parent.info.run_id, "FINISHED", 2)
+
+
+def test_a_job_cut_short_while_it_was_stored_is_stored_again(ready: Path) -> None:
+    assert logged(ready, a_record("a")) is None
+    _, (before,) = runs_of(ready)
+    with sqlite3.connect(ready / "mlflow.db") as database:
+        database.execute("UPDATE runs SET status = 'RUNNING' WHERE run_uuid = ?", (before.info.run_id,))
+    assert logged(ready, a_record("a")) is None
+    _, (after,) = runs_of(ready)
+    assert after.info.run_id != before.info.run_id
+    assert after.info.status == "FINISHED"
+
+
+def test_sweeps_of_one_name_in_two_folders_are_two_sweeps(ready: Path) -> None:
+    for folder in ("one", "two"):
+        tracker = make_tracker(config(ready))
+        tracker.open(SweepInfo("same", ready / folder, ""))
+        tracker.log(a_record("a"), ready)
+        assert tracker.close("FINISHED", ()) is None
+    with sqlite3.connect(ready / "mlflow.db") as database:
+        rows = database.execute("SELECT count(*) FROM tags WHERE key = 'mlflow.parentRunId'").fetchone()
+        live = database.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone()
+    assert (rows[0], live[0]) == (2, 5)
+
+
+def test_statistics_are_there_after_a_sweep(ready: Path) -> None:
+    logged(ready, a_record("a"))
+    with sqlite3.connect(ready / "mlflow.db") as database:
+        assert database.execute("SELECT count(*) FROM sqlite_stat1").fetchone()[0] > 0
+
+
+def test_one_job_that_cannot_be_stored_is_a_warning_and_the_others_are_stored(
+    ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    original = mlflow.MlflowClient.log_batch
+
+    def failing(self: Any, run_id: str, *given: Any) -> Any:
+        if self.get_run(run_id).data.tags["attn_exp.job"] == "b":
+            raise OSError("disk full at http://me:secret@host\nand more")
+        return original(self, run_id, *given)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", failing)
+    warning = logged(ready, a_record("a"), a_record("b"), a_record("c"))
+    assert warning is not None
+    assert "lacks 1 record (disk full at http://host)" in warning
+    assert "the same command with sweep=first" in warning
+    parent, children = runs_of(ready)
+    assert parent.info.status == "FINISHED"
+    assert [run.data.tags["attn_exp.job"] for run in children] == ["a", "c"]
+
+
+def test_a_lost_server_is_one_warning_within_seconds(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tracker = make_tracker({"name": "mlflow", "uri": "http://me:secret@127.0.0.1:9", "experiment": "x"})
+    tracker.open(SweepInfo("first", place / "first", ""))
+    for job in range(20):
+        tracker.log(a_record(str(job)), place)
+    began = time.monotonic()
+    warning = tracker.close("FINISHED", ())
+    assert time.monotonic() - began < 20
+    assert warning is not None
+    assert "lacks 20 records" in warning
+    assert "secret" not in warning
+    assert capfd.readouterr() == ("", "")
+
+
+def test_closing_with_a_time_limit_returns_in_time_and_still_ends_the_sweep(
+    ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    original = mlflow.MlflowClient.log_artifacts
+
+    def slow(*given: Any) -> None:
+        time.sleep(0.5)
+        original(*given)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_artifacts", slow)
+    began = time.monotonic()
+    warning = logged(ready, *(a_record(str(number)) for number in range(20)), status="KILLED", timeout_s=3.0)
+    assert time.monotonic() - began < 4.0
+    assert warning is not None
+    assert "there was no time left" in warning
+    parent, children = runs_of(ready)
+    assert parent.info.status == "KILLED"
+    assert all(run.info.status == "FINISHED" for run in children)
+
+
+def test_closing_again_after_an_interrupt_still_ends_the_sweep(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = make_tracker(config(ready))
+    tracker.open(SweepInfo("first", ready / "first", ""))
+    tracker.log(a_record("a"), ready)
+    with monkeypatch.context() as patch:
+        patch.setattr(Background, "settle", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            tracker.close("FINISHED", ())
+    assert tracker.close("KILLED", (), timeout_s=10) is None
+    parent, children = runs_of(ready)
+    assert (parent.info.status, len(children)) == ("KILLED", 1)
+    assert tracker.close("FINISHED", ()) is None
+
+
+def test_a_locked_database_is_a_warning(ready: Path) -> None:
+    tracker = make_tracker(config(ready))
+    tracker.open(SweepInfo("first", ready / "first", ""))
+    tracker.settle()
+    with sqlite3.connect(ready / "mlflow.db", isolation_level=None) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        tracker.log(a_record("a"), ready)
+        warning = tracker.close("KILLED", (), timeout_s=1)
+        database.execute("ROLLBACK")
+    assert warning is not None
+    assert "lacks 1 record (" in warning
+    assert str(ready / "first") in warning
+
+
+def python(code: str, folder: Path) -> "subprocess.Popen[str]":
+    head = "import sys, time; from pathlib import Path; from attn_exp.trackers import SweepInfo, make_tracker\n"
+    tests, root = Path(__file__).parent, Path(__file__).parent.parent
+    environment = os.environ | {"PYTHONPATH": f"{root}:{tests}"}
+    for name in tracked.ENVIRONMENT:
+        environment.pop(name, None)
+    return subprocess.Popen(
+        [sys.executable, "-c", head + textwrap.dedent(code)],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_opening_is_cheap_and_an_interrupt_does_not_wait_for_the_import(tmp_path: Path) -> None:
+    code = """
+        tracker = make_tracker({"name": "mlflow"})
+        began = time.perf_counter()
+        tracker.open(SweepInfo("first", Path("first"), ""))
+        opened = time.perf_counter()
+        assert "torch" not in sys.modules
+        said = tracker.close("KILLED", (), timeout_s=1)
+        print(opened - began, time.perf_counter() - opened, said)
+    """
+    began = time.monotonic()
+    process = python(code, tmp_path)
+    out, err = process.communicate(timeout=30)
+    opened, closed, *_ = out.split()
+    assert (process.returncode, err) == (0, "")
+    assert float(opened) < 0.1
+    assert float(closed) < 1.5
+    assert time.monotonic() - began < 5
+
+
+def test_nothing_heavy_is_imported_with_the_package(tmp_path: Path) -> None:
+    code = "import attn_exp.trackers.mlflow; print([n for n in ('mlflow', 'torch', 'sqlalchemy') if n in sys.modules])"
+    assert python(code, tmp_path).communicate(timeout=30) == ("[]\n", "")
+
+
+def test_eight_processes_open_one_fresh_database_at_once(tmp_path: Path) -> None:
+    code = """
+        from test_tracker_mlflow import a_record
+        tracker = make_tracker({{"name": "mlflow"}})
+        tracker.open(SweepInfo(f"sweep{number}", Path("multirun"), ""))
+        for job in range(3):
+            tracker.log(a_record(f"{number}-{{job}}"), Path("."))
+        print(tracker.close("FINISHED", ()))
+    """
+    processes = [python(code.format(number=number), tmp_path) for number in range(8)]
+    said = [process.communicate(timeout=120) for process in processes]
+    assert said == [("None\n", "")] * 8
+    with sqlite3.connect(tmp_path / "mlruns" / "mlflow.db") as database:
+        states = dict(database.execute("SELECT status, count(*) FROM runs GROUP BY status"))
+    assert states == {"FINISHED": 32}
+
+
+def test_a_database_of_a_newer_mlflow_is_refused_in_one_sentence(ready: Path) -> None:
+    with sqlite3.connect(ready / "mlflow.db") as database:
+        database.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+    with pytest.raises(
+        UserError, match=r"was written by a newer MLflow than the installed .*upgrade mlflow, or choose"
+    ):
+        make_tracker(config(ready)).open(SweepInfo("first", ready, ""))
+
+
+def test_a_file_that_is_no_database_is_refused(place: Path) -> None:
+    (place / "mlflow.db").write_text("this is no database " * 100)
+    with pytest.raises(UserError, match="is not a sqlite database"):
+        make_tracker(config(place)).open(SweepInfo("first", place, ""))
+
+
+def test_a_folder_that_cannot_be_made_or_written_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be made"):
+        make_tracker(config(place / "file")).open(SweepInfo("first", place, ""))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(UserError, match=r"cannot be written: choose another place with tracker\.uri"):
+        make_tracker(config(place)).open(SweepInfo("first", place, ""))
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("file:///tmp/mlruns", "no longer stores into plain folders"),
+        ("mlruns", "no longer stores into plain folders"),
+        ("sqlite://mlflow.db", "names no database file"),
+        ("sqlite:///:memory:", "names no database file"),
+        ("ftp://me:secret@host", "tracker.uri=ftp://host is none of sqlite, http"),
+    ],
+)
+def test_a_location_that_cannot_be_meant_is_refused(place: Path, uri: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make_tracker({"name": "mlflow", "uri": uri})
+
+
+def test_a_relative_database_counts_from_the_folder_one_stands_in(place: Path) -> None:
+    assert tracked.absolute_uri("sqlite:///a/b.db?timeout=3") == f"sqlite:///{place}/a/b.db?timeout=3"
+    assert tracked.absolute_uri("sqlite:////a/b.db") == "sqlite:////a/b.db"
+    assert tracked.database_file("sqlite:////a/b.db") == Path("/a/b.db")
+    assert tracked.absolute_uri("postgresql+psycopg2://u:p@h/d") == "postgresql+psycopg2://u:p@h/d"
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("postgresql://me:p/w@host:5432/db", "postgresql://host:5432/db"),
+        ("run uri=https://token@host x=1", "run uri=https://host x=1"),
+        ("postgresql://host/db?user=a&password=b&x=1", "postgresql://host/db?user=a&password=***&x=1"),
+        ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+    ],
+)
+def test_user_and_password_are_never_shown(uri: str, shown: str) -> None:
+    assert redacted(uri) == shown
+
+
+def test_a_store_that_is_gone_is_not_asked_for_every_job() -> None:
+    asked = []
+
+    def fails() -> None:
+        asked.append(1)
+        raise OSError("gone")
+
+    thread = Background("test")
+    for _ in range(10):
+        thread.put(fails)
+    assert thread.settle(5)
+    thread.stop()
+    assert (len(asked), thread.unstored) == (3, 10)
+
+
+def test_no_tracker_and_a_typo(tmp_path: Path) -> None:
+    tracker = make_tracker({"name": "none"})
+    tracker.open(SweepInfo("first", tmp_path, ""))
+    tracker.log(a_record(), tmp_path)
+    tracker.settle()
+    assert tracker.close("FINISHED", ()) is None
+    with pytest.raises(UserError, match="did you mean 'mlflow'"):
+        make_tracker({"name": "mlfow"})

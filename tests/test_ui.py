@@ -1,0 +1,126 @@
+"""The command that starts MLflow's pages: its mistakes told in one sentence, and one real server started and ended."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from attn_exp import ui
+from attn_exp.trackers import SweepInfo, make_tracker
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
+
+
+def a_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def group_of(leader: int) -> set[int]:
+    """The processes that are children of `leader`, and theirs."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found: set[int] = set()
+    while grown := {child for child, parent in parents.items() if parent in found | {leader}} - found:
+        found |= grown
+    return found
+
+
+def test_help_says_what_it_does_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        ui.main(["--help"])
+    assert "--open-sweep" in capsys.readouterr().out
+    assert "mlflow" not in ui.__dict__
+
+
+def test_no_database_yet_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ui.main([]) == 2
+    said = capsys.readouterr().err
+    wanted = f"there is no database {tmp_path}/mlruns/mlflow.db yet: measure something with python -m attn_exp"
+    assert said == f"{wanted}, or give --uri\n"
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_server_needs_no_second_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ui.main(["--uri", "http://me:secret@host:5000"]) == 2
+    assert capsys.readouterr().err == "http://host:5000 is a server already: open it in a browser\n"
+
+
+def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sqlite3.connect(tmp_path / "mlflow.db").close()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert ui.main(["--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(port)]) == 2
+    found = re.fullmatch(rf"port {port} on 127.0.0.1 cannot be used: try --port (\d+)\n", capsys.readouterr().err)
+    assert found
+    assert int(found[1]) != port
+
+
+def test_the_list_of_one_sweep_is_filtered_and_not_grouped() -> None:
+    assert ui.view_state(None)["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "attn_exp.sweep"}]
+    state = ui.view_state("it's")
+    assert (state["groupBy"], state["searchFilter"]) == (None, 'tags.`attn_exp.sweep` = "it\'s"')
+
+
+def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    tracker = make_tracker({"name": "mlflow", "uri": uri, "artifacts": str(tmp_path / "artifacts")})
+    tracker.open(SweepInfo("first", tmp_path / "first", ""))
+    assert tracker.close("FINISHED", ()) is None
+    port = a_free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attn_exp.ui", f"--uri={uri}", f"--port={port}", "--open-sweep=first"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert process.stdout.readline() == f"starting MLflow over {uri} ...\n"
+        address = process.stdout.readline().strip()
+        assert process.stdout.readline() == "Ctrl-C ends it\n"
+        found = re.fullmatch(rf"http://127.0.0.1:{port}/#/experiments/(\d+)/runs\?viewStateShareKey=(\w+)", address)
+        assert found
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+            assert b"MLflow" in answer.read()
+        name = urllib.parse.quote("attn_exp")
+        api = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/get-by-name?experiment_name={name}"
+        with urllib.request.urlopen(api) as answer:
+            experiment = json.load(answer)["experiment"]
+        tags = {tag["key"]: tag["value"] for tag in experiment["tags"]}
+        assert experiment["experiment_id"] == found[1]
+        assert json.loads(tags[f"mlflow.sharedViewState.{found[2]}"]) == ui.view_state("first")
+        children = group_of(process.pid)
+        assert children
+    finally:
+        process.send_signal(signal.SIGINT)
+        code = process.wait(20)
+    assert (code, process.stderr.read()) == (0, "")
+    limit = time.monotonic() + 5
+    while alive := {child for child in children if Path(f"/proc/{child}").exists()}:
+        assert time.monotonic() < limit, alive
+        time.sleep(0.1)
