@@ -60,7 +60,7 @@ def student_t_975(degrees: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / degrees ** (power + 1) for power, term in enumerate(terms))
+    return z + math.fsum(term / degrees ** (power + 1) for power, term in enumerate(terms))
 
 
 def round_medians(times_us: Sequence[float], rounds: Sequence[int]) -> list[float]:

@@ -22,7 +22,8 @@ QUICK = (
 
 def environment() -> dict[str, str]:
     """The tests' environment, with their backends importable and a marker that children inherit."""
-    return {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
 def start(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.Popen[str]:

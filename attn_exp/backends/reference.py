@@ -103,7 +103,8 @@ def _last_seen_key(case: Case, rows: slice) -> int:
     if not case.causal:
         return case.kv_len
     offset = case.kv_len - case.q_len if case.align == "bottom_right" else 0
-    return max(1, min(case.kv_len, rows.stop + offset))
+    last: int = rows.stop + offset
+    return max(1, min(case.kv_len, last))
 
 
 def _slices(case: Case, heads: int, device: str) -> Iterator[tuple[slice, slice]]:

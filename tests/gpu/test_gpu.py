@@ -1,0 +1,203 @@
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from cli import left_behind, run, runs
+from fakes import make_request
+
+from attn_exp.accuracy import tensor_error
+from attn_exp.backends.base import load_backend
+from attn_exp.backends.reference import reference
+from attn_exp.case import Case
+from attn_exp.inputs import make_inputs
+from attn_exp.measure import measure
+from attn_exp.record import Record
+from attn_exp.store import read_sweep
+from attn_exp.timers import make_timer
+from attn_exp.timers.loop import StoppingRule, sample
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {
+    "bfloat16": {"out": 0.01, "gradient": 0.015},
+    "float16": {"out": 0.002, "gradient": 0.003},
+    "float32": {"out": 1e-5, "gradient": 1.5e-5},
+}
+RULE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=15, budget_s=0.5)
+SDPA = {name: f"attn_exp.backends.sdpa.{name.capitalize()}" for name in ("flash", "efficient", "cudnn", "math")}
+SDPA |= {"auto": "attn_exp.backends.sdpa.Sdpa", "eager": "attn_exp.backends.eager.Eager"}
+
+
+def gpu_case(batch=2, heads=4, kv_heads=None, q_len=512, kv_len=None, dim=64, dtype="bfloat16", causal=False):
+    kv_heads, kv_len = kv_heads or heads, kv_len or q_len
+    sizes = {"batch": batch, "q_heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len}
+    return Case(**sizes, head_dim=dim, value_dim=dim, dtype=dtype, causal=causal, align="top_left")
+
+
+def gpu_request(target, case, name="fake", **measuring):
+    options = {"timer": "device", "also": ("kernel", "event"), "tolerance": TOLERANCE[case.dtype], "budget_s": 0.02}
+    request = make_request({"_target_": target, "name": name}, case, **options | measuring)
+    return replace(request, device="cuda")
+
+
+@pytest.mark.parametrize("duration_us", [50.0, 500.0, 5000.0])
+def test_the_device_timer_measures_a_known_duration(machine, duration_us):
+    cycles = int(duration_us * 1980)
+    timing = sample(make_timer("device", machine.gpu), lambda: torch.cuda._sleep(cycles), RULE)
+    shorter = sample(make_timer("device", machine.gpu), lambda: torch.cuda._sleep(cycles // 2), RULE)
+    # The difference is free of the event's own floor.
+    slope = statistics.median(timing.times_us) - statistics.median(shorter.times_us)
+    assert slope == pytest.approx(duration_us / 2, rel=0.02, abs=0.5)
+
+
+def test_a_busy_host_moves_the_event_timer_and_not_the_device_timer(machine):
+    x = torch.randn(1 << 16, device="cuda")
+
+    def late() -> None:
+        began = machine.gpu.now_us()
+        x.mul_(1.0)
+        while machine.gpu.now_us() - began < 100:
+            pass
+        x.mul_(1.0)
+
+    def prompt() -> None:
+        x.mul_(1.0)
+        x.mul_(1.0)
+
+    def median(name, call):
+        return statistics.median(sample(make_timer(name, machine.gpu), call, RULE).times_us)
+
+    assert median("event", late) > 90
+    assert median("device", late) == pytest.approx(median("device", prompt), rel=0.03, abs=0.3)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(16, 512), (2, 8192)])
+def test_device_and_kernel_time_agree(machine, batch, length):
+    case = gpu_case(batch=batch, heads=16, q_len=length, dim=128)
+    inputs = make_inputs(case, "cuda", 1, with_gradients=False)
+    calls = load_backend({"_target_": SDPA["flash"], "name": "flash"}).prepare(case, inputs)
+    with calls.scope():
+        medians = {}
+        for name in ("device", "kernel", "device", "kernel"):
+            timing = sample(make_timer(name, machine.gpu), calls.forward, RULE)
+            medians.setdefault(name, []).append(statistics.median(timing.times_us))
+    device, kernel = (statistics.fmean(medians[name]) for name in ("device", "kernel"))
+    limit = 0.02 * device if device >= 1000 else 4 + 0.03 * device
+    assert abs(device - kernel) <= limit, medians
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("backend", list(SDPA))
+def test_every_backend_is_right_and_runs_the_kernels_that_it_claims(machine, backend, dtype):
+    for dim, causal, kv_heads in ((64, True, 4), (128, False, 4), (128, True, 2)):
+        case = gpu_case(dim=dim, causal=causal, kv_heads=kv_heads, dtype=dtype)
+        record = measure(gpu_request(SDPA[backend], case, backend), machine)
+        assert record.status in ("ok", "unsupported"), (case.label(), record.status, record.reason)
+        if record.status == "unsupported":
+            assert len(record.reason or "") > 20, record.reason
+            assert dtype == "float32" or kv_heads == 2, record.reason
+            continue
+        for direction in ("forward", "backward"):
+            measured = record.passes[direction]
+            assert measured.kernels
+            assert [timing.timer for timing in measured.timings][:2] == ["device", "kernel"]
+            assert record.metrics[f"{direction}/flops_of_peak"] < 1
+            assert record.metrics[f"{direction}/peak_memory_bytes"] > 0
+        assert len(record.telemetry) == 3
+        assert {"sm_clock_mhz", "power_w"} <= set(record.telemetry[0])
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "words"),
+    [
+        ("faulty.MislabelledFlash", "wrong_kernel", "flash_fwd"),
+        ("faulty.ComputesNothing", "implausible", "above the"),
+        ("faulty.TakesAllMemory", "out_of_memory", "OutOfMemoryError"),
+        ("fakes.OneNan", "inaccurate", "not finite"),
+        ("fakes.ZeroGradients", "inaccurate", "dq"),
+    ],
+)
+def test_what_is_wrong_on_a_gpu_is_a_status_without_numbers(machine, target, status, words):
+    record = measure(gpu_request(target, gpu_case(q_len=2048, heads=16, dim=128)), machine)
+    assert record.status == status, record.reason
+    assert words in (record.reason or "")
+    assert record.metrics == {}
+
+
+def test_a_small_call_is_launch_bound_and_says_so(machine):
+    record = measure(gpu_request(SDPA["flash"], gpu_case(batch=1, q_len=128), "flash"), machine)
+    assert record.status == "ok"
+    assert "launch_bound" in record.flags
+    assert record.metrics["forward/event_time_us"] > 1.5 * record.metrics["forward/time_us"]
+
+
+def test_the_reference_of_the_largest_case_fits_and_judges(machine):
+    case = gpu_case(batch=16, heads=16, q_len=8192, dim=128, causal=True)
+    machine.reference = None
+    inputs = make_inputs(case, "cuda", 2, with_gradients=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    known = reference(case, inputs, with_gradients=True)
+    assert torch.cuda.max_memory_allocated() - before < 24 << 30
+    calls = load_backend({"_target_": SDPA["cudnn"], "name": "cudnn"}).prepare(case, inputs)
+    with calls.scope():
+        out = calls.forward()
+        found = dict(zip(("dq", "dk", "dv"), calls.backward(out)(), strict=True)) | {"out": out}
+    for name, tensor in found.items():
+        assert tensor_error(tensor, known[name], 1.0).relative < 0.006
+    spoiled = found["dk"].clone()
+    spoiled[15, 15, -1] = 0
+    assert tensor_error(spoiled, known["dk"], 1.0).worst_row > 0.5
+
+
+def test_the_flush_makes_a_small_read_cold(machine):
+    x = torch.randn(1 << 22, device="cuda")
+    gpu = machine.gpu
+
+    def read(flush: bool) -> float:
+        times = []
+        for _ in range(30):
+            gpu.sleep_us(200)
+            if flush:
+                gpu.flush()
+            first = gpu.event()
+            x.sum()
+            second = gpu.event()
+            gpu.synchronize()
+            times.append(gpu.elapsed_us(first, second))
+        return statistics.median(times)
+
+    read(False)
+    assert read(True) > 1.3 * read(False)
+
+
+def test_a_poisoned_worker_is_replaced_and_the_sweep_goes_on(tmp_path):
+    conf = tmp_path / "conf" / "backend"
+    conf.mkdir(parents=True)
+    for name in ("Asserts", "TakesAllMemory"):
+        (conf / f"{name.lower()}.yaml").write_text(f"# a test\n_target_: faulty.{name}\nname: {name.lower()}\n")
+    (tmp_path / "faulty.py").write_text((Path(__file__).parent / "faulty.py").read_text())
+    done = run(
+        *("-m", "backend=flash,asserts,cudnn,takesallmemory,efficient", "device=cuda", "sweep=p", "batch=1"),
+        *("seq_len=256", "stopping.budget_s=0.05", f"hydra.searchpath=[file://{tmp_path / 'conf'}]"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    found = {record.request.backend["name"]: record for record in read_sweep(tmp_path / "multirun" / "p")}
+    assert all(isinstance(record, Record) for record in found.values())
+    statuses = {name: record.status for name, record in found.items()}
+    expected = {"flash": "ok", "cudnn": "ok", "efficient": "ok", "asserts": "error", "takesallmemory": "out_of_memory"}
+    assert statuses == expected, {name: record.reason for name, record in found.items()}
+    assert left_behind(tmp_path) == []
+    assert {status for _, status, _ in runs(tmp_path)} == {"FINISHED", "FAILED"}
+
+
+def test_the_kernel_timer_can_rank(tmp_path):
+    done = run("timer=kernel", "backend=cudnn", "seq_len=512", "tracker=none", "sweep=k", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(next(tmp_path.glob("multirun/k/*/record.json")).read_text())
+    assert record["status"] == "ok", record["reason"]
+    assert record["passes"]["forward"]["timings"][0]["timer"] == "kernel"
