@@ -99,8 +99,9 @@ def case_from_config(config: dict[str, Any]) -> Case:
     head_dim = model.get("head_dim")
     if head_dim is None:
         embedding, q_heads = model.get("embedding"), model.get("q_heads")
-        if not embedding or not isinstance(q_heads, int) or q_heads < 1:
-            raise UserError("the model needs model.head_dim, or model.embedding with a positive model.q_heads")
+        whole = isinstance(embedding, int) and isinstance(q_heads, int)
+        if not whole or embedding < 1 or q_heads < 1:
+            raise UserError("the model needs model.head_dim, or whole model.embedding and model.q_heads")
         if embedding % q_heads:
             raise UserError(
                 f"q_heads={q_heads} does not divide embedding={embedding}: "

@@ -6,7 +6,7 @@ after seconds, and a first job measured cold would be faster than the same job m
 
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -19,17 +19,17 @@ def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
     """FLOP/s of large square matrix products on normal inputs, the median over the second half of `load_s` seconds."""
     n = _MATRIX[device]
     a, b = (torch.randn(n, n, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
-    torch.mm(a, b)
-    rates: list[float] = []
-    synchronize(device)
-    started = now = time.perf_counter()
-    while now - started < load_s or len(rates) < 4:
-        calls = _LOAD_BATCH if device == "cuda" else 1
+    calls = _LOAD_BATCH if device == "cuda" else 1
+
+    def multiply() -> None:
         for _ in range(calls):
             torch.mm(a, b)
-        synchronize(device)
-        before, now = now, time.perf_counter()
-        rates.append(calls * 2 * n**3 / (now - before))
+
+    torch.mm(a, b)
+    rates: list[float] = []
+    started = time.perf_counter()
+    while time.perf_counter() - started < load_s or len(rates) < 4:
+        rates.append(calls * 2 * n**3 / _seconds(device, multiply))
     return statistics.median(rates[len(rates) // 2 :])
 
 
@@ -38,17 +38,26 @@ def copy_ceiling(device: str) -> float:
     source = torch.randint(256, (_COPY_BYTES[device],), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
-    times = []
-    for _ in range(10):
-        synchronize(device)
+    return (
+        2 * _COPY_BYTES[device] / statistics.median(_seconds(device, lambda: target.copy_(source)) for _ in range(10))
+    )
+
+
+def _seconds(device: str, run: Callable[[], object]) -> float:
+    """How long the device takes for `run`; by events on a GPU, since other threads may hold up this one."""
+    if device == "cpu":
         began = time.perf_counter()
-        target.copy_(source)
-        synchronize(device)
-        times.append(time.perf_counter() - began)
-    return 2 * _COPY_BYTES[device] / statistics.median(times)
+        run()
+        return time.perf_counter() - began
+    first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    run()
+    second.record()
+    second.synchronize()
+    return float(first.elapsed_time(second)) / 1e3
 
 
-def synchronize(device: str) -> Any:
+def synchronize(device: str) -> None:
     """Wait for the device's work; errors of earlier calls surface here."""
     if device == "cuda":
         torch.cuda.synchronize()

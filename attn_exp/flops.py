@@ -50,8 +50,11 @@ def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
     size = DTYPE_BYTES[case.dtype]
     dims = case.head_dim + case.value_dim
     q_side = case.batch * case.q_heads * case.q_len * dims
-    kv_side = case.batch * case.kv_heads * case.kv_len * dims
+    # Keys after the last query's own are seen by none under a causal mask aligned top-left.
+    seen = min(case.kv_len, case.q_len) if case.causal and case.align == "top_left" else case.kv_len
+    kv_read = case.batch * case.kv_heads * seen * dims
+    kv_written = case.batch * case.kv_heads * case.kv_len * dims
     lse = 4 * case.batch * case.q_heads * case.q_len
     if direction == "forward":
-        return size * (q_side + kv_side) + (lse if saves_lse else 0)
-    return 2 * size * (q_side + kv_side) + lse
+        return size * (q_side + kv_read) + (lse if saves_lse else 0)
+    return size * (2 * q_side + kv_read + kv_written) + lse

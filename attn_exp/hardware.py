@@ -31,6 +31,7 @@ def _peak(name: str, half: float, single: float, tf32: float, tb_per_s: float, s
 # First match wins, so the more special name comes first. Names are those that the driver reports.
 _PEAKS = (
     (r"\bB200\b", _peak("B200", 2250, 75, 1125, 8.0, "NVIDIA HGX B200 datasheet")),
+    (r"\bGH200 144G\b", _peak("GH200 144 GB", 989.4, 67, 494.7, 4.9, "NVIDIA GH200 datasheet, 144 GB HBM3e")),
     (r"\bGH200\b", _peak("GH200", 989.4, 67, 494.7, 4.0, "NVIDIA GH200 datasheet, 96 GB HBM3")),
     (r"\bH200 NVL\b", _peak("H200 NVL", 835.5, 60, 417.5, 4.8, "NVIDIA H200 datasheet")),
     (r"\bH200\b", _peak("H200 SXM", 989.4, 67, 494.7, 4.8, "NVIDIA H200 datasheet")),
@@ -38,6 +39,7 @@ _PEAKS = (
     (r"\bH100 PCIe\b", _peak("H100 PCIe", 756, 51, 378, 2.0, "NVIDIA H100 datasheet")),
     (r"\bH100\b", _peak("H100 SXM", 989.4, 67, 494.7, 3.35, "NVIDIA H100 datasheet")),
     (r"\bA100\b.*80GB", _peak("A100 80GB", 312, 19.5, 156, 2.039, "NVIDIA A100 datasheet")),
+    (r"\bA100\b.*64GB", _peak("A100 64GB", 312, 19.5, 156, 1.64, "Leonardo supercomputer, arXiv:2307.16885")),
     (r"\bA100\b", _peak("A100 40GB", 312, 19.5, 156, 1.555, "NVIDIA A100 datasheet")),
     (r"\bL40S\b", _peak("L40S", 362, 91.6, 183, 0.864, "NVIDIA L40S datasheet")),
     (r"\bL4\b", _peak("L4", 121, 30.3, 60, 0.3, "NVIDIA L4 datasheet")),

@@ -2,12 +2,11 @@
 
 import contextlib
 import re
-import statistics
 import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,14 +22,15 @@ from attn_exp.inputs import DISTRIBUTION, Inputs, make_inputs
 from attn_exp.metrics import implausibility, pass_metrics
 from attn_exp.nvml import GpuState
 from attn_exp.preload import import_autograd, load_libraries
-from attn_exp.record import Kernel, PassRecord, Record, Request, Status, TensorError
+from attn_exp.record import Kernel, PassRecord, Record, Request, Status, TensorError, Timing
 from attn_exp.timers import make_timer
 from attn_exp.timers.gpu import Cuda
-from attn_exp.timers.kernel import operators, trace
-from attn_exp.timers.loop import Call, StoppingRule, sample, single_block
+from attn_exp.timers.kernel import ProfilerLost, operators, trace
+from attn_exp.timers.loop import Call, StoppingRule, Timer, sample, single_block
 
 LOAD_S = 2.0
 _TRACED_CALLS = 2
+_KERNELS_KEPT = 24
 _SECOND_OPINION_US = 15_000.0
 _SECOND_OPINION_CALLS = (2, 20)
 # How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
@@ -74,7 +74,6 @@ class Machine:
         """
         if dtype not in self.ceilings:
             first = next(iter(self.ceilings.values()), None)
-            copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
             if self.gpu is None or first:
                 matmul = matmul_ceiling(self.device, dtype, 0.0)
             else:
@@ -82,6 +81,7 @@ class Machine:
                     loading = pool.submit(matmul_ceiling, self.device, dtype, LOAD_S)
                     load_libraries(dtype)
                     matmul = loading.result()
+            copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 
@@ -139,7 +139,7 @@ class _Job:
             flags=tuple(sorted(self.flags)),
             environment=found,
             ceilings=self.ceilings,
-            telemetry=tuple(self.telemetry),
+            telemetry=tuple(reading for reading in self.telemetry if reading),
             stages_s={name: round(seconds, 6) for name, seconds in self.stages_s.items()},
             started_at=self.started_at,
             finished_at=time.time(),
@@ -182,6 +182,12 @@ def _measure(job: _Job, machine: Machine) -> None:
         held_before = _held_bytes(device)
         inputs = make_inputs(case, device, request.measuring.seed, with_gradients=with_gradients)
         synchronize(device)
+    with job.stage("accuracy"):
+        # Before the backend runs: one that writes into its inputs must not spoil what it is judged by.
+        before = _held_bytes(device)
+        expected = machine.reference_for(request, inputs, with_gradients=with_gradients)
+        synchronize(device)
+        held_before += _held_bytes(device) - before
     began = time.perf_counter()
     with job.stage("first_call"):
         calls = backend.prepare(case, inputs)
@@ -189,9 +195,6 @@ def _measure(job: _Job, machine: Machine) -> None:
     with calls.scope():
         timed, tensors, first_s = _first_calls(job, calls, device, prepared_s)
         with job.stage("accuracy"):
-            before = _held_bytes(device)
-            expected = machine.reference_for(request, inputs, with_gradients=with_gradients)
-            held_before += _held_bytes(device) - before
             errors = _errors(request, tensors, expected)
         del tensors
         for direction in request.measuring.passes:
@@ -203,7 +206,6 @@ def _measure(job: _Job, machine: Machine) -> None:
         for direction in request.measuring.passes:
             _measure_pass(job, machine, backend, direction, timed[direction], held_before)
             job.telemetry.append(_reading(machine))
-    job.telemetry = [reading for reading in job.telemetry if reading]
     job.flags |= telemetry_flags(tuple(job.telemetry))
 
 
@@ -250,33 +252,24 @@ def _measure_pass(job: _Job, machine: Machine, backend: Backend, direction: str,
     request, case, measuring = job.request, job.request.case, job.request.measuring
     so_far = job.passes[direction]
     with job.stage("kernels"):
-        kernels, peak_bytes = _kernels(machine, call, held_before)
-    job.passes[direction] = so_far = PassRecord(
-        first_call_s=so_far.first_call_s, peak_memory_bytes=peak_bytes, errors=so_far.errors, kernels=kernels
-    )
-    claim = backend.claimed_kernels(direction, machine.device)
-    if claim and not any(re.search(claim, kernel.name) for kernel in kernels):
-        ran = ", ".join(kernel.name.split("(")[0] for kernel in kernels[:3]) or "no kernel at all"
-        raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but what ran is {ran}")
+        kernels, peak_bytes, lossy = _kernels(machine, call, held_before)
+    so_far = replace(so_far, peak_memory_bytes=peak_bytes, kernels=kernels[:_KERNELS_KEPT])
+    job.passes[direction] = so_far
+    if lossy:
+        job.flags.add("profiler_lossy")
+    else:
+        _check_claim(backend, direction, machine.device, kernels)
     rule = StoppingRule(measuring.precision, measuring.min_rounds, measuring.max_rounds, measuring.budget_s)
+    timer = make_timer(measuring.timer, machine.gpu)
+    others: list[Timing] = []
+
+    def amid() -> None:
+        with job.stage("second_opinions"):
+            others.extend(_second_opinions(job, machine, timer, call))
+
     with job.stage("timing"):
-        timer = make_timer(measuring.timer, machine.gpu)
-        ranking = sample(timer, call, rule, kernels=sum(kernel.count for kernel in kernels) + 1)
-    with job.stage("second_opinions"):
-        # In the state that the ranking timer left the GPU in: before it, clocks were higher by up to 12 %.
-        median_us = statistics.median(ranking.times_us)
-        fewest, most = _SECOND_OPINION_CALLS
-        block_calls = max(fewest, min(most, int(_SECOND_OPINION_US / median_us)))
-        # Where the device timer ran unblocked, it did exactly what `event` does.
-        names = [name for name in measuring.also if name != "event" or getattr(timer, "blocked", True)]
-        others = [single_block(make_timer(name, machine.gpu), call, block_calls) for name in names]
-    job.passes[direction] = PassRecord(
-        first_call_s=so_far.first_call_s,
-        peak_memory_bytes=peak_bytes,
-        errors=so_far.errors,
-        kernels=kernels,
-        timings=(ranking, *others),
-    )
+        ranking = sample(timer, call, rule, kernels=sum(kernel.count for kernel in kernels) + 1, amid=amid)
+    job.passes[direction] = replace(so_far, timings=(ranking, *others))
     job.flags |= timing_flags(ranking, tuple(others))
     peak = datasheet_peak(machine.environment.get("gpu", ""))
     impossible = implausibility(case, direction, ranking, peak)
@@ -292,13 +285,39 @@ def _measure_pass(job: _Job, machine: Machine, backend: Backend, direction: str,
     )
 
 
-def _kernels(machine: Machine, call: Call, held_before: int) -> tuple[tuple[Kernel, ...], int | None]:
-    """What runs in a call, and on a GPU the memory that it needs at its peak in bytes."""
+def _kernels(machine: Machine, call: Call, held_before: int) -> tuple[tuple[Kernel, ...], int | None, bool]:
+    """What runs in a call, on a GPU the memory that it needs at its peak in bytes, and whether the profiler failed."""
     if machine.gpu is None:
-        return operators(call), None
+        return operators(call), None, False
     torch.cuda.reset_peak_memory_stats()
     traced = trace(machine.gpu, call, _TRACED_CALLS)
-    return traced.kernels(), torch.cuda.max_memory_allocated() - held_before
+    return traced.kernels(), torch.cuda.max_memory_allocated() - held_before, traced.lossy
+
+
+def _check_claim(backend: Backend, direction: str, device: str, kernels: tuple[Kernel, ...]) -> None:
+    claim = backend.claimed_kernels(direction, device)
+    if claim and not any(re.search(claim, kernel.name) for kernel in kernels):
+        ran = ", ".join(kernel.name.split("(")[0] for kernel in kernels[:3]) or "no kernel at all"
+        raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but what ran is {ran}")
+
+
+def _second_opinions(job: _Job, machine: Machine, timer: Timer, call: Call) -> list[Timing]:
+    """A block each by the other timers, amid the rounds of the one that ranks: seconds later clocks would differ."""
+    began = time.perf_counter()
+    call()
+    synchronize(machine.device)
+    call_us = (time.perf_counter() - began) * 1e6
+    fewest, most = _SECOND_OPINION_CALLS
+    calls = max(fewest, min(most, int(_SECOND_OPINION_US / call_us)))
+    found = []
+    for name in job.request.measuring.also:
+        if name == "event" and not getattr(timer, "blocked", True):
+            continue  # where the device timer runs unblocked, it does what `event` does
+        try:
+            found.append(single_block(make_timer(name, machine.gpu), call, calls))
+        except ProfilerLost:
+            job.flags.add("profiler_lossy")
+    return found
 
 
 def _reading(machine: Machine) -> dict[str, Any]:

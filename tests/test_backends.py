@@ -16,7 +16,6 @@ from attn_exp.backends.reference import Reference, reference
 from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math, Sdpa
 from attn_exp.case import Case
 from attn_exp.inputs import make_inputs
-from attn_exp.timers import kernel as kernel_timer
 from attn_exp.timers.kernel import operators
 
 ON_CPU = (Eager, Sdpa, Flash, Math, Reference)
@@ -116,9 +115,7 @@ def test_what_a_backend_supports_on_a_cpu_is_right_and_runs_what_it_claims(backe
     assume(made.unsupported(case, "cpu") is None)
     case = replace(case, dtype="float32")
     inputs = make_inputs(case, "cpu", seed, with_gradients=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel_timer, "_OPERATORS_KEPT", 10_000)
-        found, ran = run(made, case, inputs)
+    found, ran = run(made, case, inputs)
     assert close(found, reference(case, inputs, with_gradients=True).values())
     for direction, names in ran.items():
         claim = made.claimed_kernels(direction, "cpu")

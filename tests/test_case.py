@@ -112,10 +112,17 @@ def test_an_embedding_that_the_heads_do_not_divide_is_refused_with_the_nearest_d
 
 
 @pytest.mark.parametrize(
-    "model", [{}, {"embedding": 768, "q_heads": None}, {"embedding": 768, "q_heads": 0}, {"embedding": 0}]
+    "model",
+    [
+        {},
+        {"embedding": "768", "q_heads": 12},
+        {"embedding": 768, "q_heads": None},
+        {"embedding": 768, "q_heads": 0},
+        {"embedding": 0},
+    ],
 )
 def test_a_model_without_its_head_dim_is_refused(model):
-    with pytest.raises(UserError, match=r"model\.head_dim, or model\.embedding"):
+    with pytest.raises(UserError, match=r"model\.head_dim, or whole model\.embedding"):
         case_from_config(config(model={"head_dim": None} | model))
 
 

@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from strategies import cases
 
@@ -93,7 +92,6 @@ def test_bytes_of_an_unmasked_case_are_those_of_its_tensors(case):
     assert compulsory_bytes(case, "backward", saves_lse=True) == (q + k + v + out + out + 4 * rows) + (q + k + v)
 
 
-@pytest.mark.xfail(strict=True, reason="compulsory_bytes counts keys that no query sees (reported)")
 def test_keys_that_no_query_sees_need_not_be_read():
     # Top-left with one query: key 0 alone is read, so a longer cache costs nothing and must not become `implausible`.
     short = replace(SQUARE, q_len=1, kv_len=1, causal=True, align="top_left")

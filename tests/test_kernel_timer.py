@@ -4,7 +4,7 @@ from fakes import FakeGpu
 
 from attn_exp.record import Kernel
 from attn_exp.timers import kernel as kernel_timer
-from attn_exp.timers.kernel import Activity, KernelTimer, Trace, operators, split_calls, trace
+from attn_exp.timers.kernel import Activity, KernelTimer, ProfilerLost, Trace, operators, split_calls, trace
 
 FLUSH = ("memset", 20.0)
 CALL = (("flash_fwd", 10.0), ("combine", 2.0), ("combine", 3.0))
@@ -57,7 +57,6 @@ def test_a_call_may_begin_with_a_kernel_of_the_flushs_name():
     assert len(found.calls[0]) == 4
 
 
-@pytest.mark.xfail(strict=True, reason="split_calls compares the flush alone, not the calls' kernels (reported)")
 def test_a_session_of_which_each_call_lost_a_different_kernel_is_lossy():
     found = session(4)
     for call, lost in reversed([(0, 1), (1, 2), (2, 3), (3, 1)]):
@@ -96,7 +95,7 @@ def test_the_kernel_timer_reports_the_sum_of_each_call_and_says_when_records_wer
 def test_the_kernel_timer_without_kernels_raises_and_makes_no_zero(monkeypatch, calls):
     monkeypatch.setattr(kernel_timer, "trace", lambda *_: Trace(calls, True))
     for use in (lambda timer: timer.estimate(lambda: None), lambda timer: timer.block(lambda: None, 1)):
-        with pytest.raises(RuntimeError, match="the profiler saw no kernels"):
+        with pytest.raises(ProfilerLost, match="the profiler saw no kernels"):
             use(KernelTimer(FakeGpu()))
 
 

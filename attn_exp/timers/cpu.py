@@ -21,6 +21,9 @@ class CpuTimer:
         """From 2 calls, the faster one; sets how many calls make a sample."""
         time_us = min(_time_us(call, 1) for _ in range(2))
         self._loops = max(1, math.ceil(SAMPLE_US / time_us))
+        # The first calls may be slow, and the estimate too short by it.
+        while (looped_us := _time_us(call, self._loops) * self._loops) < SAMPLE_US:
+            self._loops = math.ceil(self._loops * min(2.0, 1.1 * SAMPLE_US / looped_us))
         return Cost(time_us * self._loops)
 
     def block(self, call: Call, calls: int) -> Block:

@@ -40,31 +40,32 @@ class DeviceTimer:
         if self.blocked:
             time_us = statistics.median(self.block(call, ESTIMATE_CALLS).times_us)
             self.blocked = MARGIN * self._enqueue_us_per_call > time_us + flush_us
-        return Cost(time_us, max(flush_us, MARGIN * self._enqueue_us_per_call if self.blocked else 0.0))
+        return Cost(time_us, flush_us + (MARGIN * self._enqueue_us_per_call if self.blocked else 0.0))
 
     def block(self, call: Call, calls: int) -> Block:
         """Time a block; if the blocker ran out before the block was queued, again with twice its length."""
         if not self.blocked:
-            return self._run(call, calls, 0.0)[0]
-        length_us = MARGIN * self._enqueue_us_per_call * calls
+            # One launch's worth: only the first call would otherwise wait for the host, behind its own event.
+            return self._run(call, calls, MARGIN * self._enqueue_us_per_call)[0]
+        estimate_us = self._enqueue_us_per_call
+        length_us = MARGIN * estimate_us * calls
         for _ in range(DOUBLINGS + 1):
             block, held = self._run(call, calls, length_us)
             if held:
                 return block
             length_us *= 2
+        # A call that waits for the GPU itself cannot be blocked for; its wait must not count as enqueueing.
+        self._enqueue_us_per_call = estimate_us
         return Block(block.times_us, ("unblocked",))
 
     def _run(self, call: Call, calls: int, block_us: float) -> tuple[Block, bool]:
-        guard = None
-        if block_us:
-            self.gpu.sleep_us(block_us)
-            guard = self.gpu.event()
+        self.gpu.sleep_us(block_us)
+        guard = self.gpu.event()
         began = self.gpu.now_us()
         pairs = enqueue(self.gpu, call, calls)
-        held = guard is None or not self.gpu.passed(guard)
-        if block_us:
-            # Follow the host: it issues the first calls slower than the later ones.
-            self._enqueue_us_per_call = 0.5 * (self._enqueue_us_per_call + (self.gpu.now_us() - began) / calls)
+        held = not self.gpu.passed(guard)
+        # Follow the host: it issues the first calls slower than the later ones.
+        self._enqueue_us_per_call = 0.5 * (self._enqueue_us_per_call + (self.gpu.now_us() - began) / calls)
         self.gpu.synchronize()
         return Block([self.gpu.elapsed_us(first, second) for first, second in pairs]), held
 

@@ -18,7 +18,10 @@ from attn_exp.timers.loop import Block, Call, Cost
 
 # Host activity that kineto reports as if it ran on the device.
 _NOT_KERNELS = ("Context Sync", "Event Sync", "Stream Sync", "Activity Buffer Request")
-_OPERATORS_KEPT = 12
+
+
+class ProfilerLost(Exception):
+    """The profiler saw no kernels where some must have run: it says nothing about the call."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,13 @@ def activities(run: Callable[[], None]) -> list[Activity]:
 def split_calls(found: list[Activity], calls: int) -> Trace:
     """Cut a session of `calls` times (flush, call) into calls, the flush left out.
 
-    Every call ran the same kernels, so equal parts that each begin with the flush are the calls; anything else means
-    that CUPTI lost records, and the trace is marked lossy.
+    Every call ran the same kernels, so equal parts that each begin with the flush and name the same kernels are the
+    calls; anything else means that CUPTI lost records, and the trace is marked lossy.
     """
     size, rest = divmod(len(found), calls)
     parts = [tuple(found[i * size : (i + 1) * size]) for i in range(calls)] if size else []
-    flush = {part[0].name for part in parts}
-    lossy = bool(rest) or size < 2 or len(flush) != 1
+    ran = {(part[0].name, *sorted(activity.name for activity in part[1:])) for part in parts}
+    lossy = bool(rest) or size < 2 or len(ran) != 1
     return Trace(tuple(part[1:] for part in parts), lossy)
 
 
@@ -93,7 +96,7 @@ def trace(gpu: Gpu, call: Call, calls: int) -> Trace:
 
 
 def operators(call: Call) -> tuple[Kernel, ...]:
-    """The ATen operators of one call on the CPU, longest first, nested ones included."""
+    """The ATen operators of one call on the CPU, all of them, longest first, nested ones included."""
     with profile(use_cpu=True, use_kineto=True) as session:
         call()
     counts: Counter[str] = Counter()
@@ -102,7 +105,7 @@ def operators(call: Call) -> tuple[Kernel, ...]:
         if event.name().startswith("aten::"):
             counts[event.name()] += 1
             times[event.name()] = times.get(event.name(), 0.0) + event.duration_ns() / 1e3
-    ranked = sorted(counts, key=lambda name: -times[name])[:_OPERATORS_KEPT]
+    ranked = sorted(counts, key=lambda name: -times[name])
     return tuple(Kernel(name=name, count=float(counts[name]), time_us=times[name]) for name in ranked)
 
 
@@ -131,5 +134,5 @@ class KernelTimer:
 def _sums(traced: Trace) -> list[float]:
     sums = [sum(activity.time_us for activity in call) for call in traced.calls]
     if not sums or not all(sums):
-        raise RuntimeError("the profiler saw no kernels: is CUPTI allowed to trace on this machine?")
+        raise ProfilerLost("the profiler saw no kernels: is CUPTI allowed to trace on this machine?")
     return sums

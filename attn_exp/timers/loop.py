@@ -108,7 +108,14 @@ class _Samples:
         self.flags.update(block.flags)
 
 
-def sample(timer: Timer, call: Call, rule: StoppingRule, *, kernels: float = 1.0) -> Timing:
+def sample(
+    timer: Timer,
+    call: Call,
+    rule: StoppingRule,
+    *,
+    kernels: float = 1.0,
+    amid: Callable[[], None] | None = None,
+) -> Timing:
     """Warm `call` up in the timer's own pattern, then sample it in rounds until `rule` says stop.
 
     Args:
@@ -116,6 +123,7 @@ def sample(timer: Timer, call: Call, rule: StoppingRule, *, kernels: float = 1.0
         call: what to time; inputs built, graph compiled, run at least once.
         rule: when to stop.
         kernels: kernels that one call launches, where known; bounds the calls of a round.
+        amid: called once, halfway through the least number of rounds: other timers' blocks, under the same clocks.
     """
     cost = timer.estimate(call)
     cost = Cost(cost.time_us, cost.around_us, max(cost.kernels, kernels))
@@ -127,6 +135,10 @@ def sample(timer: Timer, call: Call, rule: StoppingRule, *, kernels: float = 1.0
     samples, started = _Samples(), time.perf_counter()
     index, reason = 0, None
     while reason is None:
+        if amid is not None and index == rule.least_rounds(cost.time_us) // 2:
+            paused = time.perf_counter()
+            amid()
+            started += time.perf_counter() - paused
         samples.add(timer.block(call, calls), index)
         index += 1
         medians = round_medians(samples.times_us, samples.rounds)

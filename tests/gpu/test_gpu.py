@@ -149,12 +149,12 @@ def test_the_reference_of_the_largest_case_fits_and_judges(machine):
     for name, tensor in found.items():
         assert tensor_error(tensor, known[name], 1.0).relative < 0.006
     spoiled = found["dk"].clone()
-    spoiled[15, 15, -1] = 0
+    spoiled[15, 15, 0] = 0
     assert tensor_error(spoiled, known["dk"], 1.0).worst_row > 0.5
 
 
 def test_the_flush_makes_a_small_read_cold(machine):
-    x = torch.randn(1 << 22, device="cuda")
+    x = torch.randn(1 << 23, device="cuda")
     gpu = machine.gpu
 
     def read(flush: bool) -> float:
@@ -171,7 +171,7 @@ def test_the_flush_makes_a_small_read_cold(machine):
         return statistics.median(times)
 
     read(False)
-    assert read(True) > 1.3 * read(False)
+    assert read(True) > 1.25 * read(False)
 
 
 def test_a_poisoned_worker_is_replaced_and_the_sweep_goes_on(tmp_path):
