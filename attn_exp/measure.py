@@ -32,7 +32,7 @@ LOAD_S = 2.0
 _TRACED_CALLS = 2
 _KERNELS_KEPT = 24
 _SECOND_OPINION_US = 15_000.0
-_SECOND_OPINION_CALLS = (2, 20)
+_SECOND_OPINION_CALLS = (4, 20)
 # How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
 _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
 

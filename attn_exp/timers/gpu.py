@@ -1,5 +1,6 @@
 """The GPU's clock and queue as the timers see them: the one seam that tests replace by a fake."""
 
+import itertools
 import time
 from typing import Any, Protocol
 
@@ -8,6 +9,7 @@ import torch
 # Seen on an H200: `_sleep` counts cycles of a 1,978 MHz clock. A GPU whose clock is slower sleeps a little longer,
 # which is harmless: the blocker only has to hold long enough.
 _SLEEP_CYCLES_PER_US = 1980
+_EVENTS = 512
 
 
 class Gpu(Protocol):
@@ -49,14 +51,17 @@ class Cuda:
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         # Writing twice the cache evicts what was there; more only costs time (30 us against 61 us at 4.3 times).
         self._flush_buffer = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
+        # Used again and again: making one costs as much host time as recording it, and a block reads its events
+        # before the next block records them anew.
+        self._events = itertools.cycle([torch.cuda.Event(enable_timing=True) for _ in range(_EVENTS)])
 
     def now_us(self) -> float:
         """Host time in microseconds."""
         return time.perf_counter_ns() / 1e3
 
     def event(self) -> torch.cuda.Event:
-        """A recorded timing event."""
-        event = torch.cuda.Event(enable_timing=True)
+        """A recorded timing event, good until some hundred others are."""
+        event = next(self._events)
         event.record()
         return event
 

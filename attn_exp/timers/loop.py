@@ -1,8 +1,10 @@
 """The loop that all timers share: warm up, sample in rounds, stop by rule."""
 
+import contextlib
+import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -134,15 +136,16 @@ def sample(
         left -= calls
     samples, started = _Samples(), time.perf_counter()
     index, reason = 0, None
-    while reason is None:
-        if amid is not None and index == rule.least_rounds(cost.time_us) // 2:
-            paused = time.perf_counter()
-            amid()
-            started += time.perf_counter() - paused
-        samples.add(timer.block(call, calls), index)
-        index += 1
-        medians = round_medians(samples.times_us, samples.rounds)
-        reason = rule.verdict(medians, cost.time_us, time.perf_counter() - started)
+    with _without_collections():
+        while reason is None:
+            if amid is not None and index == rule.least_rounds(cost.time_us) // 2:
+                paused = time.perf_counter()
+                amid()
+                started += time.perf_counter() - paused
+            samples.add(timer.block(call, calls), index)
+            index += 1
+            medians = round_medians(samples.times_us, samples.rounds)
+            reason = rule.verdict(medians, cost.time_us, time.perf_counter() - started)
     return Timing(
         timer=timer.name,
         l2=timer.l2,
@@ -152,6 +155,18 @@ def sample(
         notes={"calls_per_round": float(calls), "warm_up_calls": float(cost.warm_up_calls)},
         flags=tuple(sorted(samples.flags)),
     )
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep the garbage collector out: a collection inside a block is a pause of the host that no call made."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def single_block(timer: Timer, call: Call, calls: int) -> Timing:
