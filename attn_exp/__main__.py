@@ -12,22 +12,13 @@ from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError
 
 # With one of these nothing is measured, so no worker is started ahead.
-_NO_JOBS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "--shell-completion", "-sc")
+_NO_JOBS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 
 
 def main() -> None:
-    """Run the command line; exits 0, 2 after a mistake of the user's, 130 after Ctrl-C."""
-    # argparse wants flags before or after the overrides, not among them; people type them anywhere.
-    arguments = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
-    sys.argv[1:] = arguments
-    # Microseconds and a random part: two sweeps that start together get two folders.
-    os.environ["ATTN_EXP_SWEEP"] = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        code = _run(arguments)
-    except KeyboardInterrupt:
-        code = 130
+    code = command()
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -35,16 +26,31 @@ def main() -> None:
     os._exit(code)
 
 
+def command() -> int:
+    """Do what `sys.argv` asks for: 0, 2 after a mistake of the user's, 130 after Ctrl-C."""
+    # argparse wants flags before or after the overrides, not among them; people type them anywhere.
+    arguments = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
+    sys.argv[1:] = arguments
+    # With a random part: two sweeps that start together get two folders.
+    os.environ["ATTN_EXP_SWEEP"] = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
+    # Without it Hydra prints its own errors and exits 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
 def _run(arguments: list[str]) -> int:
     from attn_exp.run import session
     from attn_exp.trackers.base import EndStatus
 
-    measures = not any(argument in _NO_JOBS or argument == "dry_run=true" for argument in arguments)
+    measures = not any(argument.split("=")[0] in (*_NO_JOBS, "dry_run") for argument in arguments)
     if measures and not any(argument.startswith("isolation=") for argument in arguments):
         session().prestart()
     status: EndStatus = "FAILED"
     try:
-        code = _hydra(measures)
+        code = _hydra()
         status = "FINISHED" if code == 0 else "FAILED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -54,7 +60,7 @@ def _run(arguments: list[str]) -> int:
     return code
 
 
-def _hydra(measures: bool) -> int:
+def _hydra() -> int:
     """Hydra's part; 0, or 2 with one sentence on standard error."""
     import hydra
     from hydra.errors import HydraException
@@ -67,7 +73,10 @@ def _hydra(measures: bool) -> int:
     register()
     try:
         hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")(task)()
-    except (UserError, HydraException, OmegaConfBaseException) as error:
+    except (UserError, HydraException, OmegaConfBaseException, ValueError) as error:
+        # Of Hydra's ValueErrors this one is about what was typed; any other is a fault of ours.
+        if type(error) is ValueError and not str(error).startswith("Config group override"):
+            raise
         print(f"attn_exp: {sentence(error)}", file=sys.stderr)
         return 2
     except SystemExit as stopped:

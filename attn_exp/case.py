@@ -29,7 +29,9 @@ class Case:
     Tensors are q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim) and
     v (batch, kv_heads, kv_len, value_dim). `align` says where a causal mask starts when q_len != kv_len:
     `bottom_right`, the last query sees every key (FlashAttention >= 2.1), or `top_left`, query i sees keys
-    0..i (PyTorch's `is_causal`).
+    0..i (PyTorch's `is_causal`). `window` is a sliding window's number of keys kept, the query's own included; it needs
+    a causal mask. Libraries count differently (FlashAttention's left window L keeps L + 1 keys, cuDNN's keeps L):
+    backends translate.
 
     Raises:
         UserError: a size that is no positive integer or absurdly large, query heads that are no multiple of the
@@ -46,6 +48,7 @@ class Case:
     dtype: str
     causal: bool = False
     align: str = "bottom_right"
+    window: int | None = None
 
     def __post_init__(self) -> None:
         for name, largest in _LARGEST.items():
@@ -63,6 +66,11 @@ class Case:
             raise UserError(f"causal={self.causal!r} is neither true nor false")
         if self.align not in ALIGNMENTS:
             raise UserError(f"align={self.align!r} is not one of {', '.join(ALIGNMENTS)}")
+        if self.window is not None:
+            if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
+                raise UserError(f"window={self.window!r} is not a positive number of keys; null is no window")
+            if not self.causal:
+                raise UserError(f"window={self.window} slides along a causal mask: set causal=true, or window=null")
         largest_bytes = (
             max(
                 self.batch * self.q_heads * self.q_len * max(self.head_dim, self.value_dim),
@@ -86,6 +94,8 @@ class Case:
         mask = "causal" if self.causal else "full"
         if self.causal and not self.square:
             mask += f" {self.align}"
+        if self.window is not None:
+            mask += f" w{self.window}"
         return f"b{self.batch} {heads} {length} {dim} {self.dtype} {mask}"
 
 
@@ -119,6 +129,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "dtype": config["dtype"]["name"],
         "causal": config["causal"],
         "align": config["align"],
+        "window": config["window"],
     }
     return Case(**sizes)
 

@@ -1,6 +1,7 @@
 """Flags: what a reader should know about a number that is still a number. Each with the mark that tables show."""
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from attn_exp.record import Timing
@@ -15,10 +16,13 @@ FLAGS = {
     "unblocked": ("u", "the stream could not be held back while the host enqueued: host gaps may be inside"),
     "power_capped": ("p", "the power cap lowered the clock while measuring (information, not an error)"),
     "thermal": ("T", "the GPU slowed down because of its temperature"),
-    "profiler_lossy": ("k", "the profiler lost kernel records"),
+    "clock_low": ("c", "the SM clock was below 75 % of the highest: locked, or idling between calls"),
+    "shared_gpu": ("s", "another process computes on the GPU"),
+    "profiler_lossy": ("k", "the profiler lost kernel records, so the kernels could not be checked"),
+    "no_graph": ("g", "the call cannot be captured into a CUDA graph"),
 }
 
-_INTERVAL, _ROUND_SPREAD, _DRIFT, _SHORT_US, _LAUNCH_BOUND = 0.01, 0.02, 0.01, 10.0, 1.05
+_INTERVAL, _ROUND_SPREAD, _DRIFT, _SHORT_US, _LAUNCH_BOUND, _CLOCK = 0.01, 0.02, 0.01, 10.0, 1.05, 0.75
 
 
 def timing_flags(ranking: Timing, others: tuple[Timing, ...]) -> set[str]:
@@ -42,13 +46,18 @@ def timing_flags(ranking: Timing, others: tuple[Timing, ...]) -> set[str]:
     return found
 
 
-def telemetry_flags(readings: tuple[dict[str, Any], ...]) -> set[str]:
+def telemetry_flags(readings: Sequence[dict[str, Any]], highest_clock_mhz: float | None) -> set[str]:
     """The flags that follow from NVML's readings before, between and after the passes."""
     found = set()
-    capped = [reading["power_capped_ns"] for reading in readings if "power_capped_ns" in reading]
-    if len(capped) > 1 and capped[-1] > capped[0]:
-        found.add("power_capped")
+    for cause, flag in (("power", "power_capped"), ("thermal", "thermal")):
+        held = [reading["held_back_ns"][cause] for reading in readings if cause in reading.get("held_back_ns", ())]
+        if len(held) > 1 and held[-1] > held[0]:
+            found.add(flag)
     for reading in readings:
         if {"sw_thermal", "hw_thermal", "hw_slowdown"} & set(reading.get("reasons", ())):
             found.add("thermal")
+        if highest_clock_mhz and reading.get("sm_clock_mhz", highest_clock_mhz) < _CLOCK * highest_clock_mhz:
+            found.add("clock_low")
+        if reading.get("processes", 0) > 1:
+            found.add("shared_gpu")
     return found

@@ -10,13 +10,37 @@ def unmasked_pairs(case: Case) -> int:
 
     A query that no key is left for (causal, bottom-right, q_len > kv_len) counts nothing.
     """
-    q, kv = case.q_len, case.kv_len
     if not case.causal:
-        return q * kv
-    if case.align == "bottom_right":
-        return q * kv - q * (q - 1) // 2 if q <= kv else kv * (kv + 1) // 2
-    n = min(q, kv)
-    return n * (n + 1) // 2 + max(0, q - kv) * kv
+        return case.q_len * case.kv_len
+    offset = _offset(case)
+    up_to_own = _pairs_up_to(case, offset)
+    return up_to_own if case.window is None else up_to_own - _pairs_up_to(case, offset - case.window)
+
+
+def seen_keys(case: Case) -> int:
+    """How many keys at least one query sees."""
+    if not case.causal:
+        return case.kv_len
+    offset = _offset(case)
+    first = 0 if case.window is None else max(0, offset - case.window + 1)
+    last = min(case.kv_len - 1, case.q_len - 1 + offset)
+    return max(0, last - first + 1)
+
+
+def _offset(case: Case) -> int:
+    """The last key that query 0 sees under a causal mask."""
+    return case.kv_len - case.q_len if case.align == "bottom_right" else 0
+
+
+def _pairs_up_to(case: Case, offset: int) -> int:
+    """The pairs of query i and key j with 0 <= j <= i + offset: the sum of i + offset + 1 within 0 and kv_len."""
+
+    def held_sum(n: int) -> int:
+        """The sum of m, held between 0 and kv_len, over all m <= n."""
+        n, beyond = min(max(n, 0), case.kv_len), max(0, n - case.kv_len)
+        return n * (n + 1) // 2 + beyond * case.kv_len
+
+    return held_sum(offset + case.q_len) - held_sum(offset)
 
 
 def flops(case: Case, direction: str) -> int:
@@ -50,9 +74,7 @@ def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
     size = DTYPE_BYTES[case.dtype]
     dims = case.head_dim + case.value_dim
     q_side = case.batch * case.q_heads * case.q_len * dims
-    # Keys after the last query's own are seen by none under a causal mask aligned top-left.
-    seen = min(case.kv_len, case.q_len) if case.causal and case.align == "top_left" else case.kv_len
-    kv_read = case.batch * case.kv_heads * seen * dims
+    kv_read = case.batch * case.kv_heads * seen_keys(case) * dims
     kv_written = case.batch * case.kv_heads * case.kv_len * dims
     lse = 4 * case.batch * case.q_heads * case.q_len
     if direction == "forward":

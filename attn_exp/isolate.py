@@ -213,7 +213,7 @@ class InProcess:
         from attn_exp.worker import run_folder
 
         folder = self._pending.popleft()
-        self._machine = run_folder(folder, self._machine)
+        self._machine, _ = run_folder(folder, self._machine)
         return Outcome(folder)
 
     def close(self) -> None:

@@ -13,9 +13,13 @@ from attn_exp.errors import UserError, nearest
 from attn_exp.nvml import GpuInfo
 from attn_exp.record import Measuring, Request
 
-GPU_TIMERS = ("device", "event", "kernel")
+GPU_TIMERS = ("device", "event", "kernel", "graph", "wall", "dispatch")
 CPU_TIMERS = ("cpu",)
+REGIMES = ("sustained", "burst")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+# What every configuration has.
+_GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping")
+_KEYS = ("batch", "q_len", "kv_len", "causal", "align", "passes", "device", "seed", "sweep", "folder")
 # Where results go says nothing about the job, and a tracking URI may hold a password.
 _NOT_KEPT = ("tracker", "folder", "dry_run")
 
@@ -30,6 +34,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     Raises:
         UserError: whatever cannot be measured as typed.
     """
+    _check_whole(config)
     case = case_from_config(config)
     device = resolve_device(str(config["device"]), gpus)[0]
     backend = _named(dict(config["backend"]))
@@ -46,6 +51,16 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         label=f"{backend['name']} {case.label()}",
         config={key: value for key, value in config.items() if key not in _NOT_KEPT},
     )
+
+
+def _check_whole(config: dict[str, Any]) -> None:
+    """Raise UserError if something was deleted, or replaced by what it cannot be."""
+    for key in _GROUPS:
+        if not isinstance(config.get(key), dict):
+            raise UserError(f"{key} is not what it should be: leave ~{key} and {key}={{...}} out, choose {key}=...")
+    for key in _KEYS:
+        if key not in config:
+            raise UserError(f"there is no {key}: leave ~{key} out")
 
 
 def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:
@@ -108,13 +123,16 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         "also": tuple(other for other in config["timer"]["also"] if other in timers and other != timer),
         "passes": tuple(direction for direction in PASSES if direction in passes),
         "seed": config["seed"],
+        "regime": config["regime"],
         "tolerance": config["dtype"]["tolerance"],
         **config["stopping"],
     }
+    if config["regime"] not in REGIMES:
+        raise UserError(f"regime={config['regime']} is not one of {', '.join(REGIMES)}")
     try:
         measuring = msgspec.convert(fields, Measuring)
     except msgspec.ValidationError as error:
-        raise UserError(f"the measuring options do not fit: {error}") from error
+        raise UserError(_misfit(str(error), fields)) from error
     if not 0 <= measuring.seed < 2**63:
         raise UserError(f"seed={measuring.seed} is not a whole number from 0 to 2^63 - 1")
     if not 0 < measuring.precision < 1:
@@ -124,6 +142,16 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     if not 0 <= measuring.budget_s <= 3600:
         raise UserError(f"stopping.budget_s={measuring.budget_s} is not between 0 and 3600 seconds")
     return measuring
+
+
+def _misfit(error: str, fields: dict[str, Any]) -> str:
+    """What msgspec words as ``Expected `int`, got `str` - at `$.seed` `` in the user's words."""
+    found = re.search(r"Expected `(\w+)`.*at `\$\.(\w+)", error)
+    if not found:
+        return f"the measuring options do not fit: {error}"
+    kind = {"int": "a whole number", "float": "a number"}.get(found[1], "what it should be")
+    key = {"seed": "seed", "tolerance": "dtype.tolerance"}.get(found[2], f"stopping.{found[2]}")
+    return f"{key}={fields.get(found[2])} is not {kind}"
 
 
 def _identity(case: Case, backend: dict[str, Any], measuring: Measuring, device: str) -> str:

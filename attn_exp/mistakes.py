@@ -14,7 +14,7 @@ def sentence(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     text = f"{error}" if error.args and str(error) else f"{error.__cause__}"
-    for explain in (_unknown_option, _unknown_key, _wrong_type, _grammar):
+    for explain in (_unknown_option, _there_already, _unknown_key, _several_values, _sweep, _grammar):
         said = explain(text)
         if said:
             return said
@@ -23,7 +23,7 @@ def sentence(error: Exception) -> str:
 
 def _unknown_option(text: str) -> str | None:
     """`Could not find 'backend/flsh'`, and for a group that may be chosen only with `+`."""
-    found = re.search(r"Could not find '(?:.*/)?([^/']+)/([^/']+)'", text)
+    found = re.search(r"Could not find '([^']+)/([^/']+)'", text)
     if found:
         group, option = found.groups()
         listed = [line for line in text.splitlines() if line.startswith("\t") and "=" not in line]
@@ -50,18 +50,32 @@ def _unknown_key(text: str) -> str | None:
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
 
 
-def _wrong_type(text: str) -> str | None:
+def _there_already(text: str) -> str | None:
+    found = re.search(r"Either remove \+ prefix: '([^']*)'", text)
+    return f"that key is there already: write {found[1]} without the +" if found else None
+
+
+def _several_values(text: str) -> str | None:
     if "Ambiguous value for argument" in text or "requires --multirun" in text:
         return "several values need -m (--multirun): python -m attn_exp -m " + text.split("'")[1]
     return None
 
 
+def _sweep(text: str) -> str | None:
+    if re.search(r"does not support sweep type|Unexpected type annotation.*Sweep", text, re.DOTALL):
+        return "a sweep takes a list of values or a range: batch=1,8,16 or batch='range(1,9)'"
+    return None
+
+
 def _grammar(text: str) -> str | None:
+    example = "for example backend=flash or batch=1,8,16"
+    if "Config group override" in text:
+        return f"a group takes the name of a choice, {example}"
     found = re.search(r"Error parsing override '([^']*)'", text)
     if found:
-        return f"'{found[1]}' is not of the form key=value, for example backend=flash or batch=1,8,16"
-    found = re.search(r"(mismatched input|missing EQUAL|no viable alternative|token recognition)", text)
-    return "an argument is not of the form key=value, for example backend=flash or batch=1,8,16" if found else None
+        return f"'{found[1]}' is not of the form key=value, {example}"
+    found = re.search(r"mismatched input|missing EQUAL|[nN]o ?[vV]iable ?[aA]lt|token recognition|extraneous", text)
+    return f"an argument is not of the form key=value, {example}" if found else None
 
 
 def _keys(conf: Path) -> set[str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pynvml
 
-_FIELD_SW_POWER_CAP_NS = 74  # NVML_FI_DEV_PERF_POLICY_POWER: time held back by the power cap
+# NVML_FI_DEV_PERF_POLICY_*: nanoseconds for which the clock was held back, by cause (nvml.h).
+_HELD_BACK = {74: "power", 75: "thermal", 77: "board_limit", 79: "reliability"}
 
 # Bits of the clocks event reason mask (nvml.h, nvmlClocksEventReason*).
 REASONS = {
@@ -62,7 +63,7 @@ class GpuState:
         )
 
     def read(self) -> dict[str, Any]:
-        """SM clock in MHz, power in W, temperature in C, throttle reasons, nanoseconds under the power cap so far."""
+        """SM clock in MHz, power in W, temperature in C, throttle reasons, time held back in ns, processes."""
         return {
             "at": time.time(),
             **_answered(
@@ -70,7 +71,8 @@ class GpuState:
                 power_w=lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3,
                 temperature_c=lambda: pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU),
                 reasons=self._reasons,
-                power_capped_ns=self._power_capped_ns,
+                held_back_ns=self._held_back_ns,
+                processes=lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)),
             ),
         }
 
@@ -78,11 +80,13 @@ class GpuState:
         mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
         return [name for bit, name in REASONS.items() if mask & bit]
 
-    def _power_capped_ns(self) -> int:
-        value = pynvml.nvmlDeviceGetFieldValues(self._handle, [_FIELD_SW_POWER_CAP_NS])[0]
-        if value.nvmlReturn != pynvml.NVML_SUCCESS:
-            raise pynvml.NVMLError(value.nvmlReturn)
-        return int(value.value.ullVal)
+    def _held_back_ns(self) -> dict[str, int]:
+        values = pynvml.nvmlDeviceGetFieldValues(self._handle, list(_HELD_BACK))
+        return {
+            _HELD_BACK[value.fieldId]: int(value.value.ullVal)
+            for value in values
+            if value.nvmlReturn == pynvml.NVML_SUCCESS
+        }
 
 
 def _answered(**questions: Any) -> dict[str, Any]:

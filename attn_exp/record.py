@@ -97,6 +97,7 @@ class Measuring:
     min_rounds: int
     max_rounds: int
     budget_s: float
+    regime: Literal["sustained", "burst"]
     passes: tuple[str, ...]
     seed: int
     tolerance: dict[str, float]

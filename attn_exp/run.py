@@ -1,7 +1,9 @@
 """Run: the session of one `python -m attn_exp`: takes configurations, runs them as jobs, keeps their records."""
 
+import errno
 import functools
 import math
+import os
 import re
 import shlex
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 
 import msgspec
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
@@ -110,17 +113,24 @@ class Session:
         """On the first job: folder, tracker, GPU and worker. What the user got wrong shows here, before any work."""
         if self.folder is not None:
             return
-        options = plain(config, keep_tracker=True)
+        options = plain(config)
         isolation = make_isolation(options["isolation"])
         tracker = make_tracker(options["tracker"])
         folder = Path(options["folder"]).resolve()
         check_name("sweep", options["sweep"])
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
             write_whole(folder / "command.txt", f"{command_line()}\n".encode())
         except OSError as error:
             raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
-        tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
+        except UserError:
+            for path in made:
+                path.rmdir()
+            raise
         self.folder, self._tracker = folder, tracker
         if request.device == "cuda":
             self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
@@ -180,10 +190,10 @@ def session() -> Session:
 
 def task(config: DictConfig) -> float:
     """What Hydra runs for each job."""
-    if config.dry_run:
-        print(dry_run_line(session(), config))
-        return math.inf
     try:
+        if dry_run(config):
+            print(dry_run_line(session(), config))
+            return math.inf
         return session().submit(config)
     except UserError as error:
         # Hydra would print the overrides of a job that raises an Exception; the sentence says it all.
@@ -201,10 +211,27 @@ def dry_run_line(current: Session, config: DictConfig) -> str:
     return f"{what:<12} {request.label}  {request.device}, {request.measuring.timer}, {request.job}"
 
 
-def plain(config: DictConfig, *, keep_tracker: bool = False) -> dict[str, Any]:
-    """A composed configuration as a resolved dictionary, without Hydra's node."""
-    names = [str(name) for name in config if name != "hydra" and (keep_tracker or name != "tracker")]
-    found = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True)
+def dry_run(config: DictConfig) -> bool:
+    """Whether to list the jobs only. Raises UserError for anything but true and false: it must not start by a typo."""
+    if not isinstance(config.dry_run, bool):
+        raise UserError(f"dry_run={config.dry_run} is neither true nor false")
+    return config.dry_run
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """A composed configuration as a resolved dictionary, without Hydra's node.
+
+    Raises:
+        UserError: an interpolation that leads nowhere.
+    """
+    names = [str(name) for name in config if name != "hydra"]
+    # A masked copy takes longer than all the rest.
+    own = OmegaConf.masked_copy(config, names) if "hydra" in config else config
+    try:
+        found = OmegaConf.to_container(own, resolve=True)
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if error.full_key else ""
+        raise UserError(f"{key}{str(error).splitlines()[0]}") from error
     assert isinstance(found, dict)
     return {str(name): value for name, value in found.items()}
 

@@ -63,6 +63,52 @@ def student_t_975(degrees: int) -> float:
     return z + math.fsum(term / degrees ** (power + 1) for power, term in enumerate(terms))
 
 
+def student_t_p(t: float, degrees: int) -> float:
+    """The probability that Student's t lies further from 0 than `t`, on either side.
+
+    I_x(degrees / 2, 1 / 2) at x = degrees / (degrees + t^2), the regularised incomplete beta function (Abramowitz and
+    Stegun 26.7.1, 26.5.27). The relative error is below 1e-11 up to 1,000 degrees of freedom, for tiny values too.
+
+    Raises:
+        ValueError: no degree of freedom, or `t` is not a number.
+    """
+    if degrees < 1:
+        raise ValueError("Student's t needs at least one degree of freedom")
+    if math.isnan(t):
+        raise ValueError("Student's t is not a number")
+    square = t * t
+    if math.isinf(square):
+        return 0.0
+    x, a = degrees / (degrees + square), degrees / 2
+    # The fraction converges fast below the mean; above it, the symmetry I_x(a, b) = 1 - I_(1-x)(b, a) (DLMF 8.17.4).
+    if x < (a + 1) / (a + 2.5):
+        return _incomplete_beta(x, square / (degrees + square), a, 0.5)
+    return 1.0 - _incomplete_beta(square / (degrees + square), x, 0.5, a)
+
+
+def _incomplete_beta(x: float, rest: float, a: float, b: float) -> float:
+    """I_x(a, b) with `rest` = 1 - x, by the continued fraction DLMF 8.17.22 (Abramowitz and Stegun 26.5.8).
+
+    The fraction is evaluated from its head on as two ratios a step, as Lentz does (Applied Optics 15, 668, 1976). None
+    of them vanishes for x below (a + 1) / (a + b + 2).
+    """
+    if x == 0.0:
+        return 0.0
+    log_front = a * math.log(x) + b * math.log(rest) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    value, upper, lower = 1.0, 1.0, 0.0
+    for step in range(1, 10_000):
+        m = step // 2
+        if step % 2:
+            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        upper, lower = 1.0 + term / upper, 1.0 / (1.0 + term * lower)
+        value *= upper * lower
+        if abs(upper * lower - 1.0) < 1e-15:
+            break
+    return math.exp(log_front) / a / value
+
+
 def round_medians(times_us: Sequence[float], rounds: Sequence[int]) -> list[float]:
     """The median of each round, in the order of the rounds."""
     by_round: dict[int, list[float]] = defaultdict(list)

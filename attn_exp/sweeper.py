@@ -13,11 +13,11 @@ import importlib.util
 import itertools
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -28,11 +28,16 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from attn_exp.errors import UserError
-from attn_exp.run import dry_run_line, session
+from attn_exp.record import Request
+from attn_exp.run import dry_run, dry_run_line, session
 from attn_exp.store import final_record
 
 # How many combinations are tried before a choice is called impossible in all of them.
 _TRIES = 64
+# What all jobs of a sweep share.
+_ONCE = ("sweep", "folder", "tracker", "isolation", "dry_run")
+# What a job's overrides ask for, or why that is impossible.
+Ask = Callable[[tuple[str, ...]], Request | UserError]
 
 
 @dataclass
@@ -50,28 +55,55 @@ class Composer:
         self._loader = loader
         self._master = master
         self._parser = OverridesParser.create()
-        self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self._bases: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
         self._parsed = functools.cache(self._parse)
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """The configuration of one job, `hydra` node included. Raises Hydra's own errors."""
-        parsed = [self._parsed(text) for text in overrides]
-        groups = tuple(text for text, (_, is_group) in zip(overrides, parsed, strict=True) if is_group)
-        values = [override for override, is_group in parsed if not is_group]
-        if groups not in self._bases:
-            self._bases[groups] = self._loader.load_sweep_config(self._master, list(groups))
-        config = copy.deepcopy(self._bases[groups])
+        (base, _), values = self._base(overrides)
+        config = copy.deepcopy(base)
         ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        parsed = [self._parsed(text)[0] for text in overrides]
+        own = [override for override in parsed if not override.is_hydra_override()]
+        names = config.hydra.job.config.override_dirname
         with open_dict(config.hydra):
-            config.hydra.overrides.task = [text for text in overrides if not text.startswith("hydra.")]
+            config.hydra.overrides.task = [override.input_line for override in own]
+            config.hydra.job.override_dirname = get_overrides_dirname(
+                own, kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
+            )
         return config
 
+    def case(self, overrides: Sequence[str]) -> DictConfig:
+        """The same without the `hydra` node, which is most of it and says nothing about the job."""
+        (_, base), values = self._base(overrides)
+        config = copy.deepcopy(base)
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        return config
+
+    def request(self, overrides: Sequence[str]) -> Request | UserError:
+        """The job, or why it is impossible. Raises Hydra's own errors."""
+        try:
+            return session().request(self.case(overrides))
+        except UserError as error:
+            return error
+
+    def _base(self, overrides: Sequence[str]) -> tuple[tuple[DictConfig, DictConfig], list[Override]]:
+        """What the group choices make, whole and without the `hydra` node, and the plain values to apply to it."""
+        parsed = [self._parsed(text) for text in overrides]
+        groups = tuple(text for text, (_, composed) in zip(overrides, parsed, strict=True) if composed)
+        if groups not in self._bases:
+            whole = self._loader.load_sweep_config(self._master, list(groups))
+            without = copy.deepcopy(whole)
+            with open_dict(without):
+                del without["hydra"]
+            self._bases[groups] = whole, without
+        return self._bases[groups], [override for override, composed in parsed if not composed]
+
     def _parse(self, text: str) -> tuple[Override, bool]:
+        """An override, and whether Hydra has to compose it anew: as hydra/_internal/defaults_list.py decides."""
         override = self._parser.parse_overrides([text])[0]
-        # As Hydra decides: hydra/_internal/defaults_list.py, _split_overrides.
         group = self._loader.repository.group_exists(override.key_or_group)
-        whole = override.is_hydra_override() or override.is_delete()
-        return override, (group and not isinstance(override.value(), dict)) or whole
+        return override, (group and not isinstance(override.value(), dict)) or override.is_hydra_override()
 
 
 class ProductSweeper(Sweeper):
@@ -105,17 +137,25 @@ class ProductSweeper(Sweeper):
         assert isinstance(loader, ConfigLoaderImpl)
         parser = OverridesParser.create(config_loader=loader)
         params = [f"{key}={value}" for key, value in self.params.items()]
-        jobs = BasicSweeper.split_arguments(parser.parse_overrides([*params, *arguments]), None)[0]
+        found = BasicSweeper.split_arguments(parser.parse_overrides([*params, *arguments]), None)[0]
+        jobs = [tuple(overrides) for overrides in found]
+        if not jobs:
+            raise UserError("there is no job in this sweep: one of its choices has no value")
+        _check_once(jobs)
         setup_globals()
         composer = Composer(loader, self.config)
-        check_choices(composer, jobs)
-        if self.config.dry_run:
+        if dry_run(self.config):
+            check_choices(composer.request, jobs)
             return self._list(composer, jobs)
+        # Most jobs are asked for twice, by the check and by the sweep.
+        request = functools.cache(composer.request)
+        check_choices(request, jobs)
         current = session()
         current.progress.total = len(jobs)
         # The next job is composed while the worker measures this one.
         current.ahead = 1
-        for index, config in self._possible(composer, jobs):
+        for index, overrides in self._possible(request, jobs):
+            config = composer.compose(overrides)
             with open_dict(config):
                 config.hydra.job.id = config.hydra.job.num = index
             done = run_job(
@@ -129,24 +169,22 @@ class ProductSweeper(Sweeper):
             _ = done.return_value
         return None
 
-    def _possible(self, composer: Composer, jobs: Sequence[Sequence[str]]) -> Iterator[tuple[int, DictConfig]]:
+    def _possible(self, request: Ask, jobs: Sequence[tuple[str, ...]]) -> Iterator[tuple[int, tuple[str, ...]]]:
         current = session()
         for index, overrides in enumerate(jobs):
-            config = composer.compose(overrides)
-            try:
-                request = current.request(config)
-            except UserError as error:
-                current.impossible.append(f"{' '.join(overrides)}: {error}")
+            asked = request(overrides)
+            if isinstance(asked, UserError):
+                current.impossible.append(f"{' '.join(overrides)}: {asked}")
                 current.progress.total -= 1
                 continue
-            done = final_record(current.folder / request.job) if current.folder else None
+            done = final_record(current.folder / asked.job) if current.folder else None
             if done is not None:
                 current.keep(done)
                 continue
-            yield index, config
+            yield index, overrides
 
-    def _list(self, composer: Composer, jobs: Sequence[Sequence[str]]) -> None:
-        lines = [dry_run_line(session(), composer.compose(overrides)) for overrides in jobs]
+    def _list(self, composer: Composer, jobs: Sequence[tuple[str, ...]]) -> None:
+        lines = [dry_run_line(session(), composer.case(overrides)) for overrides in jobs]
         print("\n".join(lines))
         words = [line.split(" ", 1)[0] for line in lines]
         print(
@@ -155,7 +193,15 @@ class ProductSweeper(Sweeper):
         )
 
 
-def check_choices(composer: Composer, jobs: Sequence[Sequence[str]]) -> None:
+def _check_once(jobs: Sequence[tuple[str, ...]]) -> None:
+    """Raise UserError if a sweep runs over something that it has one of."""
+    for values in zip(*jobs, strict=True):
+        key = values[0].partition("=")[0].lstrip("+~")
+        if len(set(values)) > 1 and key.split(".")[0] in _ONCE:
+            raise UserError(f"{key} is one for the whole sweep: give it a single value, or start several sweeps")
+
+
+def check_choices(request: Ask, jobs: Sequence[tuple[str, ...]]) -> None:
     """Raise on a choice that no combination makes possible, before anything is started.
 
     One combination is composed for every value of every choice, not their product; where that one is impossible,
@@ -165,20 +211,12 @@ def check_choices(composer: Composer, jobs: Sequence[Sequence[str]]) -> None:
     first = [axis[0] for axis in axes]
     for position, axis in enumerate(axes):
         for value in axis:
-            error = _impossible(composer, [*first[:position], value, *first[position + 1 :]])
-            if error is None:
+            asked = request((*first[:position], value, *first[position + 1 :]))
+            if not isinstance(asked, UserError):
                 continue
             others = itertools.product(*axes[:position], [value], *axes[position + 1 :])
-            if all(_impossible(composer, list(other)) for other in itertools.islice(others, _TRIES)):
-                raise error
-
-
-def _impossible(composer: Composer, overrides: Sequence[str]) -> UserError | None:
-    try:
-        session().request(composer.compose(overrides))
-    except UserError as error:
-        return error
-    return None
+            if all(isinstance(request(other), UserError) for other in itertools.islice(others, _TRIES)):
+                raise asked
 
 
 def register() -> None:
@@ -186,6 +224,6 @@ def register() -> None:
     ConfigStore.instance().store(group="hydra/sweeper", name="attn_exp", node=SweeperConf, provider="attn_exp")
     Plugins.instance().register(ProductSweeper)
     # Hydra imports a plugin by its name, and takes none from outside of the namespace package `hydra_plugins`.
-    if importlib.util.find_spec("hydra_plugins") is None:
+    if "hydra_plugins" not in sys.modules and importlib.util.find_spec("hydra_plugins") is None:
         sys.modules["hydra_plugins"] = types.ModuleType("hydra_plugins")
     sys.modules[ProductSweeper.__module__] = sys.modules[__name__]

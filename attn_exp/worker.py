@@ -1,4 +1,4 @@
-"""python -m attn_exp.worker JOB_FOLDER: measure one job, from `request.yaml` to `record.json`.
+"""python -m attn_exp.worker FOLDER: measure the job of `request.yaml`, or the rivals of `duel.yaml`.
 
 With `--serve` it reads job folders from standard input, one a line, and answers each on the file descriptor that
 `--reply-fd` names: `begin FOLDER`, then `end FOLDER`, or `poisoned FOLDER` if the device is of no more use to this
@@ -18,43 +18,62 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from attn_exp.record import Record, Request, read_record, write_record
+from attn_exp.record import Record, Request, write_record
 
 if TYPE_CHECKING:
-    from attn_exp.measure import Machine
+    from attn_exp.machine import Machine
 
 REQUEST_NAME = "request.yaml"
+DUEL_NAME = "duel.yaml"
 LOG_NAME = "worker.log"
 _PR_SET_PDEATHSIG = 1
 
 
-def read_request(folder: Path) -> Request:
-    """The request in a job's folder."""
-    return msgspec.yaml.decode((folder / REQUEST_NAME).read_bytes(), type=Request)
+def read_requests(folder: Path) -> list[tuple[Request, Path]]:
+    """What is asked for in a folder: its one request, or a duel's several, each with the folder for its record."""
+    duel = folder / DUEL_NAME
+    if duel.exists():
+        requests = msgspec.yaml.decode(duel.read_bytes(), type=list[Request])
+        return [(request, folder / request.job) for request in requests]
+    return [(msgspec.yaml.decode((folder / REQUEST_NAME).read_bytes(), type=Request), folder)]
 
 
-def run_folder(folder: Path, machine: "Machine | None") -> "Machine | None":
-    """Measure the job in `folder` and write its record; the machine for the next job, None if it is poisoned."""
+def run_folder(folder: Path, machine: "Machine | None") -> "tuple[Machine | None, bool]":
+    """Measure what `folder` asks for and write the records.
+
+    Returns:
+        The machine for the next job, None if there is none, and whether this process is fit for a next job.
+    """
     from attn_exp.backends.base import Unavailable
-    from attn_exp.measure import Machine, measure
+    from attn_exp.machine import Machine
+    from attn_exp.measure import face_off, measure
 
     began = time.perf_counter()
-    request = read_request(folder)
-    if machine is None or machine.device != request.device:
-        if request.gpu_uuid is not None:
+    jobs = read_requests(folder)
+    first = jobs[0][0]
+    if machine is None or machine.device != first.device:
+        if first.gpu_uuid is not None:
             # Before CUDA is initialised, and not earlier: the worker imports torch before it knows its GPU.
-            os.environ["CUDA_VISIBLE_DEVICES"] = request.gpu_uuid
+            os.environ["CUDA_VISIBLE_DEVICES"] = first.gpu_uuid
         try:
-            machine = Machine.open(request.device)
+            machine = Machine.open(first.device)
         except Unavailable as error:
-            write_record(Record(request=request, status="unavailable", reason=str(error)), folder)
-            return None
+            for request, target in jobs:
+                _write(Record(request=request, status="unavailable", reason=str(error)), target)
+            return None, True
     opened_s = time.perf_counter() - began
-    record = measure(request, machine)
-    record.stages_s["open"] = round(opened_s, 6)
-    record.stages_s["total"] = round(time.perf_counter() - began, 6)
+    records = [measure(first, machine)] if len(jobs) == 1 else face_off([request for request, _ in jobs], machine)
+    for record, (_, target) in zip(records, jobs, strict=True):
+        record.stages_s["open"] = round(opened_s, 6)
+        record.stages_s["total"] = round(time.perf_counter() - began, 6)
+        _write(record, target)
+    failed = any(record.status == "error" for record in records)
+    return machine, not (failed and _poisoned(first.device))
+
+
+def _write(record: Record, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     write_record(record, folder)
-    return None if record.status == "error" and _poisoned(request.device) else machine
 
 
 def _poisoned(device: str) -> bool:
@@ -81,16 +100,13 @@ def serve(reply_fd: int) -> None:
         folder = Path(line.rstrip("\n"))
         replies.write(f"begin {folder}\n")
         _log_into(folder)
-        if read_request(folder).device == "cpu":
+        if read_requests(folder)[0][0].device == "cpu":
             _limit_memory()
-        fresh = machine is None
-        machine = run_folder(folder, machine)
+        machine, fit = run_folder(folder, machine)
         sys.stdout.flush()
         sys.stderr.flush()
-        unopened = fresh and machine is None and (record := read_record(folder)) and record.status == "unavailable"
-        poisoned = machine is None and not unopened
-        replies.write(f"{'poisoned' if poisoned else 'end'} {folder}\n")
-        if poisoned:
+        replies.write(f"{'end' if fit else 'poisoned'} {folder}\n")
+        if not fit:
             return
 
 

@@ -23,6 +23,7 @@ MEASURING = Measuring(
     min_rounds=2,
     max_rounds=2,
     budget_s=0.01,
+    regime="sustained",
     passes=("forward", "backward"),
     seed=123,
     tolerance={"out": 1e-5, "gradient": 1.5e-5},

@@ -9,6 +9,8 @@ def cases(draw: st.DrawFn, *, longest: int = 24, largest_dim: int = 16, equal_di
     kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     lengths = st.one_of(st.just(1), st.integers(1, longest))
     head_dim = draw(st.integers(1, largest_dim))
+    causal = draw(st.booleans())
+    window = draw(st.none() | st.integers(1, longest + 2)) if causal else None
     return Case(
         batch=draw(st.integers(1, 3)),
         q_heads=kv_heads * group,
@@ -18,6 +20,7 @@ def cases(draw: st.DrawFn, *, longest: int = 24, largest_dim: int = 16, equal_di
         head_dim=head_dim,
         value_dim=head_dim if equal_dims else draw(st.integers(1, largest_dim)),
         dtype=draw(st.sampled_from(sorted(DTYPE_BYTES))),
-        causal=draw(st.booleans()),
+        causal=causal,
         align=draw(st.sampled_from(["bottom_right", "top_left"])),
+        window=window,
     )

@@ -15,6 +15,7 @@ from attn_exp.backends.eager import Eager, hidden_keys
 from attn_exp.backends.reference import Reference, reference
 from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math, Sdpa
 from attn_exp.case import Case
+from attn_exp.flops import unmasked_pairs
 from attn_exp.inputs import make_inputs
 from attn_exp.timers.kernel import operators
 
@@ -29,7 +30,9 @@ def autograd_in_float64(case, inputs):
     offset = case.kv_len - case.q_len if case.align == "bottom_right" else 0
     visible = torch.ones(case.q_len, case.kv_len, dtype=torch.bool)
     if case.causal:
-        visible = torch.tensor([[key <= row + offset for key in range(case.kv_len)] for row in range(case.q_len)])
+        window = case.window or case.kv_len + case.q_len
+        rows = range(offset, case.q_len + offset)
+        visible = torch.tensor([[own - window < key <= own for key in range(case.kv_len)] for own in rows])
     batches = []
     for b in range(case.batch):
         heads = []
@@ -84,12 +87,12 @@ def test_the_reference_needs_no_gradients_and_leaves_none():
 
 @given(cases())
 def test_hidden_keys_of_some_rows_are_those_rows_of_the_whole(case):
+    case = replace(case, causal=True)
     whole = hidden_keys(case, 0, case.q_len, torch.device("cpu"))
     begin = case.q_len // 3
     assert whole.shape == (case.q_len, case.kv_len)
     assert torch.equal(hidden_keys(case, begin, case.q_len - begin, torch.device("cpu")), whole[begin:])
-    last = case.kv_len if case.align == "bottom_right" else min(case.q_len, case.kv_len)
-    assert (~whole[-1]).sum() == last
+    assert (~whole).sum() == unmasked_pairs(case)
 
 
 def run(backend, case, inputs):

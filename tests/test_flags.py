@@ -57,24 +57,37 @@ def test_the_timers_own_flags_are_kept():
     assert timing_flags(make_timing(CALM, flags=("unblocked",)), (other,)) == {"unblocked", "profiler_lossy"}
 
 
-def test_a_power_cap_counts_if_it_acted_between_first_and_last_reading():
-    def readings(*counters):
-        return tuple({"power_capped_ns": counter} for counter in counters)
+@pytest.mark.parametrize(("cause", "flag"), [("power", "power_capped"), ("thermal", "thermal")])
+def test_time_held_back_counts_if_it_grew_between_first_and_last_reading(cause, flag):
+    def found(*counters):
+        return telemetry_flags([{"held_back_ns": {cause: counter}} for counter in counters], None)
 
-    assert telemetry_flags(readings(5, 5, 6)) == {"power_capped"}
-    assert telemetry_flags(readings(5, 5)) == set()
-    assert telemetry_flags(readings(5)) == set()
-    assert telemetry_flags(()) == set()
-    assert telemetry_flags(({"power_capped_ns": 1}, {}, {"power_capped_ns": 2})) == {"power_capped"}
+    assert found(5, 5, 6) == {flag}
+    assert found(5, 5) == set()
+    assert found(5) == set()
+    assert found() == set()
+    readings = [{"held_back_ns": {cause: 1}}, {}, {"held_back_ns": {cause: 2}}]
+    assert telemetry_flags(readings, None) == {flag}
 
 
 @pytest.mark.parametrize("reason", ["sw_thermal", "hw_thermal", "hw_slowdown"])
 def test_a_thermal_reason_in_any_reading_is_thermal(reason):
-    assert telemetry_flags(({"reasons": []}, {"reasons": ["idle", reason]}, {})) == {"thermal"}
+    assert telemetry_flags([{"reasons": []}, {"reasons": ["idle", reason]}, {}], None) == {"thermal"}
 
 
 def test_other_reasons_are_not_thermal():
-    assert telemetry_flags(({"reasons": ["idle", "sw_power_cap"]},)) == set()
+    assert telemetry_flags([{"reasons": ["idle", "sw_power_cap"]}], None) == set()
+
+
+def test_a_clock_far_below_the_highest_is_low():
+    assert telemetry_flags([{"sm_clock_mhz": 1980}, {"sm_clock_mhz": 1484}], 1980) == {"clock_low"}
+    assert telemetry_flags([{"sm_clock_mhz": 1486}], 1980) == set()
+    assert telemetry_flags([{"sm_clock_mhz": 300}], None) == set()
+
+
+def test_another_process_on_the_gpu_is_told():
+    assert telemetry_flags([{"processes": 1}, {"processes": 2}], None) == {"shared_gpu"}
+    assert telemetry_flags([{"processes": 1}, {}], None) == set()
 
 
 def test_every_flag_has_a_mark_of_its_own_and_a_sentence():

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from strategies import cases
 
 from attn_exp.case import DTYPE_BYTES, Case
-from attn_exp.flops import compulsory_bytes, flops, flops_sdpa_convention, unmasked_pairs
+from attn_exp.flops import compulsory_bytes, flops, flops_sdpa_convention, seen_keys, unmasked_pairs
 
 SQUARE = Case(
     batch=2, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"
@@ -23,6 +23,9 @@ def visible(case: Case) -> np.ndarray:
                 else:
                     # The last query sees the last key, and each query before it one key fewer.
                     mask[row, key] = case.kv_len - 1 - key >= case.q_len - 1 - row
+                own = row if case.align == "top_left" else row + case.kv_len - case.q_len
+                if case.window is not None:
+                    mask[row, key] &= own - key < case.window
     return mask
 
 
@@ -34,6 +37,12 @@ def bytes_of(case: Case, direction: str) -> int:
 @given(cases())
 def test_pairs_equal_a_count_of_the_mask(case):
     assert unmasked_pairs(case) == visible(case).sum()
+
+
+@settings(max_examples=400)
+@given(cases())
+def test_seen_keys_equal_the_columns_of_the_mask_that_are_not_empty(case):
+    assert seen_keys(case) == visible(case).any(axis=0).sum()
 
 
 @settings(max_examples=300)
@@ -81,7 +90,7 @@ def test_sdpa_convention_is_that_of_pytorchs_benchmark():
 
 @given(cases())
 def test_bytes_of_an_unmasked_case_are_those_of_its_tensors(case):
-    case = replace(case, causal=False)
+    case = replace(case, causal=False, window=None)
     rows = case.batch * case.q_heads * case.q_len
     q, out = np.array([case.head_dim, case.value_dim]) * rows * DTYPE_BYTES[case.dtype]
     keys = case.batch * case.kv_heads * case.kv_len

@@ -5,9 +5,10 @@ import pytest
 import torch
 from fakes import CASE, FakeGpu, make_request
 
-from attn_exp import measure as measure_module
+from attn_exp.backends.base import Unavailable
 from attn_exp.case import DTYPE_BYTES
-from attn_exp.measure import Machine, measure
+from attn_exp.machine import Machine
+from attn_exp.measure import measure
 from attn_exp.record import read_record, write_record
 from attn_exp.timers.kernel import Activity
 
@@ -211,7 +212,7 @@ class Nvml:
 
     def read(self):
         self.capped_ns += 1000
-        return {"power_capped_ns": self.capped_ns, "reasons": ["sw_power_cap"]}
+        return {"held_back_ns": {"power": self.capped_ns}, "reasons": ["sw_power_cap"]}
 
 
 @pytest.fixture
@@ -295,12 +296,12 @@ def test_telemetry_is_read_around_every_pass_and_a_power_cap_flagged(gpu_machine
     gpu_machine.state = Nvml()
     both = ON_GPU | {"passes": ("forward", "backward")}
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **both)
-    assert [reading["power_capped_ns"] for reading in record.telemetry] == [1000, 2000, 3000]
+    assert [reading["held_back_ns"]["power"] for reading in record.telemetry] == [1000, 2000, 3000]
     assert record.flags == ("power_capped",)
 
 
 def test_a_cuda_machine_without_cuda_says_what_to_do():
     if torch.cuda.is_available():
         pytest.skip("has CUDA")
-    with pytest.raises(measure_module.Unavailable, match=r"sees no CUDA device: .* or set device=cpu"):
+    with pytest.raises(Unavailable, match=r"sees no CUDA device: .* or set device=cpu"):
         Machine.open("cuda")

@@ -187,17 +187,17 @@ WIDE, TIGHT = [100.0, 110.0] * 30, [100.0] * 60
     ],
 )
 def test_the_rule_says_why_to_stop(medians, call_us, elapsed_s, reason):
-    assert RULE.verdict(medians, call_us, elapsed_s) == reason
+    assert RULE.verdict([medians], call_us, elapsed_s) == reason
 
 
 def test_the_rule_keeps_its_least_rounds_where_they_are_few():
     few = StoppingRule(precision=0.005, min_rounds=1, max_rounds=1, budget_s=0.0)
     assert few.least_rounds(60_000.0) == 1
-    assert few.verdict([100.0], 10.0, 0.0) == "max_rounds"  # one round has no interval
+    assert few.verdict([[100.0]], 10.0, 0.0) == "max_rounds"  # one round has no interval
 
 
 class Scripted:
-    name, l2 = "scripted", "cold"
+    name, l2, estimates = "scripted", "cold", True
 
     def __init__(self, cost, values=lambda index: 100.0, flags=()):
         self.cost, self.values, self.flags, self.blocks = cost, values, flags, []

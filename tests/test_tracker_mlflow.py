@@ -31,7 +31,7 @@ def a_record(
         dtype="bfloat16", causal=True,
     )  # fmt: skip
     measuring = Measuring(
-        timer="cpu", also=(), precision=0.005, min_rounds=7, max_rounds=40, budget_s=1.5,
+        timer="cpu", also=(), precision=0.005, min_rounds=7, max_rounds=40, budget_s=1.5, regime="sustained",
         passes=("forward", "backward"), seed=123, tolerance={},
     )  # fmt: skip
     request = Request(

@@ -17,15 +17,21 @@ WORKER = {
     "ceilings",
     "environment",
     "inputs",
+    "attempt",
+    "machine",
     "measure",
+    "prepare",
     "preload",
     "timers",
+    "timers.blocker",
     "timers.cpu",
     "timers.device",
     "timers.event",
     "timers.gpu",
+    "timers.graph",
     "timers.kernel",
     "timers.loop",
+    "timers.wall",
 }
 # Imports every module named on the command line, in order, and prints what each brought in of the heavy packages.
 _PROBE = """

@@ -19,6 +19,8 @@ class Eager:
         """Refuses only rows without keys, whose softmax is 0 / 0."""
         if case.causal and case.align == "bottom_right" and case.q_len > case.kv_len:
             return "the first queries see no key, their softmax is undefined: set align=top_left or q_len <= kv_len"
+        if case.window is not None and case.align == "top_left" and case.q_len - case.window >= case.kv_len:
+            return "the last queries see no key, their softmax is undefined: widen the window, or lower q_len"
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
@@ -32,10 +34,12 @@ class Eager:
 
 
 def hidden_keys(case: Case, first_row: int, rows: int, device: torch.device) -> torch.Tensor:
-    """Boolean (rows, kv_len), True where a causal mask hides the key from query `first_row` + i."""
+    """Boolean (rows, kv_len), True where the causal mask or its window hides the key from query `first_row` + i."""
     offset = case.kv_len - case.q_len if case.align == "bottom_right" else 0
     last_seen = torch.arange(first_row, first_row + rows, device=device) + offset
-    return torch.arange(case.kv_len, device=device)[None, :] > last_seen[:, None]
+    key = torch.arange(case.kv_len, device=device)[None, :]
+    hidden = key > last_seen[:, None]
+    return hidden if case.window is None else hidden | (key <= last_seen[:, None] - case.window)
 
 
 def _formula(case: Case, inputs: Inputs, mask: torch.Tensor | None) -> torch.Tensor:

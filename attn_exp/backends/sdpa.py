@@ -38,6 +38,8 @@ class Sdpa:
         """SDPA's causal mask is aligned top-left; the rest is asked of PyTorch itself, in its own words."""
         if case.causal and not case.square and case.align != "top_left":
             return "SDPA's is_causal aligns the mask top-left: set align=top_left"
+        if case.window is not None:
+            return "SDPA has no sliding window: set window=null, or use backend=eager"
         if self.choice is None:
             return None
         return self._refusal(case, device)

@@ -1,11 +1,13 @@
-"""Timers: each turns a call into samples, and its name says what they measure. `TIMERS` lists the ones there are."""
+"""Timers: each turns a call into samples, and its name says what they measure."""
 
 from attn_exp.timers.cpu import CpuTimer
 from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.event import EventTimer
 from attn_exp.timers.gpu import Gpu
+from attn_exp.timers.graph import GraphTimer
 from attn_exp.timers.kernel import KernelTimer
 from attn_exp.timers.loop import Timer
+from attn_exp.timers.wall import DispatchTimer, WallTimer
 
 
 def make_timer(name: str, gpu: Gpu | None) -> Timer:
@@ -17,7 +19,7 @@ def make_timer(name: str, gpu: Gpu | None) -> Timer:
     if name == "cpu" and gpu is None:
         return CpuTimer()
     if gpu is not None:
-        for timer in (DeviceTimer, EventTimer, KernelTimer):
+        for timer in (DeviceTimer, EventTimer, KernelTimer, GraphTimer, WallTimer, DispatchTimer):
             if name == timer.name:
                 return timer(gpu)
     raise ValueError(f"timer {name!r} does not measure on a {'CPU' if gpu is None else 'GPU'}")

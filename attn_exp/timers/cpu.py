@@ -13,6 +13,7 @@ class CpuTimer:
 
     name = "cpu"
     l2 = "warm"
+    estimates = True
 
     def __init__(self) -> None:
         self._loops = 1

@@ -21,6 +21,7 @@ class DeviceTimer:
 
     name = "device"
     l2 = "cold"
+    estimates = True
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu

@@ -15,6 +15,7 @@ class EventTimer:
 
     name = "event"
     l2 = "cold"
+    estimates = False
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu

@@ -114,6 +114,7 @@ class KernelTimer:
 
     name = "kernel"
     l2 = "cold"
+    estimates = False
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu

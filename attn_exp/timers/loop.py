@@ -2,10 +2,12 @@
 
 import contextlib
 import gc
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from attn_exp.record import Timing
@@ -58,6 +60,8 @@ class Timer(Protocol):
 
     name: str
     l2: str
+    # Whether `block` stands on what `estimate` found.
+    estimates: bool
 
     def estimate(self, call: Call) -> Cost:
         """What one call costs, from a few calls."""
@@ -86,14 +90,21 @@ class StoppingRule:
         """The rounds below which no rule stops."""
         return min(self.min_rounds, LONG_CALL_ROUNDS) if call_us > LONG_CALL_US else self.min_rounds
 
-    def verdict(self, medians_us: list[float], call_us: float, elapsed_s: float) -> str | None:
-        """Why to stop after these rounds, or None to go on."""
-        if len(medians_us) < self.least_rounds(call_us):
+    def verdict(self, series: Sequence[Sequence[float]], call_us: float, elapsed_s: float) -> str | None:
+        """Why to stop after these rounds, or None to go on.
+
+        Args:
+            series: what has to be precise, each with a value a round: medians, or ratios of medians.
+            call_us: the longest call's time.
+            elapsed_s: seconds of sampling so far.
+        """
+        rounds = len(series[0])
+        if rounds < self.least_rounds(call_us):
             return None
-        half_width = log_half_width(medians_us)
-        if half_width is not None and half_width <= self.precision:
+        half_widths = [log_half_width(values) for values in series]
+        if all(half is not None and half <= self.precision for half in half_widths):
             return "precise"
-        if len(medians_us) >= self.max_rounds:
+        if rounds >= self.max_rounds:
             return "max_rounds"
         return "budget" if elapsed_s >= self.budget_s else None
 
@@ -110,51 +121,93 @@ class _Samples:
         self.flags.update(block.flags)
 
 
-def sample(
-    timer: Timer,
-    call: Call,
+@dataclass(frozen=True)
+class Entry:
+    """A call to be sampled: how, and inside of what scope; `kernels` it launches bound the calls of a round."""
+
+    timer: Timer
+    call: Call
+    scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    kernels: float = 1.0
+
+
+def sample(timer: Timer, call: Call, rule: StoppingRule, *, kernels: float = 1.0, **options: Any) -> Timing:
+    """Sample one call by itself; `options` are those of `sample_rivals`."""
+    return sample_rivals([Entry(timer, call, kernels=kernels)], rule, **options)[0]
+
+
+def sample_rivals(
+    entries: Sequence[Entry],
     rule: StoppingRule,
     *,
-    kernels: float = 1.0,
+    order: Callable[[int, int], Sequence[int]] = lambda rivals, index: range(rivals),
+    rest_s: float = 0.0,
     amid: Callable[[], None] | None = None,
-) -> Timing:
-    """Warm `call` up in the timer's own pattern, then sample it in rounds until `rule` says stop.
+) -> list[Timing]:
+    """Warm each call up in its timer's own pattern, then sample all in rounds until `rule` says stop.
 
     Args:
-        timer: how to time.
-        call: what to time; inputs built, graph compiled, run at least once.
-        rule: when to stop.
-        kernels: kernels that one call launches, where known; bounds the calls of a round.
+        entries: what to time; inputs built, graphs compiled, each run at least once.
+        rule: when to stop: for one call by its own median, for several by the ratios between them.
+        order: of the rivals in a round, from their number and the round's index.
+        rest_s: seconds of idleness before each block.
         amid: called once, halfway through the least number of rounds: other timers' blocks, under the same clocks.
+
+    Returns:
+        One timing an entry. Samples with the same round index of different entries were taken side by side.
     """
-    cost = timer.estimate(call)
-    cost = Cost(cost.time_us, cost.around_us, max(cost.kernels, kernels))
-    calls = cost.calls_per_round
-    left = cost.warm_up_calls
-    while left > 0:
-        timer.block(call, min(left, calls))
-        left -= calls
-    samples, started = _Samples(), time.perf_counter()
-    index, reason = 0, None
+    costs = [_warmed_up(entry) for entry in entries]
+    all_samples = [_Samples() for _ in entries]
+    longest_us = max(cost.time_us for cost in costs)
+    started, index, reason = time.perf_counter(), 0, None
     with _without_collections():
         while reason is None:
-            if amid is not None and index == rule.least_rounds(cost.time_us) // 2:
+            if amid is not None and index == rule.least_rounds(longest_us) // 2:
                 paused = time.perf_counter()
                 amid()
                 started += time.perf_counter() - paused
-            samples.add(timer.block(call, calls), index)
+            for position in order(len(entries), index):
+                entry = entries[position]
+                if rest_s:
+                    time.sleep(rest_s)
+                with entry.scope():
+                    all_samples[position].add(entry.timer.block(entry.call, costs[position].calls_per_round), index)
             index += 1
-            medians = round_medians(samples.times_us, samples.rounds)
-            reason = rule.verdict(medians, cost.time_us, time.perf_counter() - started)
-    return Timing(
-        timer=timer.name,
-        l2=timer.l2,
-        times_us=tuple(samples.times_us),
-        rounds=tuple(samples.rounds),
-        stop_reason=reason,
-        notes={"calls_per_round": float(calls), "warm_up_calls": float(cost.warm_up_calls)},
-        flags=tuple(sorted(samples.flags)),
-    )
+            medians = [round_medians(samples.times_us, samples.rounds) for samples in all_samples]
+            reason = rule.verdict(_series(medians), longest_us, time.perf_counter() - started)
+    return [
+        Timing(
+            timer=entry.timer.name,
+            l2=entry.timer.l2,
+            times_us=tuple(samples.times_us),
+            rounds=tuple(samples.rounds),
+            stop_reason=reason,
+            notes={"calls_per_round": float(cost.calls_per_round), "warm_up_calls": float(cost.warm_up_calls)},
+            flags=tuple(sorted(samples.flags)),
+        )
+        for entry, samples, cost in zip(entries, all_samples, costs, strict=True)
+    ]
+
+
+def _warmed_up(entry: Entry) -> Cost:
+    with entry.scope():
+        cost = entry.timer.estimate(entry.call)
+        cost = replace(cost, kernels=max(cost.kernels, entry.kernels))
+        left = cost.warm_up_calls
+        while left > 0:
+            entry.timer.block(entry.call, min(left, cost.calls_per_round))
+            left -= cost.calls_per_round
+    return cost
+
+
+def _series(medians: Sequence[list[float]]) -> list[list[float]]:
+    """What has to be precise: one call's own medians, or of several calls every pair's ratios, round by round."""
+    if len(medians) == 1:
+        return [medians[0]]
+    return [
+        [first / second for first, second in zip(one, other, strict=True)]
+        for one, other in itertools.combinations(medians, 2)
+    ]
 
 
 @contextlib.contextmanager
@@ -171,6 +224,8 @@ def _without_collections() -> Iterator[None]:
 
 def single_block(timer: Timer, call: Call, calls: int) -> Timing:
     """One block of a warmed-up call: a second opinion beside the timer that ranks."""
+    if timer.estimates:
+        timer.estimate(call)
     block = timer.block(call, calls)
     return Timing(
         timer=timer.name,

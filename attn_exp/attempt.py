@@ -1,0 +1,98 @@
+"""Attempt: a job under way, from its request to the record that it will become, whatever happens."""
+
+import contextlib
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from attn_exp.backends.base import Unavailable
+from attn_exp.inputs import DISTRIBUTION
+from attn_exp.machine import Machine
+from attn_exp.record import PassRecord, Record, Request, Status
+
+# How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
+_CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
+
+
+class Stopped(Exception):
+    """The job ends here with a status that is not `ok`."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status: Status = status
+        self.reason = reason
+
+
+@dataclass
+class Attempt:
+    """What a job has found so far."""
+
+    request: Request
+    status: Status = "ok"
+    reason: str | None = None
+    passes: dict[str, PassRecord] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    flags: set[str] = field(default_factory=set)
+    ceilings: dict[str, float] = field(default_factory=dict)
+    telemetry: list[dict[str, Any]] = field(default_factory=list)
+    stages_s: dict[str, float] = field(default_factory=dict)
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def with_gradients(self) -> bool:
+        """Whether the backward is measured, so that the forward saves what it needs."""
+        return "backward" in self.request.measuring.passes
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do a part of the job. Whatever goes wrong becomes its status; only the death of the process escapes."""
+        try:
+            work()
+        except Stopped as stopped:
+            self.status, self.reason = stopped.status, stopped.reason
+        except Unavailable as error:
+            self.status, self.reason = "unavailable", str(error)
+        except ImportError as error:
+            self.status, self.reason = "unavailable", f"a package is missing: {error}"
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self.status, self.reason = "out_of_memory", _sentence(error)
+        except Exception as error:  # a backend may raise anything, and it must end as a status, not as a dead worker
+            traceback.print_exc()
+            self.status = "out_of_memory" if _CPU_MEMORY_ERROR.search(str(error)) else "error"
+            self.reason = _sentence(error)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the wall time of what is done inside under `name`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages_s[name] = self.stages_s.get(name, 0.0) + time.perf_counter() - began
+
+    def record(self, machine: Machine) -> Record:
+        """The record of what was found: numbers if and only if all went well."""
+        found = {"inputs": DISTRIBUTION, "gradients_enabled": self.with_gradients}
+        return Record(
+            request=self.request,
+            status=self.status,
+            reason=self.reason,
+            passes=self.passes,
+            metrics=self.metrics if self.status == "ok" else {},
+            flags=tuple(sorted(self.flags)),
+            environment=machine.environment | found,
+            ceilings=self.ceilings,
+            telemetry=tuple(self.telemetry),
+            stages_s={name: round(seconds, 6) for name, seconds in self.stages_s.items()},
+            started_at=self.started_at,
+            finished_at=time.time(),
+        )
+
+
+def _sentence(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,102 @@
+"""Machine: what a worker keeps from job to job: the device and its clocks, ceilings, and the last case's reference."""
+
+import itertools
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from attn_exp.backends.base import Unavailable
+from attn_exp.backends.reference import reference
+from attn_exp.ceilings import copy_ceiling, matmul_ceiling
+from attn_exp.environment import environment
+from attn_exp.inputs import Inputs
+from attn_exp.nvml import GpuState
+from attn_exp.preload import import_autograd, load_libraries
+from attn_exp.record import Request
+from attn_exp.timers.gpu import Cuda, Gpu
+
+LOAD_S = 2.0
+
+
+@dataclass
+class Machine:
+    """What a worker keeps from job to job: device, clocks, ceilings, and the last case's reference."""
+
+    device: str
+    gpu: Cuda | None = None
+    state: GpuState | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
+    reference: tuple[Any, dict[str, torch.Tensor]] | None = None
+
+    @classmethod
+    def open(cls, device: str) -> "Machine":
+        """Take possession of the device: context, flush buffer, NVML."""
+        imports = import_autograd()
+        if device != "cuda":
+            imports.join()
+            return cls(device, environment=environment(device))
+        if not torch.cuda.is_available():
+            raise Unavailable(
+                f"PyTorch {torch.__version__} sees no CUDA device: install a CUDA build of torch, or set device=cpu"
+            )
+        gpu = Cuda()
+        machine = cls(device, gpu=gpu, environment=environment(device) | event_floor(gpu))
+        try:
+            machine.state = GpuState(machine.environment["gpu_uuid"])
+            machine.environment |= machine.state.constant()
+        except Exception as error:  # NVML's absence costs telemetry, not the measurement; the record says so
+            machine.environment["nvml"] = f"no telemetry: {error}"
+        return machine
+
+    def ceilings_for(self, dtype: str, *, load: bool = True) -> dict[str, float]:
+        """The machine's measured ceilings for inputs of `dtype`.
+
+        On a GPU the first ask also puts it under `load` for seconds, and uses them to load libraries on the host.
+        """
+        if dtype not in self.ceilings:
+            first = next(iter(self.ceilings.values()), None)
+            if self.gpu is None or first:
+                matmul = matmul_ceiling(self.device, dtype, 0.0)
+            else:
+                with ThreadPoolExecutor(1) as pool:
+                    loading = pool.submit(matmul_ceiling, self.device, dtype, LOAD_S if load else 0.0)
+                    load_libraries(dtype)
+                    matmul = loading.result()
+            copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
+            self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
+        return self.ceilings[dtype]
+
+    def reference_for(self, request: Request, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
+        """The float32 reference, kept for the next rival of the same case."""
+        key = (request.case, request.measuring.seed, with_gradients)
+        if self.reference is None or self.reference[0] != key:
+            self.reference = None
+            self.reference = key, reference(request.case, inputs, with_gradients=with_gradients)
+        return self.reference[1]
+
+    def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
+        """Free the kept reference unless this job can use it."""
+        if self.reference and self.reference[0] != (request.case, request.measuring.seed, with_gradients):
+            self.reference = None
+
+    def reading(self) -> list[dict[str, Any]]:
+        """NVML's reading of this moment; none where there is no NVML."""
+        return [self.state.read()] if self.state else []
+
+    def held_bytes(self) -> int:
+        """Memory that is allocated on the GPU now."""
+        return torch.cuda.memory_allocated() if self.device == "cuda" else 0
+
+
+def event_floor(gpu: Gpu) -> dict[str, float]:
+    """What a pair of events with nothing between them measures, and the step in which event times come, in us."""
+    gpu.sleep_us(500.0)
+    events = [gpu.event() for _ in range(101)]
+    gpu.synchronize()
+    times = sorted(gpu.elapsed_us(first, second) for first, second in itertools.pairwise(events))
+    steps = [second - first for first, second in itertools.pairwise(times) if second - first > 1e-3]
+    return {"event_floor_us": statistics.median(times), "event_quantum_us": min(steps, default=0.0)}

@@ -1,0 +1,48 @@
+"""Runs the command line in this process: what it says and how it exits, without the seconds of another one."""
+
+import io
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+import attn_exp.__main__ as entry
+from attn_exp.isolate import Worker
+from attn_exp.run import session
+
+Typed = Callable[..., tuple[int, str, str]]
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
+    """`python -m attn_exp ARGUMENTS` in `folder`, where no worker may be started: exit code, output, errors."""
+
+    def forbidden(worker: Worker) -> None:
+        raise AssertionError("a worker was started")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        session.cache_clear()
+        monkeypatch.setattr(sys, "argv", ["attn_exp", *arguments])
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                code = entry.command()
+            finally:
+                GlobalHydra.instance().clear()
+                HydraConfig.instance().cfg = None
+                session.cache_clear()
+        return code, out.getvalue(), err.getvalue()
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Worker, "start", forbidden)
+    # Started ahead of everything, in a process of its own: tests of that are end to end.
+    monkeypatch.setattr("attn_exp.run.Session.prestart", lambda self: None)
+    monkeypatch.setattr("attn_exp.run.visible_gpus", list)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for name in ("ATTN_EXP_SWEEP", "HYDRA_FULL_ERROR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return call

@@ -1,0 +1,314 @@
+import csv
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+from cli import QUICK, environment, left_behind, records, run, runs, start
+from inprocess import typed
+
+from attn_exp.record import FILE_NAME
+
+SIZES = tuple(argument for argument in QUICK if not argument.startswith("batch="))
+SIX = ("backend=flash,cudnn", "batch=1,8,16", *SIZES)
+ASSIGNED = "is not of the form key=value, for example"
+# What is typed, and what the sentence about it must say.
+BAD = {
+    # an unknown key, choice or group, with the nearest right one
+    "bakend=flash": "there is no key 'bakend': did you mean 'backend'?",
+    "modle.q_heads=3": "did you mean 'model.q_heads'?",
+    "stopping.budget=1": "did you mean 'stopping.budget_s'?",
+    "zzz=1": "there is no key 'zzz': the keys are align, backend, batch",
+    "backend=flsh": "backend=flsh does not exist: did you mean 'flash'? the choices are auto, cudnn",
+    "dtype=fp15": "did you mean 'fp16'? the choices are bf16, fp16, fp32",
+    "-m backend=flash,flsh": "backend=flsh does not exist: did you mean 'flash'?",
+    "+experiment=gtp2": "did you mean 'gpt2'?",
+    "experiment=gpt2": "write +experiment=...",
+    "tracker=wandb": "the choices are mlflow, none",
+    "isolation=cold": "the choices are fresh, none, warm",
+    "+batch=1": "write batch=1 without the +",
+    "model=null": "takes the name of a choice",
+    "model=7": "takes the name of a choice",
+    # what is not key=value, and several values without -m
+    "flash": f"'flash' {ASSIGNED}",
+    "backend": f"'backend' {ASSIGNED}",
+    "batch=1,2": "several values need -m (--multirun): python -m attn_exp -m batch=1,2",
+    "backend=flash,cudnn": "python -m attn_exp -m backend=flash,cudnn",
+    # heads that do not divide
+    "model=sdpa_bench model.q_heads=7": "q_heads=7 does not divide embedding=2048: use model.q_heads=8",
+    "model.kv_heads=5": "kv_heads=5 does not divide q_heads=12: use model.kv_heads=4",
+    "-m model.kv_heads=5,7": "kv_heads=5 does not divide q_heads=12",
+    "model.head_dim=null": "model.head_dim",
+    # negative, absurd and other sizes
+    "batch=0": "is not a whole number from 1 to",
+    "batch=-1": "is not a whole number from 1 to",
+    "batch=two": "is not a whole number from 1 to",
+    "batch=1.5": "is not a whole number from 1 to",
+    "batch=null": "is not a whole number from 1 to",
+    "batch=true": "is not a whole number from 1 to",
+    "batch=[1,2]": "is not a whole number from 1 to",
+    "seq_len=-5": "is not a whole number from 1 to",
+    "seq_len=99999999999999": "is not a whole number from 1 to",
+    "seq_len=1000000 batch=100000": "one tensor of this case takes 139.7 TiB: lower batch or seq_len",
+    "-m batch=1,x": "batch='x' is not a whole number",
+    "causal=maybe": "causal='maybe' is neither true nor false",
+    "align=left": "is not one of bottom_right, top_left",
+    "dtype.name=int8": "is not one of bfloat16, float16, float32",
+    # a device that is not there, and a timer that is not for it
+    "device=cuda": "needs an NVIDIA GPU and there is none here: use device=cpu or device=auto",
+    "device=cuda:3": "use device=auto or device=cpu",
+    "device=gpu": "is none of auto, cpu, cuda, cuda:N",
+    "-m device=cpu,cuda": "use device=cpu",
+    "timer=kernel": "use timer=cpu or timer=auto",
+    # measuring options
+    "passes=[sideways]": "use [forward,backward]",
+    "passes=[bakward]": "did you mean 'backward'?",
+    "passes=[]": "passes=[forward,backward]",
+    "passes=[forward,forward]": "each once",
+    "seed=-1": "is not a whole number from 0 to",
+    "seed=x": "seed=x is not a whole number",
+    "stopping.precision=0": "is not between 0 and 1",
+    "stopping.precision=.nan": "stopping.precision=",
+    "stopping.precision=a": "stopping.precision=a is not a number",
+    "stopping.min_rounds=1": "2 <= min_rounds <= max_rounds <= 10000",
+    "stopping.min_rounds=50": "2 <= min_rounds <= max_rounds <= 10000",
+    "stopping.budget_s=-1": "is not between 0 and 3600 seconds",
+    "stopping.budget_s=x": "stopping.budget_s=x is not a number",
+    # where things run and go
+    "isolation.name=cold": "is none of warm, fresh, none",
+    "isolation.timeout_s=-3": "is not a positive number of seconds",
+    "hydra/launcher=nope": "hydra/launcher=nope does not exist: the choices are basic",
+    "-m hydra.launcher._target_=their.Launcher": "leave hydra/launcher out",
+    "tracker.uri=mlruns": "use tracker.uri=sqlite:///mlruns/mlflow.db",
+    "tracker.uri=sqlite:////proc/x/mlflow.db": "choose another place with tracker.uri=",
+    "tracker.uri=sqlite:///newer.db": "was written by a newer MLflow",
+    "tracker.uri=sqlite:///a_file": "is not a sqlite database",
+    "folder=/proc/nope": "choose another with folder=...",
+    "folder=a_file": "choose another with folder=...",
+    "sweep=../x": "cannot name a folder",
+    "sweep=": "cannot name a folder",
+    "backend.name=../x": "cannot name a folder",
+    "backend._target_=null": "backend._target_=package.module.Class",
+    # what only looks like a sweep, and what is taken away
+    "-m sweep=a,b": "sweep is one for the whole sweep",
+    "-m tracker=none,mlflow": "tracker is one for the whole sweep",
+    "-m batch=glob(*)": "there is no job in this sweep",
+    "-m batch=interval(1,3)": "a sweep takes a list of values or a range",
+    "dry_run=flase": "neither true nor false",
+    "-m dry_run=flase batch=1,2": "neither true nor false",
+    "~batch": "leave ~batch out",
+    "~backend": "leave ~backend",
+    "seq_len=${nope}": "'nope' not found",
+}
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    (tmp_path / "a_file").write_text("in the way " * 200)
+    with sqlite3.connect(tmp_path / "newer.db") as database:
+        database.execute("create table alembic_version (version_num varchar(32))")
+        database.execute("insert into alembic_version values ('ffffffffffff')")
+    return typed(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_stops_with_one_sentence_before_any_work(call, tmp_path, line):
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = call(*line.split())
+    assert code == 2
+    assert err.startswith("attn_exp: ")
+    assert err.count("\n") == 1
+    assert BAD[line] in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_without_leave_is_told(call, tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "theirs" not in str(path) and may(path, mode))
+    code, _, err = call("folder=theirs")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "theirs (Permission denied): choose another with folder=..." in err
+    assert list((tmp_path / "theirs").iterdir()) == []
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_dry_run_lists_and_starts_nothing(call, tmp_path):
+    code, out, err = call("-m", "dry_run=true", "device=cpu", "model.q_heads=12,16", "model.kv_heads=3,4", "sweep=s")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["would", "would", "impossible", "would"]
+    assert "kv_heads=3 does not divide q_heads=16" in lines[2]
+    assert lines[4:] == ["4 jobs: 3 would run, 0 are done, 1 are impossible"]
+    code, out, err = call("dry_run=true", "device=cpu", "backend=math")
+    assert (code, err) == (0, "")
+    assert out.startswith("would run    math b1 h12 s1024 d64 bfloat16 causal  cpu, cpu, math-")
+    assert {path.name for path in tmp_path.iterdir()} == {"a_file", "newer.db"}
+
+
+@pytest.mark.parametrize("flag", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["--version"], ["-h"]])
+def test_questions_to_hydra_are_answered_and_start_nothing(call, tmp_path, flag):
+    code, out, err = call(*flag)
+    assert (code, err) == (0, "")
+    assert out
+    assert {path.name for path in tmp_path.iterdir()} == {"a_file", "newer.db"}
+
+
+def test_help_names_every_group_and_the_commands(call):
+    out = call("--help")[1]
+    for word in ("model", "dtype", "backend", "timer", "tracker", "isolation", "experiment", "-m backend=flash,cudnn"):
+        assert word in out
+    assert "attn_exp.ui" in out
+
+
+# From here on, whole processes.
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory):
+    """The six jobs of the README's command, `-m` at its end, from a folder that is not the checkout."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    return folder, run(*SIX, "sweep=six", "-m", cwd=folder)
+
+
+def test_six_jobs_from_another_folder(six):
+    folder, done = six
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found = records(folder, "six")
+    assert sorted(record.request.case.batch for record in found.values()) == [1, 1, 8, 8, 16, 16]
+    statuses = {(record.request.backend["name"], record.status) for record in found.values()}
+    assert statuses == {("flash", "ok"), ("cudnn", "unsupported")}
+    assert sum(tags.get("attn_exp.kind") == "job" for _, _, tags in runs(folder)) == 6
+    assert left_behind(folder) == []
+
+
+def test_what_the_sweep_prints_fits_the_terminal_and_says_what_is_next(six):
+    _, done = six
+    lines = done.stdout.splitlines()
+    assert [line.split("]")[0] for line in lines[:6]] == [f"[{number}/6" for number in range(1, 7)]
+    assert [line for line in lines[6:] if len(line) > 120] == []
+    assert lines[-1] == "records and table.csv are in multirun/six; look at them with: python -m attn_exp.ui"
+    assert sum(line.startswith("flash ") for line in lines) == 3
+    assert any(line.startswith("* cuDNN runs on NVIDIA GPUs alone") for line in lines)
+
+
+def test_the_csv_says_what_the_records_say(six):
+    folder, done = six
+    text = (folder / "multirun" / "six" / "table.csv").read_text()
+    rows = {row["job"]: row for row in csv.DictReader(io.StringIO(text))}
+    found = records(folder, "six")
+    assert set(rows) == {record.request.job for record in found.values()}
+    for record in found.values():
+        row = rows[record.request.job]
+        assert row["status"] == record.status
+        assert row["reason"] == (record.reason or "")
+        assert int(row["batch"]) == record.request.case.batch
+        for name in ("forward/time_us", "backward/time_us", "forward/tflops", "backward/error_dq"):
+            wanted = record.metrics.get(name)
+            assert row[name] == ("" if wanted is None else f"{wanted:.6g}")
+    assert (folder / "multirun" / "six" / "table.txt").read_text() in done.stdout
+
+
+def test_the_same_command_again_keeps_all_and_a_dry_run_says_so(six):
+    folder, _ = six
+    before = {path: path.stat().st_mtime_ns for path in folder.glob(f"multirun/six/*/{FILE_NAME}")}
+    listed = run("-m", *SIX, "sweep=six", "batch=1,8,16,32", "dry_run=true", cwd=folder)
+    assert listed.stdout.splitlines()[-1] == "8 jobs: 2 would run, 6 are done, 0 are impossible"
+    again = run("-m", *SIX, "sweep=six", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert not any(line.startswith("[") for line in again.stdout.splitlines())
+    assert {path: path.stat().st_mtime_ns for path in folder.glob(f"multirun/six/*/{FILE_NAME}")} == before
+    assert len(runs(folder)) == 7
+
+
+def test_one_case_without_a_name(tmp_path):
+    done = run("backend=flash", "tracker=none", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (sweep,) = (tmp_path / "multirun").iterdir()
+    assert records(tmp_path, sweep.name)["flash"].status == "ok"
+    assert "[1/1] ok" in done.stdout
+    assert f"multirun/{sweep.name};" in done.stdout.splitlines()[-1]
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_two_sweeps_started_together_get_a_folder_each(tmp_path):
+    both = [start("-m", "backend=flash,cudnn", "tracker=none", *QUICK, cwd=tmp_path) for _ in range(2)]
+    for process in both:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    sweeps = list((tmp_path / "multirun").iterdir())
+    assert [len(list(sweep.glob(f"*/{FILE_NAME}"))) for sweep in sweeps] == [2, 2]
+
+
+def test_a_reader_who_leaves_does_not_hurt_the_sweep(tmp_path):
+    process = start("-m", "backend=flash,math,eager", "tracker=none", "sweep=s", *QUICK, cwd=tmp_path)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline().startswith("[1/3]")
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 0
+    assert err == ""
+    assert set(records(tmp_path, "s")) == {"flash", "math", "eager"}
+    assert (tmp_path / "multirun" / "s" / "table.csv").exists()
+
+
+def test_a_dry_run_starts_no_process(tmp_path):
+    process = start("-m", "backend=flash,math", "dry_run=true", *QUICK, cwd=tmp_path)
+    workers = set()
+    while process.poll() is None:
+        workers |= set(left_behind(tmp_path)) - {process.pid}
+    assert process.returncode == 0
+    assert workers == set()
+    assert list(tmp_path.iterdir()) == []
+
+
+_PROBE = """
+import os, sys
+import attn_exp.__main__ as entry
+leave = os._exit
+def told(code):
+    heavy = [name for name in ("torch", "mlflow", "numpy", "pandas", "matplotlib") if name in sys.modules]
+    print(f"exit {code} heavy {heavy}", file=sys.stderr, flush=True)
+    leave(code)
+os._exit = told
+entry.main()
+"""
+
+
+@pytest.mark.parametrize(("typed_in", "code"), [("--help", 0), ("bakend=flash", 2), ("batch=0", 2)])
+def test_help_and_a_typo_are_answered_within_a_second(tmp_path, typed_in, code):
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = run(typed_in, cwd=tmp_path)
+        seconds.append(time.perf_counter() - began)
+        assert done.returncode == code
+    assert min(seconds) < 1, seconds
+    probed = subprocess.run(
+        [sys.executable, "-c", _PROBE, typed_in], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert probed.stderr.splitlines()[-1] == f"exit {code} heavy []"
+    assert left_behind(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_typo_kills_the_worker_that_was_started_ahead(tmp_path):
+    done = run("batch=0", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "attn_exp: batch=0 is not a whole number from 1 to 1,048,576\n"
+    assert left_behind(tmp_path) == []
+
+
+def test_the_requests_configuration_holds_no_secret(six):
+    folder, _ = six
+    for path in folder.glob(f"multirun/six/*/{FILE_NAME}"):
+        config = json.loads(path.read_text())["request"]["config"]
+        assert not {"tracker", "folder", "dry_run", "hydra"} & set(config)
+        assert config["batch"] in (1, 8, 16)

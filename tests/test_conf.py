@@ -1,0 +1,123 @@
+import itertools
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from attn_exp.case import Case
+from attn_exp.conf import conf_folder
+from attn_exp.jobs import GPU_TIMERS, request_from_config
+from attn_exp.nvml import GpuInfo
+from attn_exp.run import plain
+from attn_exp.sweeper import register
+
+CONF = conf_folder()
+FILES = sorted(CONF.rglob("*.yaml"))
+CHOICES = [path.relative_to(CONF).with_suffix("").as_posix().rsplit("/", 1) for path in FILES if path.parent != CONF]
+HEADER = "# @package _global_"
+GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
+# heads, key-value heads, head_dim, tokens
+SHAPES = {
+    "gpt2": (12, 12, 64, 1024),
+    "sdpa_bench": (16, 16, 128, 1024),
+    "llama3_8b": (32, 8, 128, 8192),
+    "flux": (24, 24, 128, 4608),
+}
+
+
+@pytest.fixture(autouse=True)
+def composed(monkeypatch):
+    monkeypatch.setenv("ATTN_EXP_SWEEP", "a_sweep")
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+    GlobalHydra.instance().clear()
+
+
+def request(*overrides, gpus=()):
+    return request_from_config(plain(compose("config", list(overrides))), list(gpus))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(CONF).as_posix())
+def test_a_file_begins_with_a_line_that_says_what_it_is(path):
+    lines = path.read_text().splitlines()
+    says = lines[1] if lines[0] == HEADER else lines[0]
+    assert says.startswith("# ")
+    assert len(says.removeprefix("# ").split()) >= 3 or path.parent.name == "dtype"
+    assert len(says) <= 120
+    if path.parent.name == "experiment":
+        assert lines[0] == HEADER
+        assert f"+experiment={path.stem}" in says
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES, ids="/".join)
+def test_every_choice_makes_a_job(group, choice):
+    name = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text()).get("name")
+    timer_of_a_gpu = group == "timer" and choice in GPU_TIMERS
+    device = "cuda" if timer_of_a_gpu else "cpu"
+    made = request(
+        f"+{group}={choice}" if group == "experiment" else f"{group}={choice}", f"device={device}", gpus=[GPU]
+    )
+    assert made.device == device
+    if group in ("model", "backend", "timer", "isolation"):
+        assert name == choice, "a choice has the name that it is chosen by"
+    if group == "backend":
+        assert made.job.startswith(f"{choice}-")
+    if timer_of_a_gpu:
+        assert made.measuring.timer == choice
+        assert choice not in made.measuring.also
+
+
+def test_every_backend_file_names_a_class_that_is_there():
+    from attn_exp.backends.base import Backend, load_backend
+
+    for path in CONF.glob("backend/*.yaml"):
+        loaded: Backend = load_backend(yaml.safe_load(path.read_text()))
+        assert loaded.name == path.stem
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_the_models_have_their_published_shapes(model):
+    case = request(f"model={model}", "device=cpu").case
+    assert (case.q_heads, case.kv_heads, case.head_dim, case.q_len) == SHAPES[model]
+    assert case.kv_len == case.q_len
+    assert case.value_dim == case.head_dim
+    assert {path.stem for path in CONF.glob("model/*.yaml")} >= set(SHAPES)
+
+
+def test_the_gpt2_experiment_is_the_notebooks_size():
+    case = request("+experiment=gpt2", "device=cpu").case
+    sizes = {"batch": 4, "q_heads": 12, "kv_heads": 12, "q_len": 1024, "kv_len": 1024, "head_dim": 64, "value_dim": 64}
+    assert case == Case(**sizes, dtype="float16", causal=True)
+
+
+def test_the_sdpa_sweep_is_the_thirty_configurations():
+    config = compose("config", ["+experiment=sdpa_sweep", "device=cpu"], return_hydra_config=True)
+    assert config.hydra.mode.name == "MULTIRUN"
+    params = config.hydra.sweeper.params
+    axes = [[f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()]
+    cases = [request("+experiment=sdpa_sweep", "device=cpu", *job).case for job in itertools.product(*axes)]
+    heads = {"q_heads": 16, "kv_heads": 16, "head_dim": 128, "value_dim": 128}
+    wanted = {
+        Case(batch=batch, q_len=length, kv_len=length, causal=causal, dtype="bfloat16", **heads)
+        for batch, length, causal in itertools.product((1, 8, 16), (128, 256, 512, 1024, 8192), (True, False))
+    }
+    assert len(cases) == 30
+    assert set(cases) == wanted
+
+
+def test_the_identity_is_of_what_is_measured_and_of_nothing_else():
+    job = request("device=cpu").job
+    same = ("sweep=other", "folder=/elsewhere", "tracker=none", "isolation=fresh", "seq_len=1024", "backend=auto")
+    others = (
+        "batch=2",
+        "causal=false",
+        "dtype=fp16",
+        "seed=5",
+        "passes=[forward]",
+        "stopping.budget_s=2",
+        "backend=math",
+    )
+    assert {request("device=cpu", override).job for override in same} == {job}
+    assert len({job, *(request("device=cpu", override).job for override in others)}) == len(others) + 1

@@ -1,0 +1,224 @@
+import copy
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from inprocess import typed
+from omegaconf import OmegaConf
+
+from attn_exp.conf import conf_folder
+from attn_exp.errors import UserError
+from attn_exp.record import FILE_NAME, Record, Request, write_record
+from attn_exp.run import session
+from attn_exp.sweeper import Composer, check_choices, register
+
+SPREAD = [
+    [],
+    ["batch=2"],
+    ["backend=flash", "batch=8"],
+    ["batch=8", "backend=flash", "seq_len=64", "backend=math"],
+    ["model=llama3_8b", "model.q_heads=16", "dtype=fp32", "dtype.tolerance.out=0.5"],
+    ["stopping.budget_s=0.1", "stopping.min_rounds=3"],
+    ["passes=[forward]", "timer=cpu", "timer.also=[]"],
+    ["+backend.window=[1,2]", "+backend.options={a:1,b:{c:x}}"],
+    ["++seed=9", "++backend.window=4"],
+    ["~timer.also"],
+    ["seed=5", "~seed=5", "+seed=6"],
+    ["~isolation"],
+    ["+pair={b:32,s:512}", "batch=${pair.b}", "seq_len=${pair.s}"],
+    ["+pair={b:1,s:16384}", "batch=${pair.b}", "seq_len=${pair.s}"],
+    ["model={q_heads:6,kv_heads:2}"],
+    ["+experiment=gpt2", "batch=2"],
+    ["+experiment=sdpa_sweep", "batch=1", "causal=false", "seq_len=128", "backend=math"],
+    ["backend=eager", "backend._target_=their.Own", "backend.name=own"],
+    ["hydra.job.name=other", "batch=2"],
+    ["hydra.verbose=true", "folder=elsewhere", "sweep=named"],
+    ["q_len=1", "kv_len=${q_len}", "tracker=none", "tracker.name='a b'"],
+]
+WRONG = [
+    ["backend=nope"],
+    ["bach=1"],
+    ["model.nope=1"],
+    ["+batch=2"],
+    ["~nope"],
+    ["~seed=7"],
+    ["experiment=gpt2"],
+    ["nope@here=1"],
+]
+
+
+@pytest.fixture
+def loader(monkeypatch):
+    monkeypatch.setenv("ATTN_EXP_SWEEP", "a_sweep")
+    register()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        yield GlobalHydra.instance().hydra.config_loader
+    GlobalHydra.instance().clear()
+
+
+@pytest.fixture
+def composer(loader):
+    return Composer(loader, master(loader))
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    return typed(monkeypatch, tmp_path)
+
+
+def master(loader):
+    # With overrides of Hydra's own on the command line, which every job inherits.
+    return loader.load_configuration("config", ["device=cpu", "hydra.job.num=3"], RunMode.MULTIRUN)
+
+
+def test_a_job_is_composed_as_hydra_composes_it(loader, composer):
+    whole = master(loader)
+    for overrides in [*SPREAD, *reversed(SPREAD)]:
+        theirs, ours = loader.load_sweep_config(whole, overrides), composer.compose(overrides)
+        assert OmegaConf.to_container(ours) == OmegaConf.to_container(theirs), overrides
+        assert ours.hydra.overrides.task == theirs.hydra.overrides.task
+        own = OmegaConf.masked_copy(theirs, [name for name in theirs if name != "hydra"])
+        assert OmegaConf.to_container(composer.case(overrides)) == OmegaConf.to_container(own), overrides
+        if overrides != ["~timer.also"]:
+            assert OmegaConf.to_container(composer.case(overrides), resolve=True) == OmegaConf.to_container(
+                own, resolve=True
+            )
+
+
+def test_what_hydra_refuses_is_refused(loader, composer):
+    whole = master(loader)
+    for overrides in WRONG:
+        with pytest.raises(HydraException):
+            loader.load_sweep_config(whole, overrides)
+        with pytest.raises(HydraException):
+            composer.compose(overrides)
+        with pytest.raises(HydraException):
+            composer.request(overrides)
+
+
+def test_a_job_leaves_no_trace_in_the_next_one(composer):
+    plain = copy.deepcopy(composer.compose(["backend=flash"]))
+    composer.compose(["backend=flash", "+backend.window=3", "model.q_heads=4", "timer.also=[event]"])
+    composer.case(["backend=flash", "+backend.window=3", "~seed"])
+    assert composer.compose(["backend=flash"]) == plain
+
+
+def test_group_choices_are_composed_once_whatever_the_grid_is(loader, composer, monkeypatch):
+    composed = []
+    whole = loader.load_sweep_config
+    monkeypatch.setattr(
+        loader, "load_sweep_config", lambda master, texts: composed.append(texts) or whole(master, texts)
+    )
+    for backend in ("flash", "math"):
+        for batch in range(1, 20):
+            assert isinstance(composer.request([f"backend={backend}", f"batch={batch}"]), Request)
+    assert composed == [["backend=flash"], ["backend=math"]]
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        [["batch=1", "batch=x"], ["seq_len=64", "seq_len=32"]],
+        [["batch=1", "batch=2"], ["seq_len=64", "seq_len=32", "seq_len=-1"]],
+        [["model=gpt2"], ["model.kv_heads=4", "model.kv_heads=5"]],
+        [["device=cpu", "device=cuda"], ["batch=1", "batch=2"]],
+        [["timer=cpu", "timer=kernel"]],
+    ],
+    ids=str,
+)
+def test_a_value_that_is_wrong_in_every_combination_is_found_first(composer, axes):
+    with pytest.raises(UserError):
+        check_choices(composer.request, product(axes))
+
+
+@pytest.mark.parametrize("name", ["backend=nope", "bach=1"])
+def test_hydras_own_errors_pass_through_the_check(composer, name):
+    with pytest.raises(HydraException):
+        check_choices(composer.request, product([["batch=1"], ["seed=1", name]]))
+
+
+def test_values_that_are_possible_in_some_combination_pass(composer):
+    # kv_heads=3 divides 12 heads but not 16, kv_heads=8 the other way round, and the first combination is impossible.
+    axes = [["model.q_heads=12", "model.q_heads=16"], ["model.kv_heads=8", "model.kv_heads=3", "model.kv_heads=4"]]
+    check_choices(composer.request, product(axes))
+
+
+def product(axes):
+    jobs = [()]
+    for axis in axes:
+        jobs = [(*job, value) for job in jobs for value in axis]
+    return jobs
+
+
+def test_the_check_asks_for_each_value_and_not_for_each_combination(composer):
+    asked = []
+    axes = [[f"{key}={value}" for value in range(1, 21)] for key in ("batch", "seed", "seq_len")]
+    check_choices(lambda overrides: asked.append(overrides) or composer.request(overrides), product(axes))
+    assert len(set(asked)) == 3 * 19 + 1
+
+
+class FakeSession:
+    """Takes the place of the worker and the tracker: what is submitted is done at once."""
+
+    def __init__(self, monkeypatch, folder):
+        self.submitted, self.kept = [], []
+        monkeypatch.setattr("attn_exp.run.Session.submit", lambda s, config: self.submit(s, config, folder))
+        monkeypatch.setattr("attn_exp.run.Session.keep", lambda s, record: self.kept.append(record.request.label))
+        monkeypatch.setattr("attn_exp.run.Session.close", lambda s, status: self.close(s))
+        self.impossible = []
+
+    def submit(self, current, config, folder):
+        request = current.request(config)
+        current.folder = folder
+        (folder / request.job).mkdir(parents=True, exist_ok=True)
+        write_record(Record(request=request, status="ok"), folder / request.job)
+        self.submitted.append(request.label)
+        return 0.0
+
+    def close(self, current):
+        self.impossible = list(current.impossible)
+        self.total = current.progress.total
+
+
+def test_impossible_combinations_are_left_out_and_named(call, monkeypatch, tmp_path):
+    fake = FakeSession(monkeypatch, tmp_path / "s")
+    arguments = ("-m", "device=cpu", "model.q_heads=12,16", "model.kv_heads=8,3,4", "sweep=s")
+    assert call(*arguments) == (0, "", "")
+    assert len(fake.submitted) == fake.total == 4
+    assert len(fake.impossible) == 2
+    assert fake.impossible[0].startswith("device=cpu model.q_heads=12 model.kv_heads=8 sweep=s: kv_heads=8 does not")
+    assert "model.q_heads=16 model.kv_heads=3" in fake.impossible[1]
+
+
+def test_done_jobs_are_skipped_without_hydras_launch(call, monkeypatch, tmp_path):
+    arguments = ("-m", "device=cpu", "backend=flash,math", "batch=range(1,11)", "sweep=s")
+    first = FakeSession(monkeypatch, tmp_path / "s")
+    assert call(*arguments)[0] == 0
+    assert len(set(first.submitted)) == 20
+    gone = sorted((tmp_path / "s").glob(f"*/{FILE_NAME}"))[:2]
+    for path in gone:
+        path.unlink()
+    # Only the first job goes the long way: it opens the sweep.
+    again = FakeSession(monkeypatch, tmp_path / "s")
+    composed = []
+    whole = Composer.compose
+    monkeypatch.setattr(Composer, "compose", lambda self, texts: composed.append(texts) or whole(self, texts))
+    assert call(*arguments)[0] == 0
+    assert len(composed) == len(again.submitted) <= 3
+    assert len(again.submitted) + len(again.kept) == 20
+
+
+def test_the_command_line_wins_over_what_a_stored_sweep_varies(call, monkeypatch, tmp_path):
+    fake = FakeSession(monkeypatch, tmp_path / "s")
+    assert call("+experiment=sdpa_sweep", "device=cpu", "batch=2", "seq_len=64,32")[0] == 0
+    assert sorted(fake.submitted) == sorted(
+        f"auto b2 h16 s{length} d128 bfloat16 {mask}" for length in (32, 64) for mask in ("causal", "full")
+    )
+
+
+def test_registering_twice_is_no_fault():
+    register()
+    register()
+    assert session() is session()
