@@ -7,7 +7,9 @@ import signal
 import sys
 import time
 from types import FrameType
+from typing import NoReturn
 
+import attn_exp
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError
 
@@ -31,6 +33,9 @@ def command() -> int:
     # argparse wants flags before or after the overrides, not among them; people type them anywhere.
     arguments = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     sys.argv[1:] = arguments
+    if "--version" in arguments:
+        print(f"attn_exp {attn_exp.__version__}")
+        return 0
     # With a random part: two sweeps that start together get two folders.
     os.environ["ATTN_EXP_SWEEP"] = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
     # Without it Hydra prints its own errors and exits 1.
@@ -72,10 +77,11 @@ def _hydra() -> int:
 
     register()
     try:
+        _check_flags()
         hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")(task)()
     except (UserError, HydraException, OmegaConfBaseException, ValueError) as error:
-        # Of Hydra's ValueErrors this one is about what was typed; any other is a fault of ours.
-        if type(error) is ValueError and not str(error).startswith("Config group override"):
+        # Of Hydra's ValueErrors these are about what was typed; any other is a fault of ours.
+        if type(error) is ValueError and not str(error).startswith(("Config group override", "Only one of --run")):
             raise
         print(f"attn_exp: {sentence(error)}", file=sys.stderr)
         return 2
@@ -84,6 +90,18 @@ def _hydra() -> int:
             print(f"attn_exp: {stopped.code}", file=sys.stderr)
         return stopped.code if isinstance(stopped.code, int) else 2
     return 0
+
+
+def _check_flags() -> None:
+    """Raise UserError for flags that Hydra would refuse with a page of usage."""
+    from hydra._internal.utils import get_args_parser
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(f"{message}; flags go before the choices, and python -m attn_exp --hydra-help lists them")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.parse_args()
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

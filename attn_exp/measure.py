@@ -90,18 +90,23 @@ def _time_side_by_side(rivals: Sequence[tuple[Attempt, Rival]], machine: Machine
     if not entries:
         return
     measuring = entries[0][0].request.measuring
-    before = machine.reading()
+
+    def read_clocks(position: int) -> None:
+        entries[position][0].telemetry.extend(machine.reading())
+
     try:
         timings = sample_rivals(
-            [entry for _, entry in entries], _rule(measuring), order=abba_order, rest_s=_rest_s(measuring)
+            [entry for _, entry in entries],
+            _rule(measuring),
+            order=abba_order,
+            rest_s=_rest_s(measuring),
+            after_block=read_clocks,
         )
     except CaptureFailed as error:
         for attempt, _ in entries:
             attempt.status, attempt.reason = "unsupported", f"{direction}: no CUDA graph can hold a call: {error}"
         return
-    after = machine.reading()
     for (attempt, _), timing in zip(entries, timings, strict=True):
-        attempt.telemetry += before + after
         attempt.run(lambda attempt=attempt, timing=timing: _conclude(attempt, machine, direction, (timing,)))  # type: ignore[misc]
         _flag_telemetry(attempt, machine)
 

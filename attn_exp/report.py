@@ -146,7 +146,7 @@ def _row(record: Record) -> dict[str, Any]:
         if f"{name}/time_us" in found:
             half = found.get(f"{name}/time_half_width")
             row[f"{short}\nus"] = _figures(found[f"{name}/time_us"])
-            row[f"{short}\n+-%"] = "" if half is None else f"{100 * half:.1f}"
+            row[f"{short}\n+-%"] = "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
             row[f"{short}\nTFLOPS"] = _figures(found[f"{name}/tflops"])
             row[f"{short}\nerror"] = f"{max(v for k, v in found.items() if k in _error_keys(name)):.1e}"
         else:
@@ -209,4 +209,5 @@ def _grid(rows: Sequence[dict[str, Any]], shown: Sequence[str]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return value in ("", None) or str(value).replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()
+    text = "" if value is None else str(value).lstrip(">")
+    return not text or text.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()

@@ -1,5 +1,6 @@
 """Run: the session of one `python -m attn_exp`: takes configurations, runs them as jobs, keeps their records."""
 
+import contextlib
 import errno
 import functools
 import math
@@ -128,8 +129,9 @@ class Session:
         except OSError as error:
             raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
         except UserError:
-            for path in made:
-                path.rmdir()
+            with contextlib.suppress(OSError):
+                for path in made:
+                    path.rmdir()
             raise
         self.folder, self._tracker = folder, tracker
         if request.device == "cuda":

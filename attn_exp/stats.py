@@ -77,8 +77,6 @@ def student_t_p(t: float, degrees: int) -> float:
     if math.isnan(t):
         raise ValueError("Student's t is not a number")
     square = t * t
-    if math.isinf(square):
-        return 0.0
     x, a = degrees / (degrees + square), degrees / 2
     # The fraction converges fast below the mean; above it, the symmetry I_x(a, b) = 1 - I_(1-x)(b, a) (DLMF 8.17.4).
     if x < (a + 1) / (a + 2.5):
@@ -92,7 +90,7 @@ def _incomplete_beta(x: float, rest: float, a: float, b: float) -> float:
     The fraction is evaluated from its head on as two ratios a step, as Lentz does (Applied Optics 15, 668, 1976). None
     of them vanishes for x below (a + 1) / (a + b + 2).
     """
-    if x == 0.0:
+    if x == 0.0:  # t is 0, or its square overflows
         return 0.0
     log_front = a * math.log(x) + b * math.log(rest) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     value, upper, lower = 1.0, 1.0, 0.0

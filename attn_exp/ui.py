@@ -1,7 +1,7 @@
 """python -m attn_exp.ui: MLflow's own pages over the runs of this project, on this machine alone by default.
 
 Plain `mlflow ui` would open another, empty database. This one opens mlruns/mlflow.db and prints the address of a list
-that is grouped by sweep and has the columns one compares by. Ctrl-C ends it.
+that has each sweep with its jobs under it (click its +) and the columns one compares by. Ctrl-C ends it.
 """
 
 import argparse
@@ -27,11 +27,18 @@ from attn_exp.trackers.mlflow import DEFAULT_URI, ENVIRONMENT, absolute_uri, che
 
 # A state of MLflow's run list that an address can name: kept as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."
-_COLUMNS = (
-    *(f"params.`{name}`" for name in ("backend", "q_len", "kv_len", "head_dim", "dtype", "causal")),
-    *(f"metrics.`{side}/{name}`" for side in ("forward", "backward") for name in ("time_us", "tflops")),
-    *(f"tags.`attn_exp.{name}`" for name in ("sweep", "status", "flags", "gpu")),
-)
+# Beside the columns that MLflow always shows; the name says backend and case, so the outcome comes first. Widths in
+# pixels: a window of 1,400 shows all up to the passes' numbers.
+_NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 310
+_COLUMNS = {
+    "tags.`attn_exp.status`": 110,
+    **{f"metrics.`{side}/{name}`": 125 for side in ("forward", "backward") for name in ("time_us", "tflops")},
+    "tags.`attn_exp.flags`": 200,
+    **{f"params.`{name}`": 90 for name in ("backend", "batch", "q_len", "kv_len", "head_dim", "dtype", "causal")},
+    "tags.`attn_exp.gpu`": 150,
+}
+# The charts to begin with, out of one for each of some 60 metrics: a regular expression on their names.
+_CHARTS = "/(time_us|tflops)$"
 _START_LIMIT_S, _STOP_LIMIT_S, _POLL_S = 90.0, 5.0, 0.2
 
 
@@ -46,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, not the network)"
     )
     parser.add_argument("--experiment", default="attn_exp", help="experiment to open (default: %(default)s)")
-    parser.add_argument("--open-sweep", metavar="NAME", help="print the address of one sweep's jobs")
+    parser.add_argument(
+        "--open-sweep", metavar="NAME", help="print the address of one sweep's jobs, fastest forward first"
+    )
     given = parser.parse_args(arguments)
     try:
         uri = checked(given.uri, given.host, given.port)
@@ -80,17 +89,25 @@ def checked(uri: str, host: str, port: int) -> str:
 
 
 def view_state(sweep: str | None) -> dict[str, Any]:
-    """The state of MLflow's run list: all runs grouped by sweep, or the jobs of one sweep in the order of measuring."""
+    """The state of MLflow's run list: the sweeps, newest first, with their jobs in them; or one sweep's jobs alone.
+
+    MLflow nests jobs under their sweep only in the order of time; by any other order the list is flat.
+    """
     state: dict[str, Any] = {
         "selectedColumns": list(_COLUMNS),
+        "columnOrder": [_NAME_COLUMN, *_COLUMNS],
+        "columnWidths": {_NAME_COLUMN: _NAME_WIDTH, **_COLUMNS},
         "orderByKey": "attributes.start_time",
-        "orderByAsc": sweep is not None,
+        "orderByAsc": False,
         "searchFilter": "",
-        "groupBy": {"aggregateFunction": "min", "groupByKeys": [{"mode": "tag", "groupByData": "attn_exp.sweep"}]},
+        "groupBy": None,
+        "runsHiddenMode": "SHOW_ALL",
+        "chartsSearchFilter": _CHARTS,
     }
     if sweep is not None:
         mark = '"' if "'" in sweep else "'"
-        state |= {"groupBy": None, "searchFilter": f"tags.`attn_exp.sweep` = {mark}{sweep}{mark}"}
+        jobs = f"tags.`attn_exp.kind` = 'job' and tags.`attn_exp.sweep` = {mark}{sweep}{mark}"
+        state |= {"orderByKey": "metrics.`forward/time_us`", "orderByAsc": True, "searchFilter": jobs}
     return state
 
 
@@ -147,7 +164,8 @@ def _address(base: str, experiment: str, sweep: str | None) -> str:
             f"{api}/set-experiment-tag", json.dumps(tag).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request):
-            return f"{base}/#/experiments/{number}/runs?viewStateShareKey={key}"
+            # The workflow leaves MLflow's pages for language models out of the sidebar.
+            return f"{base}/#/experiments/{number}/runs?workflowType=machine_learning&viewStateShareKey={key}"
     except (urllib.error.URLError, KeyError):
         return f"{base}/#/experiments"
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from attn_exp.record import Record
@@ -23,13 +24,23 @@ TINY = (
 )
 
 
-def sweep(folder: Path, jobs: int) -> tuple[float, float, float]:
-    """Run the sweep; when it began, its wall seconds, and the parent's peak memory in MB."""
+@dataclass(frozen=True)
+class Parent:
+    """One run of the command: when it began, how long it took, and what its own process used."""
+
+    began: float
+    wall_s: float
+    cpu_s: float
+    peak_mb: float
+
+
+def sweep(folder: Path, jobs: int) -> Parent:
+    """Run the sweep to its end."""
     # A group, a plain key and a long range, as sweeps have them.
     axes = ("dtype=fp32,bf16", "causal=true,false", f"seed=range({max(1, jobs // 4)})")
     # One thread: two would wait for each other's turn wherever something else runs.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]), "OMP_NUM_THREADS": "1"}
-    began, clock, peak_kb = time.time(), time.perf_counter(), 0
+    began, clock, used = time.time(), time.perf_counter(), (0.0, 0.0)
     with (folder / "out.txt").open("w") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "attn_exp", "-m", *TINY, *axes, "sweep=bookkeeping"],
@@ -38,20 +49,22 @@ def sweep(folder: Path, jobs: int) -> tuple[float, float, float]:
             stdout=out,
         )
         while process.poll() is None:
-            peak_kb = max(peak_kb, _peak_kb(process.pid))
-            time.sleep(0.05)
+            used = max(used, _used(process.pid))
+            time.sleep(0.1)
     if process.returncode:
-        sys.exit(f"the sweep exited with code {process.returncode}: see {folder}")
-    return began, time.perf_counter() - clock, peak_kb / 1024
+        sys.exit(f"the sweep exited with code {process.returncode}: {(folder / 'out.txt').read_text()[-2000:]}")
+    return Parent(began, time.perf_counter() - clock, *used)
 
 
-def _peak_kb(pid: int) -> int:
-    """The peak of a process' own memory; `wait4` would count its worker's too."""
+def _used(pid: int) -> tuple[float, float]:
+    """Processor seconds and peak memory in MB of one process so far; `wait4` would count its worker's too."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        times = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+        return 0.0, 0.0
+    peak_kb = next((int(line.split()[1]) for line in status if line.startswith("VmHWM:")), 0)
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK"), peak_kb / 1024
 
 
 def beside_ms(records: list[Record]) -> tuple[float, float]:
@@ -64,24 +77,29 @@ def beside_ms(records: list[Record]) -> tuple[float, float]:
 def main(jobs: int) -> None:
     with tempfile.TemporaryDirectory(prefix="attn_exp_bench_") as name:
         folder = Path(name)
-        began, wall_s, peak_mb = sweep(folder, jobs)
+        parent = sweep(folder, jobs)
         results = folder / "multirun" / "bookkeeping"
         records = [record for record in read_sweep(results) if isinstance(record, Record)]
         records.sort(key=lambda record: record.started_at)
         wrong = {record.reason for record in records if record.status != "ok"}
         if wrong or len(records) < 2:
             sys.exit(f"{len(records)} jobs, and not all are ok: {wrong}")
+        count = len(records)
         first = results / records[0].request.job
         handed, taken = (first / "request.yaml").stat().st_mtime, records[0].started_at
-        print(f"{len(records)} jobs: {wall_s:.1f} s in all")
-        print(f"first job handed over after {handed - began:.2f} s, taken by the worker {taken - handed:.2f} s later")
+        print(f"{count} jobs: {parent.wall_s:.1f} s in all; load average {os.getloadavg()[0]:.1f}")
+        # Taken at once: the worker waited for the job. Later: the job waited for the worker.
+        print(f"first job handed over after {handed - parent.began:.2f} s, taken {taken - handed:.2f} s later")
         for what, some in (("all", records), ("first", records[: EDGE + 1]), ("last", records[-EDGE - 1 :])):
             a_job, own = beside_ms(some)
             print(f"{what:<5} {len(some) - 1:>4}: {a_job:6.1f} ms a job, worker {own:5.1f}, beside {a_job - own:5.1f}")
-        print(f"after the last job: {began + wall_s - records[-1].finished_at:.2f} s")
-        print(f"parent's peak memory: {peak_mb:.0f} MB")
-        began, wall_s, peak_mb = sweep(folder, jobs)
-        print(f"again, all done: {wall_s:.2f} s, {wall_s / len(records) * 1e3:.1f} ms a skipped job, {peak_mb:.0f} MB")
+        print(f"after the last job: {parent.began + parent.wall_s - records[-1].finished_at:.2f} s")
+        print(f"parent: {parent.cpu_s / count * 1e3:.1f} ms of processor a job, {parent.peak_mb:.0f} MB at its peak")
+        again = sweep(folder, jobs)
+        print(
+            f"again, all done: {again.wall_s:.2f} s, {again.wall_s / count * 1e3:.1f} ms a skipped job, "
+            f"{again.cpu_s:.2f} s of processor, {again.peak_mb:.0f} MB"
+        )
 
 
 if __name__ == "__main__":

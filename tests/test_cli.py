@@ -11,6 +11,7 @@ import pytest
 from cli import QUICK, environment, left_behind, records, run, runs, start
 from inprocess import typed
 
+import attn_exp
 from attn_exp.record import FILE_NAME
 
 SIZES = tuple(argument for argument in QUICK if not argument.startswith("batch="))
@@ -38,6 +39,11 @@ BAD = {
     "backend": f"'backend' {ASSIGNED}",
     "batch=1,2": "several values need -m (--multirun): python -m attn_exp -m batch=1,2",
     "backend=flash,cudnn": "python -m attn_exp -m backend=flash,cudnn",
+    "--flag": "unrecognized arguments: --flag; flags go before the choices",
+    "--cfg nope": "invalid choice: 'nope'",
+    "batch=1 --config-dir conf seed=1": "unrecognized arguments: seed=1; flags go before the choices",
+    "-m --cfg job": "Only one of --run, --multirun, --cfg",
+    "--config-dir nope": "Additional config directory",
     # heads that do not divide
     "model=sdpa_bench model.q_heads=7": "q_heads=7 does not divide embedding=2048: use model.q_heads=8",
     "model.kv_heads=5": "kv_heads=5 does not divide q_heads=12: use model.kv_heads=4",
@@ -152,12 +158,16 @@ def test_a_dry_run_lists_and_starts_nothing(call, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a_file", "newer.db"}
 
 
-@pytest.mark.parametrize("flag", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["--version"], ["-h"]])
+@pytest.mark.parametrize("flag", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-h"]])
 def test_questions_to_hydra_are_answered_and_start_nothing(call, tmp_path, flag):
     code, out, err = call(*flag)
     assert (code, err) == (0, "")
     assert out
     assert {path.name for path in tmp_path.iterdir()} == {"a_file", "newer.db"}
+
+
+def test_the_version_is_ours(call):
+    assert call("--version") == (0, f"attn_exp {attn_exp.__version__}\n", "")
 
 
 def test_help_names_every_group_and_the_commands(call):

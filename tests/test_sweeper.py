@@ -30,6 +30,7 @@ SPREAD = [
     ["+pair={b:32,s:512}", "batch=${pair.b}", "seq_len=${pair.s}"],
     ["+pair={b:1,s:16384}", "batch=${pair.b}", "seq_len=${pair.s}"],
     ["model={q_heads:6,kv_heads:2}"],
+    ["model.q_heads=3", "model={q_heads:6,kv_heads:2}", "batch=3"],
     ["+experiment=gpt2", "batch=2"],
     ["+experiment=sdpa_sweep", "batch=1", "causal=false", "seq_len=128", "backend=math"],
     ["backend=eager", "backend._target_=their.Own", "backend.name=own"],

@@ -77,10 +77,22 @@ def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFi
     assert int(found[1]) != port
 
 
-def test_the_list_of_one_sweep_is_filtered_and_not_grouped() -> None:
-    assert ui.view_state(None)["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "attn_exp.sweep"}]
+def test_all_sweeps_are_listed_in_the_one_order_in_which_mlflow_nests_jobs() -> None:
+    state = ui.view_state(None)
+    assert (state["orderByKey"], state["searchFilter"], state["groupBy"]) == ("attributes.start_time", "", None)
+
+
+def test_the_list_of_one_sweep_has_its_jobs_alone_and_is_flat() -> None:
     state = ui.view_state("it's")
-    assert (state["groupBy"], state["searchFilter"]) == (None, 'tags.`attn_exp.sweep` = "it\'s"')
+    assert state["searchFilter"] == "tags.`attn_exp.kind` = 'job' and tags.`attn_exp.sweep` = \"it's\""
+    assert state["orderByKey"] != "attributes.start_time"
+
+
+def test_every_column_is_something_that_a_record_has() -> None:
+    record = fakes.make_record()
+    there = {f"params.`{name}`" for name in params(record)} | {f"tags.`{name}`" for name in tags(record)}
+    there |= {f"metrics.`{name}`" for name in metrics(record)}
+    assert set(ui.view_state(None)["selectedColumns"]) - there <= {"tags.`attn_exp.flags`", "tags.`attn_exp.gpu`"}
 
 
 def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> None:
@@ -103,7 +115,7 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
         assert process.stdout.readline() == f"starting MLflow over {uri} ...\n"
         address = process.stdout.readline().strip()
         assert process.stdout.readline() == "Ctrl-C ends it\n"
-        found = re.fullmatch(rf"http://127.0.0.1:{port}/#/experiments/(\d+)/runs\?viewStateShareKey=(\w+)", address)
+        found = re.fullmatch(rf"http://127.0.0.1:{port}/#/experiments/(\d+)/runs\?(\S+)", address)
         assert found
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
             assert b"MLflow" in answer.read()

@@ -226,7 +226,12 @@ def test_benjamini_and_hochbergs_own_example():
     assert benjamini_hochberg([]) == []
 
 
-@given(st.lists(st.floats(0, 1), max_size=12), st.sampled_from([0.01, 0.05, 0.2]), st.randoms())
+def test_a_larger_p_value_that_is_rejected_takes_the_smaller_ones_along():
+    assert benjamini_hochberg([0.049, 0.04, 0.03]) == pytest.approx([0.049] * 3)
+    assert benjamini_hochberg([0.051, 0.04, 0.03]) == pytest.approx([0.051] * 3)
+
+
+@given(st.lists(st.floats(0, 0.1) | st.floats(0, 1), max_size=12), st.sampled_from([0.01, 0.05, 0.2]), st.randoms())
 def test_adjusting_is_the_step_up_procedure_in_any_order(p_values, rate, random):
     random.shuffle(p_values)
     ordered, m = sorted(p_values), len(p_values)
@@ -373,7 +378,7 @@ def test_among_pairs_of_equals_and_unequals_the_false_share_stays_small_and_the_
 
 
 def attention(heads):
-    """A call of about 60 us a head."""
+    """A call of about 10 us a head."""
     q, k, v = torch.randn((3, 1, heads, 64, 32), generator=torch.Generator().manual_seed(1))
     return functools.partial(torch.nn.functional.scaled_dot_product_attention, q, k, v)
 
@@ -388,23 +393,26 @@ def one_thread():
 
 @pytest.mark.usefixtures("one_thread")
 def test_real_attention_is_equal_to_itself_and_faster_than_half_as_much_again():
-    """Three times the same call, and one of 6 heads instead of 4, which takes 45 % longer. Four times over."""
-    same, calls_a_block, rounds = attention(4), 5, 12
+    """Three times the same call, and one of 6 heads instead of 4, which takes 45 % longer. Four times over.
+
+    Where other processes want both cores, some comparisons end undecided; none may end wrong, but for one of 12 A/A.
+    """
+    same = attention(4)
     calls, timers = [same, same, same, attention(6)], [CpuTimer() for _ in range(4)]
-    equal = []
+    equal, unequal = [], []
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION), torch.inference_mode():
         for _ in range(4):
             medians = [[] for _ in calls]
             for timer, call in zip(timers, calls, strict=True):
                 timer.estimate(call)
-            for index in range(rounds):
+            for index in range(12):
                 for rival in abba_order(len(calls), index):
-                    times_us = timers[rival].block(calls[rival], calls_a_block).times_us
-                    medians[rival].append(statistics.median(times_us))
+                    medians[rival].append(statistics.median(timers[rival].block(calls[rival], 11).times_us))
             # A shared machine of two cores is busy with other things: 5 % is nothing here.
             found = compare_all(medians, 0.05)
-            equal += [each.verdict in ("equivalent", "undecided") for each in found if each.b < 3]
-            assert [each.verdict for each in found if each.b == 3] == ["faster"] * 3
-            assert all(0.2 < each.effect < 0.9 for each in found if each.b == 3)
-    assert len(equal) == 12
-    assert sum(equal) >= 11
+            equal += [each for each in found if each.b < 3]
+            unequal += [each for each in found if each.b == 3]
+    assert called(equal) <= 1 / 12
+    assert {each.verdict for each in unequal} <= {"faster", "undecided"}
+    assert called(unequal) >= 0.5
+    assert 0.2 < statistics.median(each.effect for each in unequal) < 0.9

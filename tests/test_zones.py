@@ -6,7 +6,7 @@ from pathlib import Path
 
 import attn_exp
 
-PURE = {"case", "record", "flops", "stats", "metrics", "hardware", "errors", "flags"}
+PURE = {"case", "record", "flops", "stats", "metrics", "hardware", "errors", "flags", "verdict", "calibration"}
 # Modules that may import torch. Whatever is not listed here must not: a new module is checked by default.
 WORKER = {
     "accuracy",
@@ -21,6 +21,7 @@ WORKER = {
     "machine",
     "measure",
     "prepare",
+    "proofs",
     "preload",
     "timers",
     "timers.blocker",

@@ -143,6 +143,7 @@ def sample_rivals(
     order: Callable[[int, int], Sequence[int]] = lambda rivals, index: range(rivals),
     rest_s: float = 0.0,
     amid: Callable[[], None] | None = None,
+    after_block: Callable[[int], None] = lambda position: None,
 ) -> list[Timing]:
     """Warm each call up in its timer's own pattern, then sample all in rounds until `rule` says stop.
 
@@ -152,6 +153,7 @@ def sample_rivals(
         order: of the rivals in a round, from their number and the round's index.
         rest_s: seconds of idleness before each block.
         amid: called once, halfway through the least number of rounds: other timers' blocks, under the same clocks.
+        after_block: called after each block with the index of its entry.
 
     Returns:
         One timing an entry. Samples with the same round index of different entries were taken side by side.
@@ -172,6 +174,7 @@ def sample_rivals(
                     time.sleep(rest_s)
                 with entry.scope():
                     all_samples[position].add(entry.timer.block(entry.call, costs[position].calls_per_round), index)
+                after_block(position)
             index += 1
             medians = [round_medians(samples.times_us, samples.rounds) for samples in all_samples]
             reason = rule.verdict(_series(medians), longest_us, time.perf_counter() - started)

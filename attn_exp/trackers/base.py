@@ -29,6 +29,7 @@ class SweepInfo:
     name: str
     folder: Path
     command: str
+    kind: str = "sweep"
 
 
 class Tracker(Protocol):
@@ -47,10 +48,18 @@ class Tracker(Protocol):
     def settle(self) -> None:
         """Wait until everything queued is stored, so that nothing runs beside the next measurement."""
 
-    def close(self, status: EndStatus, artifacts: Sequence[Path], *, timeout_s: float | None = None) -> str | None:
+    def close(
+        self,
+        status: EndStatus,
+        artifacts: Sequence[Path],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        timeout_s: float | None = None,
+    ) -> str | None:
         """Store what is left and end the sweep; one sentence if something could not be stored, and never an exception.
 
-        `artifacts` are files of the whole sweep. After `timeout_s` what is not stored is given up: it is in its folder.
+        `artifacts` are files of the whole sweep, `metrics` its own numbers. After `timeout_s` what is not stored is
+        given up: it is in its folder.
         """
 
 
@@ -135,6 +144,7 @@ def params(record: Record) -> dict[str, str]:
     found |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
     for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
         found[f"stopping.{name}"] = getattr(measuring, name)
+    found["regime"] = measuring.regime
     return {key: str(value) for key, value in found.items()}
 
 

@@ -156,7 +156,14 @@ class MlflowTracker:
         if self._thread is not None:
             self._thread.settle()
 
-    def close(self, status: EndStatus, artifacts: Sequence[Path], *, timeout_s: float | None = None) -> str | None:
+    def close(
+        self,
+        status: EndStatus,
+        artifacts: Sequence[Path],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        timeout_s: float | None = None,
+    ) -> str | None:
         """Store what is left, end the sweep's run; one sentence if something is missing in MLflow."""
         store, thread = self._store, self._thread
         if store is None or thread is None:
@@ -164,7 +171,7 @@ class MlflowTracker:
         ended = threading.Event()
         if not thread.settle(None if timeout_s is None else timeout_s * _FLUSH_SHARE):
             thread.give_up()
-        thread.put_always(lambda: store.end(status, artifacts, ended))
+        thread.put_always(lambda: store.end(status, artifacts, metrics or {}, ended))
         thread.settle(None if timeout_s is None else timeout_s * (1 - _FLUSH_SHARE))
         thread.stop()
         # Not earlier: whoever is interrupted while waiting above may close again, with less time.
@@ -239,10 +246,14 @@ class _Store:
             raise
         return run
 
-    def end(self, status: EndStatus, artifacts: Sequence[Path], ended: threading.Event) -> None:
-        """End the sweep's run with its files, and refresh the database's statistics."""
+    def end(
+        self, status: EndStatus, artifacts: Sequence[Path], metrics: Mapping[str, float], ended: threading.Event
+    ) -> None:
+        """End the sweep's run with its files and numbers, and refresh the database's statistics."""
         client = self.connect()
         try:
+            for name, value in metrics.items():
+                client.log_metric(self._parent, _name(name), value)
             for file in artifacts:
                 if file.is_file():
                     client.log_artifact(self._parent, str(file))
@@ -268,9 +279,9 @@ class _Store:
         # The folder is part of a sweep's identity: on a shared server two people's sweeps may have one name.
         identity = {"attn_exp.sweep": self.sweep.name, "attn_exp.folder": str(self.sweep.folder.absolute())}
         own = {"attn_exp.command": redacted(self.sweep.command), "attn_exp.version": attn_exp.__version__}
-        found = self._search(client, identity | {"attn_exp.kind": "sweep"})
+        found = self._search(client, identity | {"attn_exp.kind": self.sweep.kind})
         if not found:
-            all_tags = identity | own | {"attn_exp.kind": "sweep"} | _source()
+            all_tags = identity | own | {"attn_exp.kind": self.sweep.kind} | _source()
             return str(client.create_run(self._experiment, tags=_cut(all_tags), run_name=self.sweep.name).info.run_id)
         parent = str(found[-1].info.run_id)
         client.update_run(parent, "RUNNING")

@@ -1,6 +1,6 @@
 """The tracker that does nothing: records stay in the sweep's folder alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attn_exp.record import Record
@@ -19,6 +19,13 @@ class NoTracker:
     def settle(self) -> None:
         """Nothing to wait for."""
 
-    def close(self, status: EndStatus, artifacts: Sequence[Path], *, timeout_s: float | None = None) -> str | None:
+    def close(
+        self,
+        status: EndStatus,
+        artifacts: Sequence[Path],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        timeout_s: float | None = None,
+    ) -> str | None:
         """Nothing to warn of."""
         return None

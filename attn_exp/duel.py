@@ -1,0 +1,240 @@
+"""python -m attn_exp.duel a=BACKEND b=BACKEND [c=BACKEND ...] [a.OPTION=VALUE ...] [KEY=VALUE ...]
+
+Measures two or more backends of one case side by side in one process, a block each in turn (ABBA), and says which is
+faster, by how much, and whether that can be told at all. Options of one rival are given behind its letter; all other
+keys are those of `python -m attn_exp`.
+
+  python -m attn_exp.duel a=flash b=cudnn batch=8 seq_len=4096
+  python -m attn_exp.duel a=flash b=math c=eager model=gpt2 causal=false
+"""
+
+import re
+import secrets
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tabulate import tabulate
+
+from attn_exp.calibration import delta_for
+from attn_exp.compose import compose_config
+from attn_exp.errors import UserError
+from attn_exp.gpus import lease, visible_gpus
+from attn_exp.isolate import Worker
+from attn_exp.jobs import request_from_config, resolve_device
+from attn_exp.plots import plot_ratios
+from attn_exp.record import Record, Request, write_whole
+from attn_exp.report import time_text
+from attn_exp.run import plain
+from attn_exp.stats import round_medians
+from attn_exp.store import read_sweep
+from attn_exp.trackers import make_tracker
+from attn_exp.trackers.base import SweepInfo
+from attn_exp.verdict import Comparison, compare_all
+from attn_exp.worker import DUEL_NAME
+
+_RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
+_CLOCK_MISMATCH = 0.01
+
+
+def main(arguments: list[str]) -> int:
+    """Run a duel; 0, or 2 after a mistake of the user's, or 1 if it could not be measured."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0 if arguments else 2
+    try:
+        return _duel(arguments)
+    except UserError as error:
+        print(f"attn_exp.duel: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Each rival's own overrides by its letter, and those that all share.
+
+    Raises:
+        UserError: fewer than two rivals, or options of a letter that has no backend.
+    """
+    rivals: dict[str, list[str]] = {}
+    options: list[tuple[str, str]] = []
+    shared = []
+    for argument in arguments:
+        match = _RIVAL.fullmatch(argument)
+        if match is None:
+            shared.append(argument)
+        elif match[2] is None:
+            rivals[match[1]] = [f"backend={match[3]}"]
+        else:
+            options.append((match[1], f"backend{match[2]}={match[3]}"))
+    for letter, option in options:
+        if letter not in rivals:
+            raise UserError(f"{letter} has options and no backend: write {letter}=flash, or another backend")
+        # An option that the backend's file does not name is added to it.
+        rivals[letter].append(f"++{option}")
+    if len(rivals) < 2:
+        raise UserError("a duel needs two backends, for example: python -m attn_exp.duel a=flash b=math batch=8")
+    return rivals, shared
+
+
+def compare(records: Sequence[Record], direction: str, delta: float) -> list[Comparison]:
+    """The comparisons of all pairs of rivals in one pass, by the medians of their rounds."""
+    medians = []
+    for record in records:
+        timing = record.passes[direction].timings[0]
+        medians.append(round_medians(timing.times_us, timing.rounds))
+    return compare_all(medians, delta)
+
+
+def _duel(arguments: list[str]) -> int:
+    rivals, shared = rivals_of(arguments)
+    name = f"duel-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
+    gpus = visible_gpus()
+    configs = {letter: compose_config([*own, *shared], name) for letter, own in rivals.items()}
+    requests = [_request(letter, plain(config), gpus) for letter, config in configs.items()]
+    config = plain(next(iter(configs.values())))
+    folder = Path(config["folder"]).resolve()
+    tracker = make_tracker(config["tracker"])
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
+    command = shlex.join(["python", "-m", "attn_exp.duel", *arguments])
+    tracker.open(SweepInfo(name=name, folder=folder, command=command, kind="duel"))
+    tracker.settle()
+    held = None
+    if requests[0].device == "cuda":
+        held = lease(resolve_device(str(config["device"]), gpus)[1], print)
+        requests = [replace(request, gpu_uuid=held.gpu.uuid) for request in requests]
+    write_whole(folder / DUEL_NAME, msgspec.yaml.encode(requests))
+    worker = Worker(reuse=False, timeout_s=config["isolation"].get("timeout_s"))
+    try:
+        worker.submit(folder)
+        outcome = worker.wait()
+    finally:
+        worker.close()
+        if held is not None:
+            held.release()
+    if outcome.status is not None:
+        print(f"{outcome.status}: {outcome.reason}")
+        tracker.close("FAILED", [folder / "worker.log"])
+        return 1
+    by_job = {record.request.job: record for record in read_sweep(folder) if isinstance(record, Record)}
+    records = [by_job[request.job] for request in requests]
+    measured = [record for record in records if record.status == "ok"]
+    for record in records:
+        if record.status != "ok":
+            print(f"{record.status:<12} {record.request.label}: {record.reason}")
+    files = [folder / DUEL_NAME, folder / "worker.log", *sorted(folder.glob("*/record.json"))]
+    if len(measured) < 2:
+        print("there is nothing to compare: fewer than two rivals could be measured")
+        tracker.close("FAILED", files)
+        return 1
+    delta = delta_for(_device(measured[0]))
+    found = {direction: compare(measured, direction, delta) for direction in requests[0].measuring.passes}
+    text = report(measured, found)
+    print(text)
+    files += _write(measured, found, text, folder)
+    warning = tracker.close("FINISHED", files, metrics=_metrics(measured, found))
+    if warning:
+        print(warning)
+    print(f"samples, verdicts and the plot are in {folder}")
+    return 0
+
+
+def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
+    request = request_from_config(config, gpus)
+    # Two option sets of one backend, or one backend against itself, need two folders.
+    return replace(request, job=f"{letter}-{request.job}", label=f"{letter}={request.backend['name']}")
+
+
+def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str:
+    """The duel as a person reads it: times and clocks of all rivals, then a verdict a pair and pass."""
+    case = records[0].request.case
+    device = records[0].environment.get("gpu") or records[0].environment.get("cpu")
+    lines = [f"{device}, {case.label()}, timer {records[0].request.measuring.timer}", ""]
+    rows = []
+    for record in records:
+        for direction in found:
+            half = record.metrics.get(f"{direction}/time_half_width")
+            clock = _clock(record)
+            rows.append(
+                [
+                    record.request.label,
+                    direction,
+                    time_text(record.metrics[f"{direction}/time_us"]),
+                    "" if half is None else f"{100 * half:.1f}",
+                    f"{record.metrics[f'{direction}/tflops']:.4g}",
+                    "" if clock is None else f"{clock:.0f}",
+                    " ".join(record.flags),
+                ]
+            )
+    headers = ["rival", "pass", "time", "+-%", "TFLOPS", "SM MHz", "flags"]
+    lines += [tabulate(rows, headers, disable_numparse=True), ""]
+    for direction, comparisons in found.items():
+        lines += [f"{direction:<9} {sentence(records, comparison)}" for comparison in comparisons]
+    clocks = [clock for record in records if (clock := _clock(record)) is not None]
+    if len(clocks) > 1 and max(clocks) / min(clocks) - 1 > _CLOCK_MISMATCH:
+        lines.append("clock_mismatch: the rivals' clocks differ by more than 1 %, so one draws more power than another")
+    return "\n".join(lines)
+
+
+def sentence(records: Sequence[Record], comparison: Comparison) -> str:
+    """One verdict: who, what, by how much, and how sure."""
+    first, second = (records[index].request.label for index in (comparison.a, comparison.b))
+    figures = (
+        f"{100 * comparison.effect:+.2f} % [{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
+        f"{comparison.rounds} rounds, delta {100 * comparison.delta:.1f} %"
+    )
+    said = {
+        "faster": f"{first} is faster than {second}",
+        "slower": f"{first} is slower than {second}",
+        "equivalent": f"{first} and {second} are equivalent",
+        "undecided": f"{first} and {second} are undecided, more rounds may tell (stopping.max_rounds=...)",
+    }[comparison.verdict]
+    return f"{said}: {second} takes {figures}"
+
+
+def _write(records: Sequence[Record], found: dict[str, list[Comparison]], text: str, folder: Path) -> list[Path]:
+    verdicts = {
+        direction: [
+            asdict(comparison) | {"a": records[comparison.a].request.label, "b": records[comparison.b].request.label}
+            for comparison in comparisons
+        ]
+        for direction, comparisons in found.items()
+    }
+    (folder / "duel.txt").write_text(text + "\n")
+    write_whole(folder / "duel.json", msgspec.json.format(msgspec.json.encode(verdicts), indent=1))
+    plot = plot_ratios(records, found, folder / "ratios.png")
+    return [folder / "duel.txt", folder / "duel.json", *([plot] if plot else [])]
+
+
+def _metrics(records: Sequence[Record], found: dict[str, list[Comparison]]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for record in records:
+        metrics |= {f"{record.request.label[0]}/{name}": value for name, value in record.metrics.items()}
+    for direction, comparisons in found.items():
+        for comparison in comparisons:
+            pair = f"{direction}/{records[comparison.a].request.label[0]}_{records[comparison.b].request.label[0]}"
+            metrics |= {f"{pair}/{name}": getattr(comparison, name) for name in ("effect", "low", "high", "p")}
+    return metrics
+
+
+def _clock(record: Record) -> float | None:
+    clocks = [reading["sm_clock_mhz"] for reading in record.telemetry if "sm_clock_mhz" in reading]
+    return statistics.median(clocks) if clocks else None
+
+
+def _device(record: Record) -> str:
+    return str(record.environment.get("gpu_uuid") or f"cpu {record.environment.get('cpu', '')}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
