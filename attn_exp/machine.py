@@ -43,6 +43,8 @@ class Machine:
             raise Unavailable(
                 f"PyTorch {torch.__version__} sees no CUDA device: install a CUDA build of torch, or set device=cpu"
             )
+        # Not the default stream: CUDA graphs cannot be captured on it, and a backward runs where its forward ran.
+        torch.cuda.set_stream(torch.cuda.Stream())
         gpu = Cuda()
         machine = cls(device, gpu=gpu, environment=environment(device) | event_floor(gpu))
         try:
@@ -94,7 +96,7 @@ class Machine:
 
 def event_floor(gpu: Gpu) -> dict[str, float]:
     """What a pair of events with nothing between them measures, and the step in which event times come, in us."""
-    gpu.sleep_us(500.0)
+    gpu.sleep_us(5000.0)  # until all are enqueued, or the host is what they measure
     events = [gpu.event() for _ in range(101)]
     gpu.synchronize()
     times = sorted(gpu.elapsed_us(first, second) for first, second in itertools.pairwise(events))

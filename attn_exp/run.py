@@ -30,6 +30,7 @@ from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
 from attn_exp.worker import REQUEST_NAME
 
+_KEPT_AT_ONCE = 100
 _PASSWORD = re.compile(r"(?<=://)[^@/\s]+(?=@)")
 
 
@@ -95,6 +96,9 @@ class Session:
         assert self._tracker is not None and self.folder is not None
         self.progress.kept += 1
         self._tracker.log(record, self.folder / record.request.job)
+        if self.progress.kept % _KEPT_AT_ONCE == 0:
+            # Records queue up while the store is still being opened, and each holds all of its samples.
+            self._tracker.settle()
 
     def close(self, status: EndStatus) -> None:
         """End the session: collect what runs unless it was killed, write and print the table, leave nothing behind."""
@@ -156,7 +160,7 @@ class Session:
         return record
 
     def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
-        found = list(read_sweep(folder))
+        found = [_without_samples(item) for item in read_sweep(folder)]
         records = [record for record in found if isinstance(record, Record)]
         files = [*write_tables(records, folder), folder / "command.txt"]
         warning = tracker.close(status, files, timeout_s=1.0 if status == "KILLED" else None)
@@ -263,6 +267,14 @@ def _record_of(outcome: Outcome, request: Request, submitted_at: float) -> Recor
     record = Record(request=request, status=status, reason=reason, started_at=submitted_at, finished_at=time.time())
     write_record(record, outcome.folder)
     return record
+
+
+def _without_samples(found: Record | RecordError) -> Record | RecordError:
+    """A record as small as tables need it: a thousand whole ones are hundreds of megabytes."""
+    if isinstance(found, RecordError):
+        return found
+    passes = {name: replace(measured, timings=()) for name, measured in found.passes.items()}
+    return replace(found, passes=passes, telemetry=())
 
 
 def _objective(record: Record | None) -> float:

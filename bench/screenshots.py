@@ -21,10 +21,12 @@ COMMAND = (
     *("stopping.budget_s=0.2", "stopping.precision=0.02"),
 )
 CHROMIUM = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
-# MLflow opens a panel of its own over a quarter of the window on the first visit.
-NO_PANEL = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
+# On a first visit MLflow opens a panel over a quarter of the window, and its pages for language models.
+AS_A_USER_SETS_IT = """
+localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')
+localStorage.setItem('mlflow.workflowType_v1', '"machine_learning"')
+"""
 LARGEST_BYTES = 300_000
-_JOBS = 12
 
 
 def main(out: Path) -> None:
@@ -59,8 +61,8 @@ def take(address: str, out: Path) -> None:
         binary = os.environ.get("CHROMIUM", "/usr/bin/chromium")
         browser = playwright.chromium.launch(executable_path=binary, args=list(CHROMIUM))
         page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.set_default_timeout(60_000)
-        page.add_init_script(NO_PANEL)
+        page.set_default_timeout(20_000)
+        page.add_init_script(AS_A_USER_SETS_IT)
         run_list(page, address, out / "runs.png")
         comparison(page, out)
         page.goto(address)
@@ -71,8 +73,8 @@ def take(address: str, out: Path) -> None:
 
 def expand(page: Page) -> None:
     """Open the sweep, so that its jobs stand under it."""
-    page.get_by_role("link", name=SWEEP, exact=True).wait_for()
-    page.locator(".ag-cell [class*=expander], .ag-cell [role=button]").first.click()
+    cell = page.locator("[role=gridcell]", has=page.get_by_role("link", name=SWEEP, exact=True))
+    cell.get_by_role("button").click()
     page.get_by_role("link", name="flash · b1").first.wait_for()
 
 
@@ -86,26 +88,57 @@ def run_list(page: Page, address: str, path: Path) -> None:
 
 def close_note(page: Page) -> None:
     """Close the note that this is a shared view."""
-    note = page.get_by_role("button", name="close")
-    if note.count():
-        note.first.click()
+    page.get_by_text("viewing a shared view").wait_for()
+    page.locator("[role=alert] button, [class*=alert] button").last.click()
 
 
 def comparison(page: Page, out: Path) -> None:
+    """All jobs of the sweep side by side: MLflow's charts, and its comparison of chosen runs."""
+    page.locator("input[value=CHART]").dispatch_event("click")
+    page.get_by_text("forward/tflops").first.wait_for()
+    page.wait_for_timeout(4000)
+    page.screenshot(path=out / "charts.png")
+    page.locator("input[value=TABLE]").dispatch_event("click")
     boxes = page.locator(".ag-pinned-left-cols-container .ag-selection-checkbox input")
+    boxes.nth(1).wait_for(state="attached")
     for index in range(1, boxes.count()):
         boxes.nth(index).check(force=True)
     page.get_by_role("button", name="Compare").click()
     page.get_by_text("Parallel Coordinates Plot").first.wait_for()
-    page.wait_for_timeout(4000)
+    page.wait_for_timeout(2000)
+    choose(page, "backend._target_", "q_len")
+    choose(page, "forward/time_us", "forward/tflops")
+    page.wait_for_timeout(2000)
     page.screenshot(path=out / "compare.png")
+
+
+def choose(page: Page, instead_of: str, name: str) -> None:
+    """Take one name out of a list of the comparison, if it is there, and put another one in."""
+    item = page.locator("[class*=select-selection-item]", has=page.get_by_text(instead_of, exact=True)).first
+    box = page.locator("[class*=select-selector]", has=page.get_by_text(instead_of, exact=True)).first
+    handle = box.element_handle()
+    item.locator("[class*=item-remove]").click()
+    handle.click(position={"x": 200, "y": 12})
+    option = page.locator("[class*=select-item-option]:visible", has=page.get_by_text(name, exact=True)).first
+    page.locator("[class*=select-dropdown]:visible").last.hover()
+    for _ in range(50):
+        if option.count():
+            break
+        page.mouse.wheel(0, 60)
+        page.wait_for_timeout(50)
+    option.click()
+    page.keyboard.press("Escape")
 
 
 def one_run(page: Page, out: Path) -> None:
     page.get_by_role("link", name="flash · b2 h12 s256").first.click()
     page.get_by_text("Metrics").first.wait_for()
-    page.wait_for_timeout(3000)
+    page.wait_for_timeout(2000)
     page.screenshot(path=out / "run.png")
+    page.get_by_role("tab", name="Artifacts").click()
+    page.get_by_text("record.json").first.click()
+    page.wait_for_timeout(3000)
+    page.screenshot(path=out / "artifacts.png")
 
 
 if __name__ == "__main__":

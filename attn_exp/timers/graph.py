@@ -36,16 +36,12 @@ def capture(call: Call) -> Call:
     Raises:
         CaptureFailed: it synchronises, allocates outside of PyTorch, or does something else that no graph can hold.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
     try:
-        # PyTorch asks for warm-up on a side stream (docs: CUDA semantics, whole-network capture).
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_CALLS):
-                call()
-        torch.cuda.current_stream().wait_stream(stream)
+        for _ in range(_WARM_UP_CALLS):
+            call()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # On the current stream: a backward runs on the stream of its forward, and must be captured there.
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             call()
     except RuntimeError as error:
         torch.cuda.synchronize()
