@@ -247,7 +247,7 @@ def differences_are_found(bench: Bench) -> Finding:
     false = sum(comparison.verdict in ("faster", "slower") for comparison in called)
     effect = statistics.median(comparison.effect for comparison in found)
     seen = (
-        f"+{100 * large:.0f} % found in {100 * power:.0f} % of {len(found)} (at least 95; seen as {100 * effect:+.2f} %), "
+        f"+{100 * large:.0f} % (seen as {100 * effect:+.2f}) found in {100 * power:.0f} % of {len(found)} (at least 95), "
         f"+{100 * small:.1f} % called a difference in {false} of {len(called)}"
     )
     allowed = 0 if bench.machine.gpu is not None else 0.15 * len(called)

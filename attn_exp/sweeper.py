@@ -155,19 +155,27 @@ class ProductSweeper(Sweeper):
         # The next job is composed while the worker measures this one.
         current.ahead = 1
         for index, overrides in self._possible(request, jobs):
-            config = composer.compose(overrides)
-            with open_dict(config):
-                config.hydra.job.id = config.hydra.job.num = index
-            done = run_job(
-                hydra_context=self.hydra_context,
-                task_function=self.task_function,
-                config=config,
-                job_dir_key="hydra.run.dir",
-                job_subdir_key=None,
-                configure_logging=False,
-            )
-            _ = done.return_value
+            self._run(composer, index, overrides)
         return None
+
+    def _run(self, composer: Composer, index: int, overrides: tuple[str, ...]) -> None:
+        assert self.config is not None and self.hydra_context is not None and self.task_function is not None
+        if not self.config.hydra.callbacks and not self.config.hydra.job.env_set:
+            # Hydra's way copies the whole configuration four times, for settings that nobody made.
+            self.task_function(composer.case(overrides))
+            return
+        config = composer.compose(overrides)
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = index
+        done = run_job(
+            hydra_context=self.hydra_context,
+            task_function=self.task_function,
+            config=config,
+            job_dir_key="hydra.run.dir",
+            job_subdir_key=None,
+            configure_logging=False,
+        )
+        _ = done.return_value
 
     def _possible(self, request: Ask, jobs: Sequence[tuple[str, ...]]) -> Iterator[tuple[int, tuple[str, ...]]]:
         current = session()

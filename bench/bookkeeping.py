@@ -49,7 +49,8 @@ def sweep(folder: Path, jobs: int) -> Parent:
             stdout=out,
         )
         while process.poll() is None:
-            used = max(used, _used(process.pid))
+            cpu_s, peak_mb = _used(process.pid)
+            used = max(used[0], cpu_s), max(used[1], peak_mb)
             time.sleep(0.1)
     if process.returncode:
         sys.exit(f"the sweep exited with code {process.returncode}: {(folder / 'out.txt').read_text()[-2000:]}")

@@ -17,7 +17,8 @@ from attn_exp.measure import measure
 from attn_exp.record import Record
 from attn_exp.store import read_sweep
 from attn_exp.timers import make_timer
-from attn_exp.timers.loop import StoppingRule, sample
+from attn_exp.timers.loop import Entry, StoppingRule, sample, sample_rivals
+from attn_exp.verdict import abba_order
 
 pytestmark = pytest.mark.gpu
 
@@ -75,18 +76,18 @@ def test_a_busy_host_moves_the_event_timer_and_not_the_device_timer(machine):
 
 
 @pytest.mark.parametrize(("batch", "length"), [(16, 512), (2, 8192)])
-def test_device_and_kernel_time_agree(machine, batch, length):
+def test_device_kernel_and_graph_agree_side_by_side(machine, batch, length):
     case = gpu_case(batch=batch, heads=16, q_len=length, dim=128)
     inputs = make_inputs(case, "cuda", 1, with_gradients=False)
     calls = load_backend({"_target_": SDPA["flash"], "name": "flash"}).prepare(case, inputs)
-    with calls.scope():
-        medians = {}
-        for name in ("device", "kernel", "device", "kernel"):
-            timing = sample(make_timer(name, machine.gpu), calls.forward, RULE)
-            medians.setdefault(name, []).append(statistics.median(timing.times_us))
-    device, kernel = (statistics.fmean(medians[name]) for name in ("device", "kernel"))
-    limit = 0.02 * device if device >= 1000 else 4 + 0.03 * device
-    assert abs(device - kernel) <= limit, medians
+    entries = [
+        Entry(make_timer(name, machine.gpu), calls.forward, calls.scope) for name in ("device", "kernel", "graph")
+    ]
+    timings = sample_rivals(entries, RULE, order=abba_order)
+    device, kernel, graph = (statistics.median(timing.times_us) for timing in timings)
+    limit = 0.01 * device if device >= 1000 else 2 + 0.03 * device
+    assert abs(device - machine.environment["event_floor_us"] - kernel) <= limit
+    assert abs(device - graph) <= limit
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
