@@ -97,7 +97,8 @@ def _duel(arguments: list[str]) -> int:
     rivals, shared = rivals_of(arguments)
     name = f"duel-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
     gpus = visible_gpus()
-    configs = {letter: compose_config([*own, *shared], name) for letter, own in rivals.items()}
+    # A duel is there to decide: it may take longer than one cell of a sweep.
+    configs = {letter: compose_config([*own, "stopping.budget_s=5", *shared], name) for letter, own in rivals.items()}
     requests = [_request(letter, plain(config), gpus) for letter, config in configs.items()]
     config = plain(next(iter(configs.values())))
     folder = Path(config["folder"]).resolve()

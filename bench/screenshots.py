@@ -32,7 +32,7 @@ LARGEST_BYTES = 300_000
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": path}
+    environment = os.environ | {"PYTHONPATH": path, "LOGNAME": "you"}
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "attn_exp", *COMMAND], cwd=folder, env=environment, check=True)
         command = [sys.executable, "-m", "attn_exp.ui", f"--port={free_port()}"]

@@ -35,8 +35,8 @@ class Cost:
 
     @property
     def calls_per_round(self) -> int:
-        """As many calls as fill about 15 ms, within the launch queue."""
-        wanted = math.ceil(ROUND_US / (self.time_us + self.around_us))
+        """As many calls as come nearest to 15 ms, within the launch queue."""
+        wanted = round(ROUND_US / (self.time_us + self.around_us))
         queue = math.floor(ROUND_KERNELS / max(1.0, self.kernels))
         return max(ROUND_CALLS[0], min(ROUND_CALLS[1], wanted, queue))
 

@@ -298,7 +298,8 @@ class _Store:
         found: list[Run] = []
         token = None
         while True:
-            page = client.search_runs([self._experiment], condition, max_results=1000, page_token=token)
+            # Small pages: a thousand runs at once take 100 MB on their way through the database layer.
+            page = client.search_runs([self._experiment], condition, max_results=100, page_token=token)
             found += page
             token = page.token
             if not token:

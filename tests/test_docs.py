@@ -1,0 +1,186 @@
+"""The documentation says what is there: its links, commands, examples, figures and lists."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import cli
+import inprocess
+import pytest
+import yaml
+
+from attn_exp import ui
+from attn_exp.compose import compose_config
+from attn_exp.conf import conf_folder
+from attn_exp.duel import rivals_of
+from attn_exp.flags import FLAGS
+from attn_exp.jobs import request_from_config
+from attn_exp.nvml import GpuInfo
+from attn_exp.record import FINAL, Status
+from attn_exp.run import plain
+from attn_exp.store import read_sweep
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
+# Words that stand for something of the reader's.
+_PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|URI|FILE|N)\b|=\.\.\.|=$|http:")
+
+
+def fenced(text, language):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def commands():
+    """All commands of all pages, fenced or inline, as lists of words."""
+    found = set()
+    for text in TEXTS.values():
+        lines = [line for block in fenced(text, "bash") for line in block.splitlines()]
+        lines += re.findall(r"`(python [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        found |= {line for line in lines if line.strip() and not _PLACEHOLDER.search(line)}
+    return [shlex.split(line, comments=True) for line in sorted(found)]
+
+
+def of_module(name):
+    return [words[3:] for words in commands() if words[:3] == ["python", "-m", name]]
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def write_examples(folder):
+    """The README's module and YAML, and the pages' experiments, where a reader would put them."""
+    (folder / "my_module.py").write_text(fenced(TEXTS["README.md"], "python")[0])
+    for name in ("backend/mine", "experiment/short", "experiment/long"):
+        (folder / "my_conf" / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / "my_conf/backend/mine.yaml").write_text(fenced(TEXTS["README.md"], "yaml")[0])
+    for name in ("short", "long"):
+        (folder / f"my_conf/experiment/{name}.yaml").write_text(fenced(TEXTS["docs/configuration.md"], "yaml")[0])
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        there = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_path_that_is_named_is_there(page):
+    prose = re.sub(r"```.*?```", "", TEXTS[page], flags=re.DOTALL)
+    for path in re.findall(r"`(?:python )?((?:attn_exp|conf|tests|bench|docs)/[\w/.]+)`", prose):
+        assert "NAME" in path or (ROOT / path).exists(), path
+
+
+def test_the_readme_has_the_results_that_are_kept():
+    spec = importlib.util.spec_from_file_location("embed", ROOT / "docs" / "embed.py")
+    embed = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(embed)
+    assert embed.embedded(TEXTS["README.md"]) == TEXTS["README.md"], "run python docs/embed.py"
+
+
+def test_the_pictures_are_small_and_all_shown():
+    shown = {Path(name).name for text in TEXTS.values() for name in re.findall(r"pictures/\w+\.png", text)}
+    assert shown == {path.name for path in (ROOT / "docs/pictures").iterdir()}
+    assert all(path.stat().st_size < 300_000 for path in (ROOT / "docs/pictures").iterdir())
+
+
+def test_there_are_commands_to_test():
+    assert len(of_module("attn_exp")) > 15
+    assert of_module("attn_exp.ui") and of_module("attn_exp.duel")
+
+
+@pytest.mark.parametrize("arguments", of_module("attn_exp"), ids=" ".join)
+def test_every_command_composes(arguments, tmp_path, monkeypatch):
+    write_examples(tmp_path)
+    typed = inprocess.typed(monkeypatch, tmp_path)
+    monkeypatch.setattr("attn_exp.run.visible_gpus", lambda: [GPU])
+    code, out, err = typed(*arguments, *(["dry_run=true"] if "--help" not in arguments else []))
+    assert (code, err) == (0, "")
+    assert "--help" in arguments or "would run" in out
+    assert not re.search("^impossible", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [words for words in of_module("attn_exp.duel") if words], ids=" ".join)
+def test_every_duel_composes(arguments, monkeypatch):
+    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
+    rivals, shared = rivals_of(arguments)
+    for own in rivals.values():
+        assert request_from_config(plain(compose_config([*own, *shared], "a")), [GPU]).device == "cuda"
+
+
+def test_the_other_commands_are_there(capsys):
+    with pytest.raises(SystemExit):
+        ui.main(["--help"])
+    help_text = capsys.readouterr().out
+    assert {word for words in of_module("attn_exp.ui") for word in words if word.startswith("--")} <= set(
+        re.findall(r"--[\w-]+", help_text)
+    )
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for words in commands():
+        if words[0] == "make":
+            assert words[1] in targets
+        elif words[:2] == ["python", "-m"]:
+            assert importlib.util.find_spec(words[2]), words
+        elif words[0] == "python":
+            assert (ROOT / words[1]).exists(), words
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("backend._target_=my_module.MyAttention",), ("--config-dir", "my_conf", "backend=mine")],
+    ids=["target", "yaml"],
+)
+def test_the_readme_s_backend_really_runs(arguments, tmp_path):
+    write_examples(tmp_path)
+    command = [sys.executable, "-m", "attn_exp", *arguments, *cli.QUICK, "tracker=none", "sweep=a"]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    (record,) = read_sweep(tmp_path / "multirun" / "a")
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.request.backend["name"] == ("mine" if "backend=mine" in arguments else "myattention")
+
+
+def test_the_readme_has_every_status_and_says_which_are_retried():
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (no|yes) \|$", TEXTS["README.md"], re.MULTILINE))
+    assert rows == {status: "no" if status in FINAL else "yes" for status in get_args(Status)}
+
+
+def test_every_flag_is_explained():
+    for flag, (mark, _) in FLAGS.items():
+        assert f"| `{mark}` | `{flag}`" in TEXTS["docs/measuring.md"], flag
+
+
+def test_every_metric_is_explained():
+    source = (ROOT / "attn_exp" / "metrics.py").read_text()
+    named = re.findall(r'^        "(\w+)": ', source, re.MULTILINE)
+    assert len(named) > 20
+    for name in named:
+        assert f"`{name}`" in TEXTS["docs/measuring.md"], name
+
+
+def test_every_option_and_key_is_explained():
+    text = TEXTS["docs/configuration.md"]
+    for path in conf_folder().glob("*/*.yaml"):
+        assert f"`{path.stem}`" in text or f"+{path.parent.name}={path.stem}" in text, path
+    config = yaml.safe_load((conf_folder() / "config.yaml").read_text())
+    for key in set(config) - {"defaults", "hydra"}:
+        assert re.search(rf"`{key}[`.]", text), key
+
+
+def test_every_timer_is_explained():
+    for path in (conf_folder() / "timer").glob("*.yaml"):
+        assert path.stem == "auto" or f"| `{path.stem}`" in TEXTS["docs/measuring.md"], path

@@ -1,0 +1,89 @@
+import pytest
+import torch
+from cli import run
+
+from attn_exp import proofs
+from attn_exp.calibration import Calibration, calibration_path, delta_for, read_calibration, write_calibration
+from attn_exp.machine import Machine
+from attn_exp.proofs import PROOFS, Bench, Finding, alarms_fire, attention
+
+
+@pytest.fixture
+def bench():
+    torch.set_num_threads(1)
+    _, calls = attention("cpu", batch=1, length=64, heads=1, dim=16)
+    return Bench(Machine.open("cpu"), calls.forward, calls, 100.0)
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTN_EXP_STATE", str(tmp_path))
+    return tmp_path
+
+
+def test_every_alarm_fires_on_a_cpu(bench):
+    finding = alarms_fire(bench)
+    assert finding.passed, finding.seen
+
+
+def test_an_alarm_that_does_not_fire_is_named(bench, monkeypatch):
+    monkeypatch.setattr(proofs, "telemetry_flags", lambda *_: set())
+    finding = alarms_fire(bench)
+    assert not finding.passed
+    assert "silent: throttle, shared GPU" in finding.seen
+
+
+def test_a_proof_that_raises_fails_alone_and_sets_the_exit_code(bench, state, monkeypatch, capsys):
+    def breaks(_):
+        """3: breaks."""
+        raise RuntimeError("no such luck")
+
+    def holds(_):
+        """4: holds."""
+        return Finding("holds", True, "well")
+
+    monkeypatch.setattr(proofs, "_bench", lambda device: bench)
+    monkeypatch.setitem(PROOFS, "cpu", (breaks, holds))
+    assert proofs.run("cpu") == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("FAIL  3 breaks: RuntimeError: no such luck")
+    assert out[1].startswith("pass  4 holds: well")
+    assert list(state.glob("calibration-*.json"))
+
+
+def test_the_delta_of_noisy_a_a_comparisons_is_kept_and_found(bench, state, monkeypatch):
+    monkeypatch.setitem(proofs.COMPARISONS, "cpu", (6, 1, 1))
+    proofs.equal_things_are_equal(bench)
+    assert bench.comparisons == 6
+    assert bench.delta >= 0.01
+    write_calibration(Calibration(device="cpu X", delta=0.07))
+    assert read_calibration("cpu X") == Calibration(device="cpu X", delta=0.07)
+    assert delta_for("cpu X") == 0.07
+    assert delta_for("another") == 0.01
+    calibration_path("cpu X").write_text("{")
+    assert delta_for("cpu X") == 0.01
+
+
+def test_a_slowed_call_is_slower_by_what_was_asked(bench):
+    slowed = proofs._slowed(bench, 20.0)
+    one, two = proofs._side_by_side(bench, bench.call, slowed)
+    assert min(two) > max(one)
+
+
+def test_proofs_are_numbered_as_documented():
+    numbers = {device: [int(proof.__doc__.split(":")[0]) for proof in found] for device, found in PROOFS.items()}
+    assert numbers == {"cuda": list(range(1, 11)), "cpu": [4, 8, 9, 10]}
+
+
+@pytest.mark.parametrize("arguments", [("device=gpu",), ("cuda",), ("device=cuda:7",), ("device=cpu", "x=1")])
+def test_mistakes_are_one_sentence(tmp_path, arguments):
+    done = run(*arguments, cwd=tmp_path, module="attn_exp.doctor")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_help_says_what_it_does(tmp_path):
+    done = run("--help", cwd=tmp_path, module="attn_exp.doctor")
+    assert done.returncode == 0
+    assert "Ten proofs" in done.stdout

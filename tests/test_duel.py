@@ -1,0 +1,116 @@
+import json
+
+import pytest
+from cli import QUICK, left_behind, run, runs
+from fakes import make_record, make_request, make_timing
+
+from attn_exp.compose import compose_config
+from attn_exp.duel import compare, report, rivals_of
+from attn_exp.errors import UserError
+from attn_exp.record import PassRecord
+
+CASE = tuple(argument for argument in QUICK if not argument.startswith("stopping"))
+
+
+def test_letters_are_rivals_and_the_rest_is_shared():
+    rivals, shared = rivals_of(["a=flash", "b=flash", "b.option=3", "batch=8", "model=gpt2"])
+    assert rivals == {"a": ["backend=flash"], "b": ["backend=flash", "++backend.option=3"]}
+    assert shared == ["batch=8", "model=gpt2"]
+
+
+@pytest.mark.parametrize(("given", "words"), [(["a=flash"], "two backends"), (["a=flash", "b.x=1"], "b has options")])
+def test_a_duel_needs_two_backends(given, words):
+    with pytest.raises(UserError, match=words):
+        rivals_of(given)
+
+
+def rival(letter, medians):
+    timing = make_timing(
+        [median for median in medians for _ in range(3)], [i for i in range(len(medians)) for _ in range(3)]
+    )
+    request = make_request()
+    labelled = type(request)(
+        **{name: getattr(request, name) for name in request.__dataclass_fields__} | {"label": letter}
+    )
+    metrics = {"forward/time_us": medians[0], "forward/tflops": 1.0, "forward/time_half_width": 0.001}
+    return make_record(request=labelled, passes={"forward": PassRecord(timings=(timing,))}, metrics=metrics)
+
+
+def test_rounds_are_paired_and_the_verdict_names_who_is_faster():
+    drift = [1.0, 1.1, 1.2, 1.3, 1.2, 1.1, 1.0]
+    records = [
+        rival("a=x", [100.0 * d for d in drift]),
+        rival("b=y", [103.0 * d * (1 + i / 1e4) for i, d in enumerate(drift)]),
+    ]
+    found = {"forward": compare(records, "forward", 0.01)}
+    assert found["forward"][0].verdict == "faster"
+    assert found["forward"][0].effect == pytest.approx(0.03, abs=0.001)
+    text = report(records, found)
+    assert "a=x is faster than b=y: b=y takes +3.03 %" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_duel_of_three_runs_in_one_process_and_leaves_one_run(tmp_path):
+    done = run("a=eager", "b=eager", "c=slow", *CASE, "stopping.budget_s=0.2", cwd=tmp_path, module="attn_exp.duel")
+    assert done.returncode == 2, "the tests' own backends are not among the installed choices"
+    done = run("a=eager", "b=eager", "c=eager", "c._target_=crashers:Slow", "c.name=slow", *CASE, "stopping.budget_s=0.2",
+               cwd=tmp_path, module="attn_exp.duel")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = next(tmp_path.glob("multirun/duel-*"))
+    verdicts = {
+        (one["a"], one["b"]): one["verdict"] for one in json.loads((folder / "duel.json").read_text())["forward"]
+    }
+    assert verdicts["a=eager", "c=slow"] == "faster"
+    assert verdicts["b=eager", "c=slow"] == "faster"
+    assert len(list(folder.glob("*/record.json"))) == 3
+    assert (folder / "ratios.png").stat().st_size > 5_000
+    ((name, status, tags),) = runs(tmp_path)
+    assert (name, status, tags["attn_exp.kind"]) == (folder.name, "FINISHED", "duel")
+    assert left_behind(tmp_path) == []
+
+
+def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
+    done = run(
+        "a=eager",
+        "b=cudnn",
+        "c=math",
+        *CASE,
+        "tracker=none",
+        "stopping.budget_s=0.05",
+        cwd=tmp_path,
+        module="attn_exp.duel",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unsupported  b=cudnn: cuDNN runs on NVIDIA GPUs alone" in done.stdout
+    assert "a=eager" in done.stdout
+    alone = run("a=eager", "b=cudnn", *CASE, "tracker=none", cwd=tmp_path, module="attn_exp.duel")
+    assert alone.returncode == 1
+    assert "nothing to compare" in alone.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("a=flsh", "b=math"), "did you mean 'flash'"),
+        (("a=flash", "b=math", "bach=2"), "did you mean 'batch'"),
+        (("a=flash", "b=math", "device=cuda:9"), "device=cuda:9"),
+        (("a=flash",), "two backends"),
+        (("a=flash", "b=math", "regime=brst"), "sustained, burst"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, arguments, words):
+    done = run(*arguments, cwd=tmp_path, module="attn_exp.duel")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_says_how_to_duel(tmp_path):
+    done = run("--help", cwd=tmp_path, module="attn_exp.duel")
+    assert done.returncode == 0
+    assert "a=flash b=cudnn" in done.stdout
+
+
+def test_composed_configurations_have_the_sweeps_name():
+    assert compose_config(["batch=3"], "mine").sweep == "mine"
