@@ -12,6 +12,7 @@ from typing import NoReturn
 import attn_exp
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError
+from attn_exp.isolate import Worker
 
 # With one of these nothing is measured, so no worker is started ahead.
 _NO_JOBS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
@@ -47,12 +48,15 @@ def command() -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    worker = Worker(reuse=True, timeout_s=None)
+    measures = not any(argument.split("=")[0] in (*_NO_JOBS, "dry_run") for argument in arguments)
+    if measures and not any(argument.startswith("isolation=") for argument in arguments):
+        # Before anything else is imported here: the worker has seconds of imports to do.
+        worker.start()
     from attn_exp.run import session
     from attn_exp.trackers.base import EndStatus
 
-    measures = not any(argument.split("=")[0] in (*_NO_JOBS, "dry_run") for argument in arguments)
-    if measures and not any(argument.startswith("isolation=") for argument in arguments):
-        session().prestart()
+    session().adopt(worker)
     status: EndStatus = "FAILED"
     try:
         code = _hydra()

@@ -29,5 +29,6 @@ def load_libraries(dtype: str) -> None:
     case = Case(batch=1, q_heads=1, kv_heads=1, q_len=128, kv_len=128, head_dim=64, value_dim=64, dtype=dtype)
     inputs = make_inputs(case, "cuda", 0, with_gradients=True)
     out = torch.nn.functional.scaled_dot_product_attention(*inputs.qkv)
-    torch.autograd.grad(out, inputs.qkv, inputs.d_out_bhsd)
     tensor_error(out, reference(case, inputs, with_gradients=True)["out"], 1.0)
+    # Last, since it waits for `import_autograd`.
+    torch.autograd.grad(out, inputs.qkv, inputs.d_out_bhsd)

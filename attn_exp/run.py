@@ -48,10 +48,9 @@ class Session:
         self._lease: Lease | None = None
         self._pending: deque[tuple[Request, float]] = deque()
 
-    def prestart(self) -> None:
-        """Start a warm worker before the configuration is known: it has seconds of imports to do."""
-        self._isolation = Worker(reuse=True, timeout_s=None)
-        self._isolation.start()
+    def adopt(self, worker: Worker) -> None:
+        """Use this worker if the configuration wants a warm one; it may have been started already."""
+        self._isolation = worker
 
     def request(self, config: DictConfig) -> Request:
         """The request of a composed configuration. Raises UserError."""

@@ -1,7 +1,8 @@
 """python bench/sdpa_sweep.py OUT_FOLDER: attn_exp against a plain loop over S1's 30 configurations, one GPU, one call.
 
 Runs bench/plain_loop.py and `python -m attn_exp -m +experiment=sdpa_sweep` as processes of their own, start-up
-included, and compares wall time and the kernel times. Writes plain.csv, table.csv, agreement.csv and summary.json.
+included, in the order plain, ours, ours, plain, and compares wall time and the kernel times. Writes the table, its CSV,
+agreement.csv and summary.json.
 """
 
 import csv
@@ -27,70 +28,92 @@ def timed(command: list[str], cwd: Path) -> float:
     return time.perf_counter() - began
 
 
-def agreement(plain: Path, records: list[Record]) -> list[dict[str, object]]:
-    """One row a cell: the plain loop's kernel time, attn_exp's by `kernel` and by `device`, and their ratio."""
-    measured = {
-        (record.request.case.batch, record.request.case.q_len, record.request.case.causal): record for record in records
-    }
-    rows = []
-    with plain.open() as file:
+Times = dict[tuple[int, int, bool, str], float]
+
+
+def plain_times(path: Path) -> Times:
+    """Kernel time in microseconds by batch, length, causal and pass."""
+    found = {}
+    with path.open() as file:
         for row in csv.DictReader(file):
-            record = measured[int(row["batch"]), int(row["seq_len"]), row["causal"] == "True"]
             for direction in ("forward", "backward"):
-                theirs = float(row[f"{direction}_us"])
-                timings = {timing.timer: timing for timing in record.passes[direction].timings}
-                kernel_us = summarize(timings["kernel"].times_us, timings["kernel"].rounds).median_us
-                rows.append(
-                    {
-                        "batch": row["batch"],
-                        "seq_len": row["seq_len"],
-                        "causal": row["causal"],
-                        "pass": direction,
-                        "plain_kernel_us": theirs,
-                        "kernel_us": round(kernel_us, 3),
-                        "device_us": round(record.metrics[f"{direction}/time_us"], 3),
-                        "half_width": round(record.metrics[f"{direction}/time_half_width"], 5),
-                        "kernel_over_plain": round(kernel_us / theirs, 4),
-                        "flags": " ".join(record.flags),
-                    }
-                )
-    return rows
+                key = int(row["batch"]), int(row["seq_len"]), row["causal"] == "True", direction
+                found[key] = float(row[f"{direction}_us"])
+    return found
+
+
+def kernel_times(records: list[Record]) -> Times:
+    """The same by attn_exp's `kernel` timer."""
+    found = {}
+    for record in records:
+        for direction, measured in record.passes.items():
+            timing = next(timing for timing in measured.timings if timing.timer == "kernel")
+            case = record.request.case
+            found[case.batch, case.q_len, case.causal, direction] = summarize(timing.times_us, timing.rounds).median_us
+    return found
+
+
+def read(folder: Path) -> list[Record]:
+    return [record for record in read_sweep(folder) if isinstance(record, Record)]
+
+
+def spread(one: Times, other: Times) -> list[float]:
+    """Relative differences on the cells above 50 us."""
+    return [abs(other[key] / value - 1) for key, value in one.items() if value > SMALL_US]
+
+
+def mean(one: Times, other: Times) -> Times:
+    return {key: (value + other[key]) / 2 for key, value in one.items()}
 
 
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    plain_s = timed([sys.executable, str(HERE / "plain_loop.py"), str(out / "plain.csv")], out)
-    started = time.time()
-    ours_s = timed([sys.executable, "-m", "attn_exp", "-m", "+experiment=sdpa_sweep", "sweep=sdpa"], out)
-    folder = out / "multirun" / "sdpa"
-    records = [record for record in read_sweep(folder) if isinstance(record, Record)]
-    (out / "table.csv").write_bytes((folder / "table.csv").read_bytes())
-    rows = agreement(out / "plain.csv", records)
+    seconds: dict[str, list[float]] = {"plain": [], "ours": []}
+    start_up_s, end_s = [], []
+    for who, name in (("plain", "one"), ("ours", "one"), ("ours", "two"), ("plain", "two")):
+        if who == "plain":
+            command = [sys.executable, str(HERE / "plain_loop.py"), str(out / f"plain-{name}.csv")]
+        else:
+            command = [sys.executable, "-m", "attn_exp", "-m", "+experiment=sdpa_sweep", f"sweep={name}"]
+        started = time.time()
+        seconds[who].append(timed(command, out))
+        if who == "ours":
+            records = read(out / "multirun" / name)
+            start_up_s.append(min(record.started_at for record in records) - started)
+            end_s.append(started + seconds[who][-1] - max(record.finished_at for record in records))
+    plain = [plain_times(out / f"plain-{name}.csv") for name in ("one", "two")]
+    runs = [read(out / "multirun" / name) for name in ("one", "two")]
+    ours = [kernel_times(records) for records in runs]
+    for name in ("table.csv", "table.txt"):
+        (out / name).write_bytes((out / "multirun" / "one" / name).read_bytes())
     with (out / "agreement.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    large = [row for row in rows if float(str(row["plain_kernel_us"])) > SMALL_US]
-    off = [abs(float(str(row["kernel_over_plain"])) - 1) for row in large]
-    stages = {stage for record in records for stage in record.stages_s}
-    began = min(record.started_at for record in records)
-    ended = max(record.finished_at for record in records)
+        writer = csv.writer(file, lineterminator="\n")
+        names = ("plain_one_us", "plain_two_us", "kernel_one_us", "kernel_two_us")
+        writer.writerow(("batch", "seq_len", "causal", "pass", *names, "ours_over_plain"))
+        for key in plain[0]:
+            four = [times[key] for times in (*plain, *ours)]
+            writer.writerow((*key, *(f"{us:.3f}" for us in four), f"{sum(four[2:]) / sum(four[:2]):.4f}"))
+    off = spread(mean(*plain), mean(*ours))
+    records = runs[0]
+    stages = sorted({stage for record in records for stage in record.stages_s})
     summary = {
+        "command": "python bench/sdpa_sweep.py OUT_FOLDER",
         "gpu": records[0].environment.get("gpu"),
         "torch": records[0].environment["versions"]["torch"],
-        "plain_loop_s": round(plain_s, 2),
-        "attn_exp_s": round(ours_s, 2),
-        "ratio": round(ours_s / plain_s, 3),
-        "start_up_s": round(began - started, 2),
-        "first_job_to_last_s": round(ended - began, 2),
-        "end_s": round(started + ours_s - ended, 2),
-        "stages_s": {
-            stage: round(sum(record.stages_s.get(stage, 0.0) for record in records), 3) for stage in sorted(stages)
-        },
-        "cells_above_50_us": len(large),
+        "plain_loop_s": round(sum(seconds["plain"]) / 2, 2),
+        "attn_exp_s": round(sum(seconds["ours"]) / 2, 2),
+        "plain_loop_runs_s": [round(value, 2) for value in seconds["plain"]],
+        "attn_exp_runs_s": [round(value, 2) for value in seconds["ours"]],
+        "ratio": round(sum(seconds["ours"]) / sum(seconds["plain"]), 3),
+        "start_up_s": [round(value, 2) for value in start_up_s],
+        "end_s": [round(value, 2) for value in end_s],
+        "stages_s": {stage: round(sum(record.stages_s.get(stage, 0.0) for record in records), 3) for stage in stages},
+        "cells_above_50_us": len(off),
         "within_3_percent": sum(value <= 0.03 for value in off),
         "largest_disagreement": round(max(off), 4),
         "median_disagreement": round(statistics.median(off), 4),
+        "plain_with_itself_largest": round(max(spread(*plain)), 4),
+        "ours_with_itself_largest": round(max(spread(*ours)), 4),
         "ok": sum(record.status == "ok" for record in records),
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

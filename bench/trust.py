@@ -60,29 +60,31 @@ def blocked(machine: Machine, out: Path) -> None:
     for length in LENGTHS:
         # With gradients, as in training: autograd makes the host slower.
         _, calls = attention("cuda", batch=1, length=length, gradients=True)
-        calls.forward()
-        medians = [
-            statistics.median(sample(make_timer(name, machine.gpu), calls.forward, RULES["patient"]).times_us)
-            for name in ("kernel", "device", "event", "graph")
-        ]
-        rows.append((length, *(f"{median:.2f}" for median in medians), f"{medians[2] / medians[1]:.2f}"))
-    write(out / "blocked.csv", ("seq_len", "kernel_us", "device_us", "event_us", "graph_us", "event_over_device"), rows)
-    figure = canvas((7.5, 4))
-    panel = figure.subplots()
-    for column, (name, colour, style) in enumerate(
-        (
-            ("kernel: the kernels alone", GREEN, "s--"),
-            ("device: blocked", BLUE, "o-"),
-            ("event: unblocked", ORANGE, "^-"),
-        ),
-        1,
-    ):
-        panel.plot(LENGTHS, [float(row[column]) for row in rows], style, color=colour, label=name, markersize=5)
-    panel.set(xscale="log", yscale="log", xlabel="sequence length", ylabel="time of one call, us")
-    panel.set_xticks(LENGTHS, [str(length) for length in LENGTHS])
-    panel.minorticks_off()
-    panel.set_title(title(machine, "flash forward, b1 h16 d128"))
-    panel.legend()
+        passes = {"forward": calls.forward, "backward": calls.backward(calls.forward())}
+        for direction, call in passes.items():
+            call()
+            medians = [
+                statistics.median(sample(make_timer(name, machine.gpu), call, RULES["patient"]).times_us)
+                for name in ("kernel", "device", "event", "graph")
+            ]
+            figures = (f"{median:.2f}" for median in medians)
+            rows.append((length, direction, *figures, f"{medians[2] / medians[1]:.2f}"))
+    names = ("seq_len", "pass", "kernel_us", "device_us", "event_us", "graph_us", "event_over_device")
+    write(out / "blocked.csv", names, rows)
+    figure = canvas((10, 4))
+    for panel, direction in zip(figure.subplots(1, 2), ("forward", "backward"), strict=True):
+        shown = [row for row in rows if row[1] == direction]
+        for column, name, colour, style in (
+            (2, "kernel: the kernels alone", GREEN, "s--"),
+            (3, "device: stream blocked", BLUE, "o-"),
+            (4, "event: unblocked", ORANGE, "^-"),
+        ):
+            panel.plot(LENGTHS, [float(row[column]) for row in shown], style, color=colour, label=name, markersize=5)
+        panel.set(xscale="log", yscale="log", xlabel="sequence length", ylabel="time of one call, us", title=direction)
+        panel.set_xticks(LENGTHS, [str(length) for length in LENGTHS])
+        panel.minorticks_off()
+        panel.legend()
+    figure.suptitle(title(machine, "flash, b1 h16 d128"), fontsize=10)
     figure.savefig(out / "blocked.png", dpi=100)
 
 
