@@ -51,8 +51,7 @@ def _run(arguments: list[str]) -> int:
     worker = Worker(reuse=True, timeout_s=None)
     measures = not any(argument.split("=")[0] in (*_NO_JOBS, "dry_run") for argument in arguments)
     if measures and not any(argument.startswith("isolation=") for argument in arguments):
-        # Before anything else is imported here: the worker has seconds of imports to do.
-        worker.start()
+        start_ahead(worker)
     from attn_exp.run import session
     from attn_exp.trackers.base import EndStatus
 
@@ -67,6 +66,11 @@ def _run(arguments: list[str]) -> int:
     finally:
         session().close(status)
     return code
+
+
+def start_ahead(worker: Worker) -> None:
+    """Start the worker before anything else is imported here: it has seconds of imports to do."""
+    worker.start()
 
 
 def _hydra() -> int:

@@ -1,5 +1,6 @@
 """Prepare: from a request to calls that may be timed: judged against the reference, their kernels named and checked."""
 
+import gc
 import re
 import time
 from collections.abc import Callable
@@ -49,6 +50,8 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         attempt.ceilings = machine.ceilings_for(case.dtype, load=request.measuring.regime == "sustained")
     with attempt.stage("inputs"):
         machine.forget_other_case(request, with_gradients=attempt.with_gradients)
+        # What an earlier job left in cycles would be freed during this one, and its memory come out negative.
+        gc.collect()
         held_before = machine.held_bytes()
         inputs = make_inputs(case, device, request.measuring.seed, with_gradients=attempt.with_gradients)
         synchronize(device)

@@ -39,7 +39,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(Worker, "start", forbidden)
     # Started ahead of everything, in a process of its own: tests of that are end to end.
-    monkeypatch.setattr("attn_exp.run.Session.prestart", lambda self: None)
+    monkeypatch.setattr("attn_exp.__main__.start_ahead", lambda worker: None)
     monkeypatch.setattr("attn_exp.run.visible_gpus", list)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for name in ("ATTN_EXP_SWEEP", "HYDRA_FULL_ERROR"):
