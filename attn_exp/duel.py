@@ -31,7 +31,7 @@ from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.plots import plot_ratios
 from attn_exp.record import Record, Request, write_whole
 from attn_exp.report import time_text
-from attn_exp.run import plain
+from attn_exp.run import near, plain
 from attn_exp.stats import round_medians
 from attn_exp.store import read_sweep
 from attn_exp.trackers import make_tracker
@@ -146,7 +146,7 @@ def _duel(arguments: list[str]) -> int:
     warning = tracker.close("FINISHED", files, metrics=_metrics(measured, found))
     if warning:
         print(warning)
-    print(f"samples, verdicts and the plot are in {folder}")
+    print(f"samples, verdicts and the plot are in {near(folder)}")
     return 0
 
 
@@ -191,7 +191,8 @@ def sentence(records: Sequence[Record], comparison: Comparison) -> str:
     """One verdict: who, what, by how much, and how sure."""
     first, second = (records[index].request.label for index in (comparison.a, comparison.b))
     figures = (
-        f"{100 * comparison.effect:+.2f} % [{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
+        f"{100 * abs(comparison.effect):.2f} % {'more' if comparison.effect > 0 else 'less'} time "
+        f"[{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
         f"{comparison.rounds} rounds, delta {100 * comparison.delta:.1f} %"
     )
     said = {

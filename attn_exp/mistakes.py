@@ -14,11 +14,20 @@ def sentence(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     text = f"{error}" if error.args and str(error) else f"{error.__cause__}"
-    for explain in (_unknown_option, _there_already, _unknown_key, _several_values, _sweep, _grammar):
+    for explain in (_no_folder, _unknown_option, _there_already, _unknown_key, _several_values, _sweep, _grammar):
         said = explain(text)
         if said:
             return said
     return " ".join(text.split())
+
+
+def _no_folder(text: str) -> str | None:
+    found = re.search(r"Additional config directory '([^']*)' not found", text)
+    return (
+        f"--config-dir {found[1]} is not a folder: give one that has backend/, model/ or other groups"
+        if found
+        else None
+    )
 
 
 def _unknown_option(text: str) -> str | None:

@@ -82,6 +82,7 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
         return "no records"
     rows = [_row(record) for record in sorted(records, key=_order)]
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
+    shared.pop("backend", None)  # who it was stands in every row, also if it was the same everywhere
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
     text = _grid(rows, shown)
     left_out = []
@@ -91,7 +92,12 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
             left_out.append(name)
             text = _grid(rows, shown)
     devices = sorted({str(record.environment.get("gpu") or record.environment.get("cpu") or "") for record in records})
-    lines = [", ".join([*filter(None, devices), *(f"{name} {value}" for name, value in shared.items())]), ""]
+    lines = [
+        ", ".join(
+            [*filter(None, devices), *(f"{name} {value}" for name, value in shared.items() if value is not None)]
+        ),
+        "",
+    ]
     lines.append(text)
     if left_out:
         names = ", ".join(" ".join(name.split()) for name in left_out)

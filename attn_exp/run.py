@@ -168,6 +168,8 @@ class Session:
             left = self.progress.total - self.progress.kept - self.progress.done
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(folder.name)}")
         else:
+            if self.progress.kept:
+                say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
             say(f"\n{table(records)}")
             for line in self.impossible:
                 say(f"left out, impossible: {line}")
@@ -184,7 +186,7 @@ class Session:
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
             self.progress.say(f"{jobs} without a result; try again with: {resume_command(folder.name)}")
-        self.progress.say(f"records and table.csv are in {_near(folder)}; look at them with: python -m attn_exp.ui")
+        self.progress.say(f"records and table.csv are in {near(folder)}; look at them with: python -m attn_exp.ui")
 
 
 @functools.cache
@@ -210,10 +212,10 @@ def dry_run_line(current: Session, config: DictConfig) -> str:
     try:
         request = current.request(config)
     except UserError as error:
-        return f"impossible   {error}"
+        return f"{'impossible':<18} {error}"
     done = final_record(Path(config.folder).resolve() / request.job)
     what = f"done ({done.status})" if done else "would run"
-    return f"{what:<12} {request.label}  {request.device}, {request.measuring.timer}, {request.job}"
+    return f"{what:<18} {request.label}  on {request.device} by timer {request.measuring.timer}, folder {request.job}"
 
 
 def dry_run(config: DictConfig) -> bool:
@@ -282,5 +284,6 @@ def _objective(record: Record | None) -> float:
     return sum(record.metrics[f"{direction}/time_us"] for direction in record.request.measuring.passes)
 
 
-def _near(folder: Path) -> Path:
+def near(folder: Path) -> Path:
+    """The folder as one would type it from here."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

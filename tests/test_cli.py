@@ -43,7 +43,7 @@ BAD = {
     "--cfg nope": "invalid choice: 'nope'",
     "batch=1 --config-dir conf seed=1": "unrecognized arguments: seed=1; flags go before the choices",
     "-m --cfg job": "Only one of --run, --multirun, --cfg",
-    "--config-dir nope": "Additional config directory",
+    "--config-dir nope": "is not a folder",
     # heads that do not divide
     "model=sdpa_bench model.q_heads=7": "q_heads=7 does not divide embedding=2048: use model.q_heads=8",
     "model.kv_heads=5": "kv_heads=5 does not divide q_heads=12: use model.kv_heads=4",
@@ -154,7 +154,7 @@ def test_a_dry_run_lists_and_starts_nothing(call, tmp_path):
     assert lines[4:] == ["4 jobs: 3 would run, 0 are done, 1 are impossible"]
     code, out, err = call("dry_run=true", "device=cpu", "backend=math")
     assert (code, err) == (0, "")
-    assert out.startswith("would run    math b1 h12 s1024 d64 bfloat16 causal  cpu, cpu, math-")
+    assert out.startswith("would run          math b1 h12 s1024 d64 bfloat16 causal  on cpu by timer cpu, folder math-")
     assert {path.name for path in tmp_path.iterdir()} == {"a_file", "newer.db"}
 
 

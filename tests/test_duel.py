@@ -46,7 +46,7 @@ def test_rounds_are_paired_and_the_verdict_names_who_is_faster():
     assert found["forward"][0].verdict == "faster"
     assert found["forward"][0].effect == pytest.approx(0.03, abs=0.001)
     text = report(records, found)
-    assert "a=x is faster than b=y: b=y takes +3.03 %" in text
+    assert "a=x is faster than b=y: b=y takes 3.03 % more time" in text
     assert max(map(len, text.splitlines())) <= 120
 
 
