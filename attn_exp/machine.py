@@ -61,13 +61,13 @@ class Machine:
         """
         if dtype not in self.ceilings:
             first = next(iter(self.ceilings.values()), None)
-            if self.gpu is None or first:
-                matmul = matmul_ceiling(self.device, dtype, 0.0)
-            else:
+            if self.gpu is not None and not first:
                 with ThreadPoolExecutor(1) as pool:
                     loading = pool.submit(matmul_ceiling, self.device, dtype, LOAD_S if load else 0.0)
                     load_libraries(dtype)
-                    matmul = loading.result()
+                    loading.result()
+            # Not the loading thread's own figure: while libraries load, it waits for the interpreter's lock.
+            matmul = matmul_ceiling(self.device, dtype, 0.0)
             copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]

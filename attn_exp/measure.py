@@ -21,7 +21,7 @@ from attn_exp.verdict import abba_order
 # An H200's power cap was seen to set in after 15 to 30 ms of load; a tenth of a second of rest undoes it.
 BURST_REST_S = 0.1
 _SECOND_OPINION_US = 10_000.0
-_SECOND_OPINION_CALLS = (4, 20)
+_SECOND_OPINION_CALLS = (4, 12)
 
 
 def measure(request: Request, machine: Machine) -> Record:
