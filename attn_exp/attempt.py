@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from attn_exp.backends.base import Unavailable
+from attn_exp.flops import CONVENTION
 from attn_exp.inputs import DISTRIBUTION
 from attn_exp.machine import Machine
 from attn_exp.record import PassRecord, Record, Request, Status
@@ -76,7 +77,7 @@ class Attempt:
 
     def record(self, machine: Machine) -> Record:
         """The record of what was found: numbers if and only if all went well."""
-        found = {"inputs": DISTRIBUTION, "gradients_enabled": self.with_gradients}
+        found = {"inputs": DISTRIBUTION, "gradients_enabled": self.with_gradients, "flops_convention": CONVENTION}
         return Record(
             request=self.request,
             status=self.status,

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,8 +15,8 @@ from attn_exp.verdict import DELTA_FLOOR
 class Calibration:
     """One device's A/A spread and ceilings.
 
-    `delta` is the smallest relative difference that means something here, `ceilings` are FLOP/s by dtype and copied
-    bytes/s. `device` is a GPU's UUID, or `cpu` with the processor's name.
+    `delta` is the smallest relative difference that means something here, from so many `comparisons`; `ceilings` are
+    FLOP/s of matrix products and copied bytes/s, for people to read. `device` is what `device_key` makes.
     """
 
     device: str
@@ -23,6 +24,11 @@ class Calibration:
     ceilings: dict[str, float] = field(default_factory=dict)
     measured_at: float = 0.0
     comparisons: int = 0
+
+
+def device_key(environment: dict[str, Any]) -> str:
+    """What a calibration is kept under: the GPU's UUID, or `cpu` with the processor's name."""
+    return str(environment.get("gpu_uuid") or f"cpu {environment.get('cpu', '')}")
 
 
 def calibration_path(device: str) -> Path:

@@ -11,31 +11,33 @@ keys are those of `python -m attn_exp`.
 import re
 import secrets
 import shlex
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
 from tabulate import tabulate
 
-from attn_exp.calibration import delta_for
+from attn_exp.calibration import delta_for, device_key
 from attn_exp.compose import compose_config
 from attn_exp.errors import UserError
 from attn_exp.gpus import lease, visible_gpus
-from attn_exp.isolate import Worker
+from attn_exp.isolate import make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.plots import plot_ratios
 from attn_exp.record import Record, Request, write_whole
 from attn_exp.report import time_text
-from attn_exp.run import near, plain
+from attn_exp.run import dry_run, near, plain
 from attn_exp.stats import round_medians
 from attn_exp.store import read_sweep
 from attn_exp.trackers import make_tracker
-from attn_exp.trackers.base import SweepInfo
+from attn_exp.trackers.base import SweepInfo, redacted
 from attn_exp.verdict import Comparison, compare_all
 from attn_exp.worker import DUEL_NAME
 
@@ -100,7 +102,12 @@ def _duel(arguments: list[str]) -> int:
     # A duel is there to decide: it may take longer than one cell of a sweep.
     configs = {letter: compose_config([*own, "stopping.budget_s=5", *shared], name) for letter, own in rivals.items()}
     requests = [_request(letter, plain(config), gpus) for letter, config in configs.items()]
-    config = plain(next(iter(configs.values())))
+    first = next(iter(configs.values()))
+    if dry_run(first):
+        print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
+        return 0
+    config = plain(first)
+    isolation = make_isolation({**config["isolation"], "name": "fresh"})
     folder = Path(config["folder"]).resolve()
     tracker = make_tracker(config["tracker"])
     try:
@@ -108,19 +115,22 @@ def _duel(arguments: list[str]) -> int:
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
     command = shlex.join(["python", "-m", "attn_exp.duel", *arguments])
-    tracker.open(SweepInfo(name=name, folder=folder, command=command, kind="duel"))
-    tracker.settle()
+    tracker.open(SweepInfo(name=name, folder=folder, command=redacted(command), kind="duel"))
     held = None
-    if requests[0].device == "cuda":
-        held = lease(resolve_device(str(config["device"]), gpus)[1], print)
-        requests = [replace(request, gpu_uuid=held.gpu.uuid) for request in requests]
-    write_whole(folder / DUEL_NAME, msgspec.yaml.encode(requests))
-    worker = Worker(reuse=False, timeout_s=config["isolation"].get("timeout_s"))
     try:
-        worker.submit(folder)
-        outcome = worker.wait()
+        tracker.settle()
+        if requests[0].device == "cuda":
+            held = lease(resolve_device(str(config["device"]), gpus)[1], print)
+            requests = [replace(request, gpu_uuid=held.gpu.uuid) for request in requests]
+        write_whole(folder / DUEL_NAME, msgspec.yaml.encode(requests))
+        isolation.submit(folder)
+        outcome = isolation.wait()
+    except BaseException:  # an interrupt too must leave no run behind that looks as if it went on
+        isolation.close()
+        tracker.close("KILLED", [], timeout_s=1.0)
+        raise
     finally:
-        worker.close()
+        isolation.close()
         if held is not None:
             held.release()
     if outcome.status is not None:
@@ -138,7 +148,7 @@ def _duel(arguments: list[str]) -> int:
         print("there is nothing to compare: fewer than two rivals could be measured")
         tracker.close("FAILED", files)
         return 1
-    delta = delta_for(_device(measured[0]))
+    delta = delta_for(device_key(measured[0].environment))
     found = {direction: compare(measured, direction, delta) for direction in requests[0].measuring.passes}
     text = report(measured, found)
     print(text)
@@ -172,7 +182,7 @@ def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str
                     direction,
                     time_text(record.metrics[f"{direction}/time_us"]),
                     "" if half is None else f"{100 * half:.1f}",
-                    f"{record.metrics[f'{direction}/tflops']:.4g}",
+                    f"{record.metrics.get(f'{direction}/tflops', 0):.4g}",
                     "" if clock is None else f"{clock:.0f}",
                     " ".join(record.flags),
                 ]
@@ -234,9 +244,10 @@ def _clock(record: Record) -> float | None:
     return statistics.median(clocks) if clocks else None
 
 
-def _device(record: Record) -> str:
-    return str(record.environment.get("gpu_uuid") or f"cpu {record.environment.get('cpu', '')}")
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(main(sys.argv[1:]))

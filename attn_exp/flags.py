@@ -41,7 +41,11 @@ def timing_flags(ranking: Timing, others: tuple[Timing, ...]) -> set[str]:
     if ranking.timer != "cpu" and median < _SHORT_US:
         found.add("too_short")
     for other in others:
-        if other.timer == "event" and statistics.median(other.times_us) / median > _LAUNCH_BOUND:
+        if (
+            ranking.timer == "device"
+            and other.timer == "event"
+            and statistics.median(other.times_us) / median > _LAUNCH_BOUND
+        ):
             found.add("launch_bound")
     return found
 

@@ -1,6 +1,5 @@
 """GPUs of this host: which may be used, and a lease so that two processes never time on one."""
 
-import getpass
 import os
 import tempfile
 from collections.abc import Callable
@@ -54,4 +53,4 @@ def lease(gpus: list[GpuInfo], waiting: Callable[[str], None]) -> Lease:
 
 def _lock_path(gpu: GpuInfo) -> Path:
     # One place for all users of the machine would need a shared, writable folder; /tmp has one name a user.
-    return Path(tempfile.gettempdir()) / f"attn_exp-{getpass.getuser()}-{gpu.uuid}.lock"
+    return Path(tempfile.gettempdir()) / f"attn_exp-{os.getuid()}-{gpu.uuid}.lock"

@@ -6,16 +6,18 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from attn_exp.errors import UserError
 from attn_exp.record import Status
 
 START_LIMIT_S = 300.0
+LOG_NAME = "worker.log"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._replies = -1
         self._pidfd = -1
+        self._startup: IO[bytes] | None = None
         self._buffer = b""
         self._oom_kills = 0
 
@@ -70,12 +73,13 @@ class Worker:
             return
         self._replies, reply_fd = os.pipe()
         os.set_inheritable(reply_fd, True)
+        self._startup = tempfile.TemporaryFile()  # noqa: SIM115
         command = [sys.executable, "-m", "attn_exp.worker", "--serve", "--reply-fd", str(reply_fd)]
         self._process = subprocess.Popen(
             [*command, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=self._startup,
             pass_fds=[reply_fd],
             start_new_session=True,
         )
@@ -154,18 +158,29 @@ class Worker:
         """Find out why there will be no record, and clear the process away."""
         assert self._process is not None
         began = self._phase == "job"
+        starting, timed_out = self._phase == "start", self._timed_out()
         code = self._exit_code()
+        said = "" if began else self._last_words()
         self._kill()
         self._pending.popleft()
+        if code is None and timed_out:
+            what, limit = ("the worker's start", START_LIMIT_S) if starting else ("the job", self.timeout_s)
+            return Outcome(folder, "timeout", f"{what} took longer than {limit} s and was killed")
         if code is None:
-            limit = self.timeout_s if began else START_LIMIT_S
-            what = "the job took" if began else "the worker's start took"
-            return Outcome(folder, "timeout", f"{what} longer than {limit:g} s and was killed")
+            return Outcome(folder, "crashed", f"the worker stopped answering and was killed: see {folder / LOG_NAME}")
         when = "" if began else " before it took the job"
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome(folder, "out_of_memory", f"the kernel killed the worker for memory{when}")
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return Outcome(folder, "crashed", f"the worker {how}{when}: see {folder / 'worker.log'}")
+        return Outcome(folder, "crashed", f"the worker {how}{when}: {said or f'see {folder / LOG_NAME}'}")
+
+    def _last_words(self) -> str:
+        """The last line that a worker wrote before it had a job, and so a log."""
+        if self._startup is None:
+            return ""
+        self._startup.seek(0)
+        lines = self._startup.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
 
     def _exit_code(self) -> int | None:
         """The exit code if the process is over; the pipe may close a moment before the process does."""
@@ -191,6 +206,8 @@ class Worker:
                 self._process.stdin.close()
         os.close(self._replies)
         os.close(self._pidfd)
+        if self._startup is not None:
+            self._startup.close()
         self._process, self._sent = None, 0
 
 

@@ -19,7 +19,21 @@ REGIMES = ("sustained", "burst")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 # What every configuration has.
 _GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping")
-_KEYS = ("batch", "q_len", "kv_len", "causal", "align", "passes", "device", "seed", "sweep", "folder")
+_KEYS = (
+    "batch",
+    "q_len",
+    "kv_len",
+    "causal",
+    "align",
+    "passes",
+    "device",
+    "seed",
+    "sweep",
+    "folder",
+    "regime",
+    "window",
+)
+_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("dtype", "tolerance"))
 # Where results go says nothing about the job, and a tracking URI may hold a password.
 _NOT_KEPT = ("tracker", "folder", "dry_run")
 
@@ -61,6 +75,9 @@ def _check_whole(config: dict[str, Any]) -> None:
     for key in _KEYS:
         if key not in config:
             raise UserError(f"there is no {key}: leave ~{key} out")
+    for group, key in _INSIDE:
+        if key not in config[group]:
+            raise UserError(f"{group} has no {key}: leave ~{group}.{key} out, or add {key} to its YAML")
 
 
 def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:

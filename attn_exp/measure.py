@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from attn_exp.attempt import Attempt, Stopped
 from attn_exp.ceilings import synchronize
@@ -15,7 +16,7 @@ from attn_exp.record import Measuring, Record, Request, Timing
 from attn_exp.timers import make_timer
 from attn_exp.timers.graph import CaptureFailed
 from attn_exp.timers.kernel import ProfilerLost
-from attn_exp.timers.loop import Call, Entry, StoppingRule, Timer, sample_rivals, single_block
+from attn_exp.timers.loop import Call, Entry, RivalFailed, StoppingRule, Timer, sample, sample_rivals, single_block
 from attn_exp.verdict import abba_order
 
 # An H200's power cap was seen to set in after 15 to 30 ms of load; a tenth of a second of rest undoes it.
@@ -69,8 +70,7 @@ def _time_alone(attempt: Attempt, machine: Machine, call: Call, direction: str, 
 
     with attempt.stage("timing"):
         try:
-            entry = Entry(timer, call, kernels=launched)
-            (ranking,) = sample_rivals([entry], _rule(measuring), rest_s=_rest_s(measuring), amid=amid)
+            ranking = sample(timer, call, _rule(measuring), kernels=launched, rest_s=_rest_s(measuring), amid=amid)
         except CaptureFailed as error:
             raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
     _conclude(attempt, machine, direction, (ranking, *others))
@@ -87,28 +87,38 @@ def _time_side_by_side(rivals: Sequence[tuple[Attempt, Rival]], machine: Machine
             entries.append((attempt, Entry(timer, rival.calls[direction], rival.scope, launched)))
 
         attempt.run(enter)
-    if not entries:
-        return
-    measuring = entries[0][0].request.measuring
+    timings = _sampled_together(entries, machine, direction)
+    for (attempt, _), timing in zip(entries, timings, strict=True):
+        attempt.run(lambda attempt=attempt, timing=timing: _conclude(attempt, machine, direction, (timing,)))  # type: ignore[misc]
+        _flag_telemetry(attempt, machine)
+
+
+def _sampled_together(entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str) -> list[Timing]:
+    """The timings of all entries; one that fails is taken out with its status, and the others begin anew."""
 
     def read_clocks(position: int) -> None:
         entries[position][0].telemetry.extend(machine.reading())
 
-    try:
-        timings = sample_rivals(
-            [entry for _, entry in entries],
-            _rule(measuring),
-            order=abba_order,
-            rest_s=_rest_s(measuring),
-            after_block=read_clocks,
-        )
-    except CaptureFailed as error:
-        for attempt, _ in entries:
-            attempt.status, attempt.reason = "unsupported", f"{direction}: no CUDA graph can hold a call: {error}"
-        return
-    for (attempt, _), timing in zip(entries, timings, strict=True):
-        attempt.run(lambda attempt=attempt, timing=timing: _conclude(attempt, machine, direction, (timing,)))  # type: ignore[misc]
-        _flag_telemetry(attempt, machine)
+    while entries:
+        measuring = entries[0][0].request.measuring
+        try:
+            return sample_rivals(
+                [entry for _, entry in entries],
+                _rule(measuring),
+                order=abba_order,
+                rest_s=_rest_s(measuring),
+                after_block=read_clocks,
+            )
+        except RivalFailed as failed:
+            attempt, _ = entries.pop(failed.position)
+            attempt.run(partial(_raise, direction, failed.cause))
+    return []
+
+
+def _raise(direction: str, cause: Exception) -> None:
+    if isinstance(cause, CaptureFailed):
+        raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {cause}") from cause
+    raise cause
 
 
 def _conclude(attempt: Attempt, machine: Machine, direction: str, timings: tuple[Timing, ...]) -> None:

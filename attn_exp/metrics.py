@@ -8,6 +8,9 @@ from attn_exp.stats import summarize
 
 # Above the datasheet's rate by more than rounding of the datasheet itself.
 IMPLAUSIBLE_FACTOR = 1.02
+# Timers that do not measure the work: no rate follows from their times.
+ISSUE_ONLY = ("dispatch",)
+_RATES = ("tflops", "gb_per_s", "flops_of_", "bandwidth_of_")
 
 
 def pass_metrics(
@@ -60,12 +63,14 @@ def pass_metrics(
         found[f"error_{tensor}"] = error.relative
         found[f"error_{tensor}_worst_row"] = error.worst_row
         found[f"error_{tensor}_max_abs"] = error.max_abs
+    if ranking.timer in ISSUE_ONLY:
+        found = {name: value for name, value in found.items() if not name.startswith(_RATES)}
     return {f"{direction}/{name}": float(value) for name, value in found.items() if value is not None}
 
 
 def implausibility(case: Case, direction: str, timing: Timing, peak: Peak | None) -> str | None:
     """The sentence that says which physical limit the median passes, or None."""
-    if peak is None:
+    if peak is None or timing.timer in ISSUE_ONLY:
         return None
     seconds = summarize(timing.times_us, timing.rounds).median_us / 1e6
     rate, limit = flops(case, direction) / seconds, peak.flops_limit(case.dtype)

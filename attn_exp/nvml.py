@@ -40,8 +40,11 @@ def list_gpus() -> list[GpuInfo]:
         return []
     found = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        found.append(GpuInfo(index, pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)))
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            found.append(GpuInfo(index, pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)))
+        except pynvml.NVMLError:
+            continue  # a GPU that is lost is none that can be measured
     return found
 
 

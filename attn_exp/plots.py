@@ -26,14 +26,14 @@ def plot_ratios(records: Sequence[Record], found: dict[str, list[Comparison]], p
                 100 * (two / one - 1)
                 for one, two in zip(_medians(first, direction), _medians(second, direction), strict=True)
             ]
-            label = f"{second.request.label} against {first.request.label}: {comparison.verdict}"
+            label = f"{second.request.label} against {first.request.label}: {100 * comparison.effect:+.1f} %"
             panel.plot(range(1, len(ratios) + 1), ratios, "o-", color=colour, label=label, markersize=4, linewidth=1)
             panel.axhspan(100 * comparison.low, 100 * comparison.high, color=colour, alpha=0.2)
         delta = 100 * comparisons[0].delta
         panel.axhspan(-delta, delta, color="grey", alpha=0.12, label=f"+-{delta:.1f} %: no difference here")
         panel.axhline(0, color="grey", linewidth=0.8)
         panel.set(title=direction, xlabel="round", ylabel="time against the other, %")
-        panel.legend(fontsize=8)
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     device = records[0].environment.get("gpu") or records[0].environment.get("cpu")
     figure.suptitle(f"{device}, {records[0].request.case.label()}", fontsize=10)
     figure.savefig(path, dpi=110)
@@ -50,6 +50,6 @@ def _figure(panels: int) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.5 * panels, 4.2), layout="constrained")
+    figure = Figure(figsize=(5.5 * panels, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])

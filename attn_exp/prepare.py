@@ -26,12 +26,12 @@ _KERNELS_KEPT = 24
 
 @dataclass(frozen=True)
 class Rival:
-    """A backend ready to be timed: its calls by pass, the scope they run in, and the bytes that are not its own."""
+    """A backend ready to be timed: its calls by pass, the scope they run in, and the GPU memory it holds in bytes."""
 
     backend: Backend
     calls: dict[str, Call]
     scope: Callable[[], AbstractContextManager[Any]]
-    held_before: int
+    own_bytes: int
 
 
 def prepare(attempt: Attempt, machine: Machine) -> Rival:
@@ -70,12 +70,14 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         timed, tensors, first_s = _first_calls(attempt, calls, device, prepared_s)
         with attempt.stage("accuracy"):
             errors = _errors(attempt, tensors, expected)
+        del tensors
+        own_bytes = machine.held_bytes() - held_before
     for direction in request.measuring.passes:
         attempt.passes[direction] = PassRecord(first_call_s=first_s[direction], errors=errors[direction])
     wrong = inaccuracy({name: error for found in errors.values() for name, error in found.items()})
     if wrong:
         raise Stopped("inaccurate", wrong)
-    return Rival(backend, timed, calls.scope, held_before)
+    return Rival(backend, timed, calls.scope, own_bytes)
 
 
 def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: str) -> float:
@@ -88,7 +90,7 @@ def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: st
     """
     call = rival.calls[direction]
     with attempt.stage("kernels"):
-        kernels, peak_bytes, lossy = _kernels(machine, call, rival.held_before)
+        kernels, peak_bytes, lossy = _kernels(machine, call, rival.own_bytes)
     attempt.passes[direction] = replace(
         attempt.passes[direction], peak_memory_bytes=peak_bytes, kernels=kernels[:_KERNELS_KEPT]
     )
@@ -133,13 +135,14 @@ def _errors(
     return errors
 
 
-def _kernels(machine: Machine, call: Call, held_before: int) -> tuple[tuple[Kernel, ...], int | None, bool]:
+def _kernels(machine: Machine, call: Call, own_bytes: int) -> tuple[tuple[Kernel, ...], int | None, bool]:
     """What runs in a call, on a GPU the memory that it needs at its peak in bytes, and whether the profiler failed."""
     if machine.gpu is None:
         return operators(call), None, False
+    others_bytes = machine.held_bytes() - own_bytes
     torch.cuda.reset_peak_memory_stats()
     traced = trace(machine.gpu, call, _TRACED_CALLS)
-    return traced.kernels(), torch.cuda.max_memory_allocated() - held_before, traced.lossy
+    return traced.kernels(), torch.cuda.max_memory_allocated() - others_bytes, traced.lossy
 
 
 def _check_claim(backend: Backend, direction: str, device: str, kernels: tuple[Kernel, ...]) -> None:

@@ -40,7 +40,8 @@ class Timing:
     """Samples of one call by one timer, in time order, none dropped.
 
     `times_us` are microseconds, `rounds` the index of each sample's round. `stop_reason` says why sampling ended
-    (`precise`, `max_rounds`, `budget`), `l2` whether caches were flushed before each call (`cold`) or not (`warm`).
+    (`precise`, `max_rounds`, `budget`, or `one_block` for a second opinion), `l2` whether caches were flushed before
+    each call (`cold`) or not (`warm`).
     """
 
     timer: str

@@ -66,8 +66,8 @@ def job_line(record: Record) -> str:
         return f"{head}: {record.reason}"
     passes = []
     for name in record.request.measuring.passes:
-        time_us, tflops = record.metrics[f"{name}/time_us"], record.metrics[f"{name}/tflops"]
-        passes.append(f"{_SHORT[name]} {time_text(time_us)} {_figures(tflops)} TFLOPS")
+        time_us, tflops = record.metrics[f"{name}/time_us"], record.metrics.get(f"{name}/tflops")
+        passes.append(f"{_SHORT[name]} {time_text(time_us)}" + (f" {_figures(tflops)} TFLOPS" if tflops else ""))
     return f"{head}  {'  '.join(passes)}  {marks(record)}".rstrip()
 
 
@@ -153,7 +153,8 @@ def _row(record: Record) -> dict[str, Any]:
             half = found.get(f"{name}/time_half_width")
             row[f"{short}\nus"] = _figures(found[f"{name}/time_us"])
             row[f"{short}\n+-%"] = "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
-            row[f"{short}\nTFLOPS"] = _figures(found[f"{name}/tflops"])
+            tflops = found.get(f"{name}/tflops")
+            row[f"{short}\nTFLOPS"] = _figures(tflops) if tflops else ""
             row[f"{short}\nerror"] = f"{max(v for k, v in found.items() if k in _error_keys(name)):.1e}"
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}

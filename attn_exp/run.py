@@ -5,7 +5,6 @@ import errno
 import functools
 import math
 import os
-import re
 import shlex
 import sys
 import time
@@ -21,17 +20,16 @@ from omegaconf.errors import OmegaConfBaseException
 from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Outcome, Worker, make_isolation
-from attn_exp.jobs import check_name, request_from_config, resolve_device
+from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.progress import Progress
 from attn_exp.record import FILE_NAME, Record, RecordError, Request, read_record, write_record, write_whole
 from attn_exp.report import table, write_tables
 from attn_exp.store import final_record, read_sweep
 from attn_exp.trackers import make_tracker
-from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
+from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker, redacted
 from attn_exp.worker import REQUEST_NAME
 
 _KEPT_AT_ONCE = 100
-_PASSWORD = re.compile(r"(?<=://)[^@/\s]+(?=@)")
 
 
 class Session:
@@ -42,6 +40,7 @@ class Session:
         self.ahead = 0
         self.gpus = visible_gpus()
         self.folder: Path | None = None
+        self.sweep = ""
         self.impossible: list[str] = []
         self._isolation: Isolation | None = None
         self._tracker: Tracker | None = None
@@ -101,9 +100,12 @@ class Session:
 
     def close(self, status: EndStatus) -> None:
         """End the session: collect what runs unless it was killed, write and print the table, leave nothing behind."""
+        interrupted = None
         try:
             while status == "FINISHED" and self._pending:
                 self._collect()
+        except KeyboardInterrupt as interrupt:
+            status, interrupted = "KILLED", interrupt
         finally:
             self.progress.end()
             if self._isolation is not None:
@@ -111,7 +113,13 @@ class Session:
             if self._lease is not None:
                 self._lease.release()
         if self.folder is not None and self._tracker is not None:
-            self._finish(status, self.folder, self._tracker)
+            try:
+                self._finish(status, self.folder, self._tracker)
+            except KeyboardInterrupt:
+                self._tracker.close("KILLED", [], timeout_s=1.0)
+                raise
+        if interrupted is not None:
+            raise interrupted
 
     def _open(self, config: DictConfig, request: Request) -> None:
         """On the first job: folder, tracker, GPU and worker. What the user got wrong shows here, before any work."""
@@ -121,7 +129,6 @@ class Session:
         isolation = make_isolation(options["isolation"])
         tracker = make_tracker(options["tracker"])
         folder = Path(options["folder"]).resolve()
-        check_name("sweep", options["sweep"])
         made = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +143,7 @@ class Session:
                 for path in made:
                     path.rmdir()
             raise
-        self.folder, self._tracker = folder, tracker
+        self.folder, self._tracker, self.sweep = folder, tracker, options["sweep"]
         if request.device == "cuda":
             self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
         if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.reuse:
@@ -166,7 +173,7 @@ class Session:
         say = self.progress.say
         if status == "KILLED":
             left = self.progress.total - self.progress.kept - self.progress.done
-            say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(folder.name)}")
+            say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(self.sweep)}")
         else:
             if self.progress.kept:
                 say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
@@ -185,7 +192,7 @@ class Session:
         failed = sum(not record.final for record in records)
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
-            self.progress.say(f"{jobs} without a result; try again with: {resume_command(folder.name)}")
+            self.progress.say(f"{jobs} without a result; try again with: {resume_command(self.sweep)}")
         self.progress.say(f"records and table.csv are in {near(folder)}; look at them with: python -m attn_exp.ui")
 
 
@@ -245,13 +252,13 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 def command_line() -> str:
     """The command as typed, passwords in URIs left out."""
-    return _PASSWORD.sub("***", shlex.join(["python", "-m", "attn_exp", *sys.argv[1:]]))
+    return redacted(shlex.join(["python", "-m", "attn_exp", *sys.argv[1:]]))
 
 
 def resume_command(sweep: str) -> str:
     """The command that goes on with this sweep."""
     given = [argument for argument in sys.argv[1:] if not argument.startswith("sweep=")]
-    return _PASSWORD.sub("***", shlex.join(["python", "-m", "attn_exp", *given, f"sweep={sweep}"]))
+    return redacted(shlex.join(["python", "-m", "attn_exp", *given, f"sweep={sweep}"]))
 
 
 def _record_of(outcome: Outcome, request: Request, submitted_at: float) -> Record:

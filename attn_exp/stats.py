@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """What the samples of one call say. Times in microseconds; `interval` is 95 % over rounds, or None below 2."""
+    """What the samples of one call say, in microseconds.
+
+    `low_us` and `high_us` bound the 95 % interval over rounds; None below two rounds.
+    """
 
     n: int
     rounds: int

@@ -35,7 +35,7 @@ from attn_exp.store import final_record
 # How many combinations are tried before a choice is called impossible in all of them.
 _TRIES = 64
 # What all jobs of a sweep share.
-_ONCE = ("sweep", "folder", "tracker", "isolation", "dry_run")
+_ONCE = ("sweep", "folder", "tracker", "isolation", "device", "dry_run")
 # What a job's overrides ask for, or why that is impossible.
 Ask = Callable[[tuple[str, ...]], Request | UserError]
 

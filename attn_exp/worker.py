@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from attn_exp.isolate import LOG_NAME
 from attn_exp.record import Record, Request, write_record
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 REQUEST_NAME = "request.yaml"
 DUEL_NAME = "duel.yaml"
-LOG_NAME = "worker.log"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -134,7 +134,8 @@ def _limit_memory() -> None:
     taken = _kilobytes("/proc/self/status", "VmData")
     available = _kilobytes("/proc/meminfo", "MemAvailable")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (1024 * (taken + available * 9 // 10), hard))
+    wanted = 1024 * (taken + available * 9 // 10)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _kilobytes(path: str, key: str) -> int:

@@ -368,3 +368,17 @@ class ManyOperators(Eager):
             return right.forward()
 
         return replace(right, forward=forward)
+
+
+class TiresOut(Honest):
+    """Right, until it is called for the thirtieth time."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        honest, left = super().prepare(case, inputs), iter(range(30))
+
+        def forward() -> torch.Tensor:
+            if next(left, None) is None:
+                raise RuntimeError("no more")
+            return honest.forward()
+
+        return replace(honest, forward=forward)

@@ -68,7 +68,7 @@ BAD = {
     "device=cuda": "needs an NVIDIA GPU and there is none here: use device=cpu or device=auto",
     "device=cuda:3": "use device=auto or device=cpu",
     "device=gpu": "is none of auto, cpu, cuda, cuda:N",
-    "-m device=cpu,cuda": "use device=cpu",
+    "-m device=cpu,cuda": "device is one for the whole sweep",
     "timer=kernel": "use timer=cpu or timer=auto",
     # measuring options
     "passes=[sideways]": "use [forward,backward]",

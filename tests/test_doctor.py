@@ -48,7 +48,8 @@ def test_a_proof_that_raises_fails_alone_and_sets_the_exit_code(bench, state, mo
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("FAIL  3 breaks: RuntimeError: no such luck")
     assert out[1].startswith("pass  4 holds: well")
-    assert list(state.glob("calibration-*.json"))
+    assert "not kept" in out[2]
+    assert not list(state.glob("calibration-*.json"))
 
 
 def test_the_delta_of_noisy_a_a_comparisons_is_kept_and_found(bench, state, monkeypatch):

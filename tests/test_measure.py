@@ -8,7 +8,7 @@ from fakes import CASE, FakeGpu, make_request
 from attn_exp.backends.base import Unavailable
 from attn_exp.case import DTYPE_BYTES
 from attn_exp.machine import Machine
-from attn_exp.measure import measure
+from attn_exp.measure import face_off, measure
 from attn_exp.record import read_record, write_record
 from attn_exp.timers.kernel import Activity
 
@@ -60,7 +60,12 @@ def test_an_honest_backend_is_ok_with_numbers_for_both_passes(machine, tmp_path)
         assert record.metrics[f"{direction}/first_call_s"] == found.first_call_s > 0
         assert "aten::bmm" in {kernel.name for kernel in found.kernels}
     assert record.ceilings == CEILINGS
-    assert record.environment == {"cpu": "fake", "inputs": "normal(0, 1)", "gradients_enabled": True}
+    assert record.environment == {
+        "cpu": "fake",
+        "inputs": "normal(0, 1)",
+        "gradients_enabled": True,
+        "flops_convention": "exact_mask",
+    }
     assert set(record.stages_s) == {
         "unsupported", "ceilings", "inputs", "first_call", "accuracy", "kernels", "timing", "second_opinions",
     }  # fmt: skip
@@ -305,3 +310,24 @@ def test_a_cuda_machine_without_cuda_says_what_to_do():
         pytest.skip("has CUDA")
     with pytest.raises(Unavailable, match=r"sees no CUDA device: .* or set device=cpu"):
         Machine.open("cuda")
+
+
+def test_a_rival_that_fails_amid_the_rounds_ends_alone_and_the_others_are_measured(machine, tmp_path):
+    requests = [
+        make_request({"_target_": target, "name": name})
+        for name, target in (("good", "fakes.Honest"), ("bad", "fakes.TiresOut"), ("fine", "fakes.Honest"))
+    ]
+    good, bad, fine = face_off(requests, machine)
+    assert (good.status, fine.status) == ("ok", "ok")
+    assert (bad.status, bad.reason) == ("error", "RuntimeError: no more")
+    assert bad.metrics == {}
+    paired = [record.passes["forward"].timings[0].rounds for record in (good, fine)]
+    assert set(paired[0]) == set(paired[1])
+
+
+def test_issuing_a_call_is_no_work_and_gives_no_rate(gpu_machine, tmp_path):
+    case = replace(GPU_CASE, batch=1, q_len=64)
+    record = measured(on_gpu(gpu_machine, 0.01), gpu_machine, tmp_path, case, **ON_GPU | {"timer": "dispatch"})
+    assert record.status == "ok"
+    assert "forward/time_us" in record.metrics
+    assert not [name for name in record.metrics if "flops" in name or "gb_per_s" in name]

@@ -132,8 +132,11 @@ class Entry:
 
 
 def sample(timer: Timer, call: Call, rule: StoppingRule, *, kernels: float = 1.0, **options: Any) -> Timing:
-    """Sample one call by itself; `options` are those of `sample_rivals`."""
-    return sample_rivals([Entry(timer, call, kernels=kernels)], rule, **options)[0]
+    """Sample one call by itself; `options` are those of `sample_rivals`. Raises what the call raises."""
+    try:
+        return sample_rivals([Entry(timer, call, kernels=kernels)], rule, **options)[0]
+    except RivalFailed as failed:
+        raise failed.cause from None
 
 
 def sample_rivals(
@@ -155,10 +158,16 @@ def sample_rivals(
         amid: called once, halfway through the least number of rounds: other timers' blocks, under the same clocks.
         after_block: called after each block with the index of its entry.
 
+    Raises:
+        RivalFailed: an entry raised.
+
     Returns:
         One timing an entry. Samples with the same round index of different entries were taken side by side.
     """
-    costs = [_warmed_up(entry) for entry in entries]
+    costs = []
+    for position, entry in enumerate(entries):
+        with _naming(position):
+            costs.append(_warmed_up(entry))
     all_samples = [_Samples() for _ in entries]
     longest_us = max(cost.time_us for cost in costs)
     started, index, reason = time.perf_counter(), 0, None
@@ -172,7 +181,7 @@ def sample_rivals(
                 entry = entries[position]
                 if rest_s:
                     time.sleep(rest_s)
-                with entry.scope():
+                with _naming(position), entry.scope():
                     all_samples[position].add(entry.timer.block(entry.call, costs[position].calls_per_round), index)
                 after_block(position)
             index += 1
@@ -190,6 +199,23 @@ def sample_rivals(
         )
         for entry, samples, cost in zip(entries, all_samples, costs, strict=True)
     ]
+
+
+class RivalFailed(Exception):
+    """The entry at `position` raised; its exception is the cause."""
+
+    def __init__(self, position: int, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.position = position
+        self.cause = cause
+
+
+@contextlib.contextmanager
+def _naming(position: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever it is, it has to be known whose it is
+        raise RivalFailed(position, error) from error
 
 
 def _warmed_up(entry: Entry) -> Cost:
