@@ -118,6 +118,15 @@ def case_from_config(config: dict[str, Any]) -> Case:
                 f"use model.q_heads={_nearest_divisor(embedding, q_heads)}, or another divisor"
             )
         head_dim = embedding // q_heads
+    elif (
+        model.get("embedding") is not None
+        and model.get("q_heads")
+        and model["embedding"] != model["q_heads"] * head_dim
+    ):
+        raise UserError(
+            f"embedding={model['embedding']} is not q_heads x head_dim = {model['q_heads']} x {head_dim}: "
+            "set model.head_dim=null, or leave the embedding out"
+        )
     sizes = {
         "batch": config["batch"],
         "q_heads": model.get("q_heads"),

@@ -131,7 +131,7 @@ def copy_reaches_the_datasheet(bench: Bench) -> Finding:
 def twice_the_work_takes_twice_as_long(bench: Bench) -> Finding:
     """4: time scales with batch, and with the square of the length."""
     on_gpu = bench.machine.gpu is not None
-    device, batch, length, heads = ("cuda", 8, 2048, 16) if on_gpu else ("cpu", 2, 256, 2)
+    device, batch, length, heads = ("cuda", 4, 4096, 16) if on_gpu else ("cpu", 2, 256, 2)
     if on_gpu:
         # So many blocks of 128 queries that all multiprocessors finish together, at every size.
         heads = bench.machine.environment["multiprocessors"] // 4
@@ -419,4 +419,7 @@ def _steps(times: list[float], cycles: list[int]) -> Iterator[tuple[float, float
 
 
 if __name__ == "__main__":
-    sys.exit(1 if run(sys.argv[1]) else 0)
+    try:
+        sys.exit(1 if run(sys.argv[1]) else 0)
+    except KeyboardInterrupt:
+        sys.exit(130)

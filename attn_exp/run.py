@@ -172,7 +172,7 @@ class Session:
         warning = tracker.close(status, files, timeout_s=1.0 if status == "KILLED" else None)
         say = self.progress.say
         if status == "KILLED":
-            left = self.progress.total - self.progress.kept - self.progress.done
+            left = max(0, self.progress.total - sum(record.final for record in records))
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(self.sweep)}")
         else:
             if self.progress.kept:
@@ -183,7 +183,7 @@ class Session:
         for broken in found:
             if isinstance(broken, RecordError):
                 say(f"skipped: {broken}")
-        if warning:
+        if warning and status != "KILLED":  # the same command stores what an interrupt left out
             say(warning)
         if status == "FINISHED":
             self._say_what_next(records, folder)
@@ -206,6 +206,7 @@ def task(config: DictConfig) -> float:
     """What Hydra runs for each job."""
     try:
         if dry_run(config):
+            session().request(config)
             print(dry_run_line(session(), config))
             return math.inf
         return session().submit(config)

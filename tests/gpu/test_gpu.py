@@ -1,6 +1,7 @@
 import json
 import statistics
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,11 @@ def gpu_request(target, case, name="fake", **measuring):
 @pytest.mark.parametrize("duration_us", [50.0, 500.0, 5000.0])
 def test_the_device_timer_measures_a_known_duration(machine, duration_us):
     cycles = int(duration_us * 1980)
-    timing = sample(make_timer("device", machine.gpu), lambda: torch.cuda._sleep(cycles), RULE)
-    shorter = sample(make_timer("device", machine.gpu), lambda: torch.cuda._sleep(cycles // 2), RULE)
+    calls = [partial(torch.cuda._sleep, cycles), partial(torch.cuda._sleep, cycles // 2)]
+    entries = [Entry(make_timer("device", machine.gpu), call) for call in calls]
+    longer, shorter = (statistics.median(timing.times_us) for timing in sample_rivals(entries, RULE, order=abba_order))
     # The difference is free of the event's own floor.
-    slope = statistics.median(timing.times_us) - statistics.median(shorter.times_us)
-    assert slope == pytest.approx(duration_us / 2, rel=0.02, abs=1.0)
+    assert longer - shorter == pytest.approx(duration_us / 2, rel=0.02, abs=1.0)
 
 
 def test_a_busy_host_moves_the_event_timer_and_not_the_device_timer(machine):
