@@ -209,7 +209,7 @@ def sentence(records: Sequence[Record], comparison: Comparison) -> str:
         "faster": f"{first} is faster than {second}",
         "slower": f"{first} is slower than {second}",
         "equivalent": f"{first} and {second} are equivalent",
-        "undecided": f"{first} and {second} are undecided (stopping.max_rounds and stopping.budget_s allow more rounds)",
+        "undecided": f"{first} and {second} are undecided (stopping.max_rounds and budget_s allow more rounds)",
     }[comparison.verdict]
     return f"{said}: {second} takes {figures}"
 
