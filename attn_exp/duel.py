@@ -31,7 +31,7 @@ from attn_exp.gpus import lease, visible_gpus
 from attn_exp.isolate import make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.plots import plot_ratios
-from attn_exp.record import Record, Request, write_whole
+from attn_exp.record import DUEL_NAME, Record, Request, write_whole
 from attn_exp.report import time_text
 from attn_exp.run import dry_run, near, plain
 from attn_exp.stats import round_medians
@@ -39,7 +39,6 @@ from attn_exp.store import read_sweep
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import SweepInfo, redacted
 from attn_exp.verdict import Comparison, compare_all
-from attn_exp.worker import DUEL_NAME
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _CLOCK_MISMATCH = 0.01

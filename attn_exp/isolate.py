@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from attn_exp.errors import UserError
-from attn_exp.record import Status
+from attn_exp.record import LOG_NAME, Status
 
 START_LIMIT_S = 300.0
-LOG_NAME = "worker.log"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,11 @@ from attn_exp.errors import UserError
 
 SCHEMA = 1
 METHOD_VERSION = "1"
+# What lies in a job's folder.
 FILE_NAME = "record.json"
+REQUEST_NAME = "request.yaml"
+DUEL_NAME = "duel.yaml"
+LOG_NAME = "worker.log"
 
 Status = Literal[
     "ok",

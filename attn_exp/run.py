@@ -22,12 +22,20 @@ from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Outcome, Worker, make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.progress import Progress
-from attn_exp.record import FILE_NAME, Record, RecordError, Request, read_record, write_record, write_whole
+from attn_exp.record import (
+    FILE_NAME,
+    REQUEST_NAME,
+    Record,
+    RecordError,
+    Request,
+    read_record,
+    write_record,
+    write_whole,
+)
 from attn_exp.report import table, write_tables
 from attn_exp.store import final_record, read_sweep
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker, redacted
-from attn_exp.worker import REQUEST_NAME
 
 _KEPT_AT_ONCE = 100
 

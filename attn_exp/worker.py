@@ -19,14 +19,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from attn_exp.isolate import LOG_NAME
-from attn_exp.record import Record, Request, write_record
+from attn_exp.record import DUEL_NAME, LOG_NAME, REQUEST_NAME, Record, Request, write_record
 
 if TYPE_CHECKING:
     from attn_exp.machine import Machine
 
-REQUEST_NAME = "request.yaml"
-DUEL_NAME = "duel.yaml"
 _PR_SET_PDEATHSIG = 1
 
 
