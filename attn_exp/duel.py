@@ -30,11 +30,11 @@ from attn_exp.errors import UserError
 from attn_exp.gpus import lease, visible_gpus
 from attn_exp.isolate import make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
+from attn_exp.metrics import ranking_medians
 from attn_exp.plots import plot_ratios
 from attn_exp.record import DUEL_NAME, Record, Request, write_whole
 from attn_exp.report import time_text
 from attn_exp.run import dry_run, near, plain
-from attn_exp.stats import round_medians
 from attn_exp.store import read_sweep
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import SweepInfo, redacted
@@ -87,11 +87,7 @@ def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
 
 def compare(records: Sequence[Record], direction: str, delta: float) -> list[Comparison]:
     """The comparisons of all pairs of rivals in one pass, by the medians of their rounds."""
-    medians = []
-    for record in records:
-        timing = record.passes[direction].timings[0]
-        medians.append(round_medians(timing.times_us, timing.rounds))
-    return compare_all(medians, delta)
+    return compare_all([ranking_medians(record, direction) for record in records], delta)
 
 
 def _duel(arguments: list[str]) -> int:
@@ -168,8 +164,7 @@ def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
 def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str:
     """The duel as a person reads it: times and clocks of all rivals, then a verdict a pair and pass."""
     case = records[0].request.case
-    device = records[0].environment.get("gpu") or records[0].environment.get("cpu")
-    lines = [f"{device}, {case.label()}, timer {records[0].request.measuring.timer}", ""]
+    lines = [f"{records[0].device_name}, {case.label()}, timer {records[0].request.measuring.timer}", ""]
     rows = []
     for record in records:
         for direction in found:

@@ -3,8 +3,8 @@
 from attn_exp.case import Case
 from attn_exp.flops import compulsory_bytes, flops, flops_sdpa_convention
 from attn_exp.hardware import Peak
-from attn_exp.record import PassRecord, Timing
-from attn_exp.stats import summarize
+from attn_exp.record import PassRecord, Record, Timing
+from attn_exp.stats import round_medians, summarize
 
 # Above the datasheet's rate by more than rounding of the datasheet itself.
 IMPLAUSIBLE_FACTOR = 1.02
@@ -66,6 +66,12 @@ def pass_metrics(
     if ranking.timer in ISSUE_ONLY:
         found = {name: value for name, value in found.items() if not name.startswith(_RATES)}
     return {f"{direction}/{name}": float(value) for name, value in found.items() if value is not None}
+
+
+def ranking_medians(record: Record, direction: str) -> list[float]:
+    """The round medians in microseconds of the timer that ranks, in the order of the rounds."""
+    timing = record.passes[direction].timings[0]
+    return round_medians(timing.times_us, timing.rounds)
 
 
 def implausibility(case: Case, direction: str, timing: Timing, peak: Peak | None) -> str | None:

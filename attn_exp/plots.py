@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_exp.metrics import ranking_medians
 from attn_exp.record import Record
-from attn_exp.stats import round_medians
 from attn_exp.verdict import Comparison
 
 # Okabe and Ito's colours, told apart by the colour-blind too.
@@ -24,7 +24,7 @@ def plot_ratios(records: Sequence[Record], found: dict[str, list[Comparison]], p
             first, second = records[comparison.a], records[comparison.b]
             ratios = [
                 100 * (two / one - 1)
-                for one, two in zip(_medians(first, direction), _medians(second, direction), strict=True)
+                for one, two in zip(ranking_medians(first, direction), ranking_medians(second, direction), strict=True)
             ]
             label = f"{second.request.label} against {first.request.label}: {100 * comparison.effect:+.1f} %"
             panel.plot(range(1, len(ratios) + 1), ratios, "o-", color=colour, label=label, markersize=4, linewidth=1)
@@ -34,15 +34,9 @@ def plot_ratios(records: Sequence[Record], found: dict[str, list[Comparison]], p
         panel.axhline(0, color="grey", linewidth=0.8)
         panel.set(title=direction, xlabel="round", ylabel="time against the other, %")
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    device = records[0].environment.get("gpu") or records[0].environment.get("cpu")
-    figure.suptitle(f"{device}, {records[0].request.case.label()}", fontsize=10)
+    figure.suptitle(f"{records[0].device_name}, {records[0].request.case.label()}", fontsize=10)
     figure.savefig(path, dpi=110)
     return path
-
-
-def _medians(record: Record, direction: str) -> list[float]:
-    timing = record.passes[direction].timings[0]
-    return round_medians(timing.times_us, timing.rounds)
 
 
 def _figure(panels: int) -> tuple[Any, list[Any]]:

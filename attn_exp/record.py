@@ -148,6 +148,11 @@ class Record:
         """Whether running the job again could not change the outcome."""
         return self.status in FINAL
 
+    @property
+    def device_name(self) -> str:
+        """The GPU's name, or the processor's where none measured; empty if the job got nowhere."""
+        return str(self.environment.get("gpu") or self.environment.get("cpu") or "")
+
 
 def write_record(record: Record, folder: Path) -> None:
     """Write `record.json` into `folder`, whole or not at all: to a temporary file, then renamed."""

@@ -91,7 +91,7 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
             shown.remove(name)
             left_out.append(name)
             text = _grid(rows, shown)
-    devices = sorted({str(record.environment.get("gpu") or record.environment.get("cpu") or "") for record in records})
+    devices = sorted({record.device_name for record in records})
     lines = [
         ", ".join(
             [*filter(None, devices), *(f"{name} {value}" for name, value in shared.items() if value is not None)]

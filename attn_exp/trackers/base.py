@@ -164,7 +164,7 @@ def tags(record: Record) -> dict[str, str]:
         "status": record.status,
         "reason": record.reason,
         "flags": ",".join(record.flags),
-        "gpu": environment.get("gpu") or environment.get("cpu"),
+        "gpu": record.device_name,
         "torch": environment.get("versions", {}).get("torch"),
         "method_version": record.method_version,
     }
