@@ -43,6 +43,8 @@ class Attempt:
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
+    # Seconds of stages that have ended inside of the one under way.
+    _inner_s: float = 0.0
 
     @property
     def with_gradients(self) -> bool:
@@ -68,12 +70,15 @@ class Attempt:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the wall time of what is done inside under `name`."""
+        """Count the wall time of what is done inside under `name`, without that of stages inside of it."""
+        outer_s, self._inner_s = self._inner_s, 0.0
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.stages_s[name] = self.stages_s.get(name, 0.0) + time.perf_counter() - began
+            spent_s = time.perf_counter() - began
+            self.stages_s[name] = self.stages_s.get(name, 0.0) + spent_s - self._inner_s
+            self._inner_s = outer_s + spent_s
 
     def record(self, machine: Machine) -> Record:
         """The record of what was found: numbers if and only if all went well."""

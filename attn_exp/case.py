@@ -86,6 +86,11 @@ class Case:
         """Whether both alignments mean the same mask."""
         return self.q_len == self.kv_len
 
+    @property
+    def offset(self) -> int:
+        """The last key that query 0 sees under a causal mask."""
+        return self.kv_len - self.q_len if self.align == "bottom_right" else 0
+
     def label(self) -> str:
         """The case in a few characters, e.g. `b8 h16 s1024 d128 bfloat16 causal`."""
         heads = f"h{self.q_heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.q_heads else "")

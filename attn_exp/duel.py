@@ -27,6 +27,7 @@ from tabulate import tabulate
 from attn_exp.calibration import delta_for, device_key
 from attn_exp.compose import compose_config
 from attn_exp.errors import UserError
+from attn_exp.flags import FLAGS, INTERFERENCE
 from attn_exp.gpus import lease, visible_gpus
 from attn_exp.isolate import make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
@@ -42,6 +43,8 @@ from attn_exp.verdict import Comparison, compare_all
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _CLOCK_MISMATCH = 0.01
+# What equal things were seen to differ by on a busy machine, with a wide margin.
+BUSY_DELTA = 0.25
 
 
 def main(arguments: list[str]) -> int:
@@ -86,8 +89,21 @@ def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
 
 
 def compare(records: Sequence[Record], direction: str, delta: float) -> list[Comparison]:
-    """The comparisons of all pairs of rivals in one pass, by the medians of their rounds."""
-    return compare_all([ranking_medians(record, direction) for record in records], delta)
+    """The comparisons of all pairs of rivals in one pass, by the medians of their rounds.
+
+    With company on the device, whose interference lasts longer than a round, only differences of `BUSY_DELTA` are told,
+    and nothing is called equivalent.
+    """
+    medians = [ranking_medians(record, direction) for record in records]
+    if not _company(records):
+        return compare_all(medians, delta)
+    found = compare_all(medians, max(delta, BUSY_DELTA))
+    return [replace(one, verdict="undecided") if one.verdict == "equivalent" else one for one in found]
+
+
+def _company(records: Sequence[Record]) -> list[str]:
+    """The flags that say that other programs ran on the device meanwhile."""
+    return sorted(INTERFERENCE.intersection(flag for record in records for flag in record.flags))
 
 
 def _duel(arguments: list[str]) -> int:
@@ -185,6 +201,11 @@ def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str
     lines += [tabulate(rows, headers, disable_numparse=True), ""]
     for direction, comparisons in found.items():
         lines += [f"{direction:<9} {sentence(records, comparison)}" for comparison in comparisons]
+    company = _company(records)
+    if not company and any(one.verdict == "undecided" for comparisons in found.values() for one in comparisons):
+        lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
+    for flag in company:
+        lines.append(f"{flag}: {FLAGS[flag][1]}, so nothing below {100 * BUSY_DELTA:.0f} % is told: let it be idle")
     clocks = [clock for record in records if (clock := _clock(record)) is not None]
     if len(clocks) > 1 and max(clocks) / min(clocks) - 1 > _CLOCK_MISMATCH:
         lines.append("clock_mismatch: the rivals' clocks differ by more than 1 %, so one draws more power than another")
@@ -203,7 +224,7 @@ def sentence(records: Sequence[Record], comparison: Comparison) -> str:
         "faster": f"{first} is faster than {second}",
         "slower": f"{first} is slower than {second}",
         "equivalent": f"{first} and {second} are equivalent",
-        "undecided": f"{first} and {second} are undecided (stopping.max_rounds and budget_s allow more rounds)",
+        "undecided": f"{first} and {second} are undecided",
     }[comparison.verdict]
     return f"{said}: {second} takes {figures}"
 

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from attn_exp.host import others_cores
 from attn_exp.record import Timing
 from attn_exp.stats import log_half_width, round_medians
 
@@ -18,10 +19,15 @@ FLAGS = {
     "thermal": ("T", "the GPU slowed down because of its temperature"),
     "clock_low": ("c", "the SM clock was below 75 % of the highest: locked, or idling between calls"),
     "shared_gpu": ("s", "another process computes on the GPU"),
+    "busy_host": ("b", "other programs used the processors while they were measured"),
     "profiler_lossy": ("k", "the profiler lost kernel records, so the kernels could not be checked"),
     "no_graph": ("g", "the call cannot be captured into a CUDA graph"),
 }
 
+# Flags of company that outlasts a round: it makes equal things look different, and no test on samples can tell.
+INTERFERENCE = frozenset({"busy_host", "shared_gpu"})
+
+_OTHERS_CORES = 0.1
 _INTERVAL, _ROUND_SPREAD, _DRIFT, _SHORT_US, _LAUNCH_BOUND, _CLOCK = 0.01, 0.02, 0.01, 10.0, 1.05, 0.75
 
 
@@ -51,8 +57,10 @@ def timing_flags(ranking: Timing, others: tuple[Timing, ...]) -> set[str]:
 
 
 def telemetry_flags(readings: Sequence[dict[str, Any]], highest_clock_mhz: float | None) -> set[str]:
-    """The flags that follow from NVML's readings before, between and after the passes."""
+    """The flags that follow from what NVML, or on a CPU Linux, said before, between and after the passes."""
     found = set()
+    if readings and others_cores(readings[0], readings[-1]) > _OTHERS_CORES:
+        found.add("busy_host")
     for cause, flag in (("power", "power_capped"), ("thermal", "thermal")):
         held = [reading["held_back_ns"][cause] for reading in readings if cause in reading.get("held_back_ns", ())]
         if len(held) > 1 and held[-1] > held[0]:

@@ -12,7 +12,7 @@ def unmasked_pairs(case: Case) -> int:
     """
     if not case.causal:
         return case.q_len * case.kv_len
-    offset = _offset(case)
+    offset = case.offset
     up_to_own = _pairs_up_to(case, offset)
     return up_to_own if case.window is None else up_to_own - _pairs_up_to(case, offset - case.window)
 
@@ -21,15 +21,10 @@ def seen_keys(case: Case) -> int:
     """How many keys at least one query sees."""
     if not case.causal:
         return case.kv_len
-    offset = _offset(case)
+    offset = case.offset
     first = 0 if case.window is None else max(0, offset - case.window + 1)
     last = min(case.kv_len - 1, case.q_len - 1 + offset)
     return max(0, last - first + 1)
-
-
-def _offset(case: Case) -> int:
-    """The last key that query 0 sees under a causal mask."""
-    return case.kv_len - case.q_len if case.align == "bottom_right" else 0
 
 
 def _pairs_up_to(case: Case, offset: int) -> int:

@@ -12,6 +12,7 @@ from attn_exp.backends.base import Unavailable
 from attn_exp.backends.reference import reference
 from attn_exp.ceilings import copy_ceiling, matmul_ceiling
 from attn_exp.environment import environment
+from attn_exp.host import host_reading
 from attn_exp.inputs import Inputs
 from attn_exp.nvml import GpuState
 from attn_exp.preload import import_autograd, load_libraries
@@ -86,7 +87,10 @@ class Machine:
             self.reference = None
 
     def reading(self) -> list[dict[str, Any]]:
-        """NVML's reading of this moment; none where there is no NVML."""
+        """What NVML, or on a CPU Linux, says at this moment; nothing where neither answers."""
+        if self.gpu is None:
+            found = host_reading()
+            return [found] if found else []
         return [self.state.read()] if self.state else []
 
     def held_bytes(self) -> int:

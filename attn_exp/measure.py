@@ -81,6 +81,7 @@ def _time_side_by_side(rivals: Sequence[tuple[Attempt, Rival]], machine: Machine
     for attempt, rival in rivals:
 
         def enter(attempt: Attempt = attempt, rival: Rival = rival) -> None:
+            attempt.telemetry += machine.reading()
             with rival.scope():
                 launched = name_kernels(attempt, machine, rival, direction) + 1
             timer = make_timer(attempt.request.measuring.timer, machine.gpu)

@@ -1,7 +1,7 @@
 """The record: all that one job leaves, as `record.json` in the job's folder. The truth; MLflow is a view of it."""
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from attn_exp.case import Case
 from attn_exp.errors import UserError
 
 SCHEMA = 1
-METHOD_VERSION = "1"
+METHOD_VERSION = "2"
 # What lies in a job's folder.
 FILE_NAME = "record.json"
 REQUEST_NAME = "request.yaml"
@@ -191,8 +191,3 @@ def read_record(folder: Path) -> Record | None:
     if record.schema != SCHEMA:
         raise RecordError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
     return record
-
-
-def voided(record: Record, status: Status, reason: str) -> Record:
-    """The same record with a status that voids its numbers: metrics gone, evidence kept."""
-    return replace(record, status=status, reason=reason, metrics={})

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from attn_exp.machine import Machine
 from attn_exp.nvml import GpuState
-from attn_exp.proofs import attention
+from attn_exp.proofs.bench import attention
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import StoppingRule, sample
 

@@ -2,17 +2,20 @@ import pytest
 import torch
 from cli import run
 
-from attn_exp import proofs
 from attn_exp.calibration import Calibration, calibration_path, delta_for, read_calibration, write_calibration
 from attn_exp.machine import Machine
-from attn_exp.proofs import PROOFS, Bench, Finding, alarms_fire, attention
+from attn_exp.proofs import __main__ as doctor
+from attn_exp.proofs import alarms, verdicts
+from attn_exp.proofs.__main__ import PROOFS
+from attn_exp.proofs.alarms import alarms_fire
+from attn_exp.proofs.bench import Bench, Finding, attention, side_by_side
 
 
 @pytest.fixture
 def bench():
     torch.set_num_threads(1)
     _, calls = attention("cpu", batch=1, length=64, heads=1, dim=16)
-    return Bench(Machine.open("cpu"), calls.forward, calls, 100.0)
+    return Bench(Machine.open("cpu"), calls.forward, 100.0)
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def test_every_alarm_fires_on_a_cpu(bench):
 
 
 def test_an_alarm_that_does_not_fire_is_named(bench, monkeypatch):
-    monkeypatch.setattr(proofs, "telemetry_flags", lambda *_: set())
+    monkeypatch.setattr(alarms, "telemetry_flags", lambda *_: set())
     finding = alarms_fire(bench)
     assert not finding.passed
     assert "silent: throttle, shared GPU" in finding.seen
@@ -42,19 +45,20 @@ def test_a_proof_that_raises_fails_alone_and_sets_the_exit_code(bench, state, mo
         """4: holds."""
         return Finding("holds", True, "well")
 
-    monkeypatch.setattr(proofs, "_bench", lambda device: bench)
+    monkeypatch.setattr(doctor, "open_bench", lambda device: bench)
     monkeypatch.setitem(PROOFS, "cpu", (breaks, holds))
-    assert proofs.run("cpu") == 1
+    assert doctor.run("cpu") == 1
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("FAIL  3 breaks: RuntimeError: no such luck")
-    assert out[1].startswith("pass  4 holds: well")
-    assert "not kept" in out[2]
+    assert "about a GPU" in out[0]
+    assert out[1].startswith("FAIL  3 breaks: RuntimeError: no such luck")
+    assert out[2].startswith("pass  4 holds: well")
+    assert "not kept" in out[3]
     assert not list(state.glob("calibration-*.json"))
 
 
 def test_the_delta_of_noisy_a_a_comparisons_is_kept_and_found(bench, state, monkeypatch):
-    monkeypatch.setitem(proofs.COMPARISONS, "cpu", (6, 1, 1))
-    proofs.equal_things_are_equal(bench)
+    monkeypatch.setitem(verdicts.COMPARISONS, "cpu", (6, 1, 1))
+    verdicts.equal_things_are_equal(bench)
     assert bench.comparisons == 6
     assert bench.delta >= 0.01
     write_calibration(Calibration(device="cpu X", delta=0.07))
@@ -66,8 +70,8 @@ def test_the_delta_of_noisy_a_a_comparisons_is_kept_and_found(bench, state, monk
 
 
 def test_a_slowed_call_is_slower_by_what_was_asked(bench):
-    slowed = proofs._slowed(bench, 20.0)
-    one, two = proofs._side_by_side(bench, bench.call, slowed)
+    slowed = verdicts._slowed(bench, 20.0)
+    one, two = side_by_side(bench, bench.call, slowed)
     assert min(two) > max(one)
 
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from cli import QUICK, left_behind, run, runs
@@ -48,6 +49,27 @@ def test_rounds_are_paired_and_the_verdict_names_who_is_faster():
     text = report(records, found)
     assert "a=x is faster than b=y: b=y takes 3.03 % more time" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_with_company_on_the_machine_only_large_differences_are_told():
+    def verdict(ratio, *flags):
+        steady = [100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0]
+        records = [
+            replace(rival("a=x", steady), flags=flags),
+            rival("b=y", [ratio * time * (1 + i / 1e5) for i, time in enumerate(steady)]),
+        ]
+        found = {"forward": compare(records, "forward", 0.01)}
+        return found["forward"][0].verdict, report(records, found)
+
+    assert verdict(1.04)[0] == "faster"
+    assert verdict(1.0)[0] == "equivalent"
+    for flag in ("busy_host", "shared_gpu"):
+        said, text = verdict(1.04, flag)
+        assert said == "undecided"
+        assert f"{flag}: " in text and "nothing below 25 % is told" in text
+        assert max(map(len, text.splitlines())) <= 120
+        assert verdict(1.0, flag)[0] == "undecided"
+        assert verdict(1.5, flag)[0] == "faster"
 
 
 def test_a_duel_of_three_runs_in_one_process_and_leaves_one_run(tmp_path):

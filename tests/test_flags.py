@@ -1,8 +1,13 @@
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 from fakes import make_timing
 
 from attn_exp.flags import FLAGS, telemetry_flags, timing_flags
+from attn_exp.host import host_reading, others_cores
 
 CALM = [100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0, 100.1, 99.9]
 
@@ -88,6 +93,37 @@ def test_a_clock_far_below_the_highest_is_low():
 def test_another_process_on_the_gpu_is_told():
     assert telemetry_flags([{"processes": 1}, {"processes": 2}], None) == {"shared_gpu"}
     assert telemetry_flags([{"processes": 1}, {}], None) == set()
+
+
+def test_others_on_the_processors_are_told_and_ones_own_work_is_not():
+    def found(busy_s, own_s):
+        return telemetry_flags(
+            [{"at": 0.0, "busy_s": 0.0, "own_s": 0.0}, {}, {"at": 2.0, "busy_s": busy_s, "own_s": own_s}], None
+        )
+
+    assert found(4.0, 3.6) == {"busy_host"}
+    assert found(4.0, 3.9) == set()
+    assert telemetry_flags([{"at": 0.0, "busy_s": 0.0, "own_s": 0.0}], None) == set()
+
+
+def test_a_program_that_spins_beside_is_seen_and_this_one_is_not():
+    first = host_reading()
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    alone = others_cores(first, host_reading())
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        time.sleep(0.2)
+        first = host_reading()
+        time.sleep(0.5)
+        beside = others_cores(first, host_reading())
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+    assert beside > 0.5
+    assert alone < beside
 
 
 def test_every_flag_has_a_mark_of_its_own_and_a_sentence():

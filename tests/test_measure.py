@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 
 import msgspec
@@ -5,6 +6,7 @@ import pytest
 import torch
 from fakes import CASE, FakeGpu, make_request
 
+from attn_exp.attempt import Attempt
 from attn_exp.backends.base import Unavailable
 from attn_exp.case import DTYPE_BYTES
 from attn_exp.machine import Machine
@@ -331,3 +333,12 @@ def test_issuing_a_call_is_no_work_and_gives_no_rate(gpu_machine, tmp_path):
     assert record.status == "ok"
     assert "forward/time_us" in record.metrics
     assert not [name for name in record.metrics if "flops" in name or "gb_per_s" in name]
+
+
+def test_a_stage_inside_of_another_counts_once():
+    attempt = Attempt(make_request())
+    with attempt.stage("outer"):
+        time.sleep(0.02)
+        with attempt.stage("inner"):
+            time.sleep(0.05)
+    assert 0.015 < attempt.stages_s["outer"] < 0.05 <= attempt.stages_s["inner"]

@@ -18,7 +18,6 @@ from attn_exp.record import (
     RecordError,
     Status,
     read_record,
-    voided,
     write_record,
     write_whole,
 )
@@ -137,11 +136,3 @@ def test_statuses_are_the_closed_set_and_what_another_try_may_change_is_not_fina
     assert {status for status in STATUSES if make_record(status=status).final} == FINAL
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(msgspec.to_builtins(make_record()) | {"status": "fine"}, Record)
-
-
-def test_a_voided_record_loses_its_numbers_and_keeps_its_evidence():
-    record = make_record()
-    void = voided(record, "implausible", "too fast")
-    assert (void.status, void.reason, void.metrics) == ("implausible", "too fast", {})
-    assert (void.passes, void.environment, void.telemetry) == (record.passes, record.environment, record.telemetry)
-    assert record.metrics

@@ -35,8 +35,7 @@ class Eager:
 
 def hidden_keys(case: Case, first_row: int, rows: int, device: torch.device) -> torch.Tensor:
     """Boolean (rows, kv_len), True where the causal mask or its window hides the key from query `first_row` + i."""
-    offset = case.kv_len - case.q_len if case.align == "bottom_right" else 0
-    last_seen = torch.arange(first_row, first_row + rows, device=device) + offset
+    last_seen = torch.arange(first_row, first_row + rows, device=device) + case.offset
     key = torch.arange(case.kv_len, device=device)[None, :]
     hidden = key > last_seen[:, None]
     return hidden if case.window is None else hidden | (key <= last_seen[:, None] - case.window)

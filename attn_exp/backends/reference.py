@@ -102,8 +102,7 @@ def _last_seen_key(case: Case, rows: slice) -> int:
     """One past the last key that any of these queries sees, at least 1: the rest need not be computed."""
     if not case.causal:
         return case.kv_len
-    offset = case.kv_len - case.q_len if case.align == "bottom_right" else 0
-    last: int = rows.stop + offset
+    last: int = rows.stop + case.offset
     return max(1, min(case.kv_len, last))
 
 

@@ -8,8 +8,9 @@ import torch
 
 # Seen on an H200: `_sleep` counts cycles of a 1,978 MHz clock. A GPU whose clock is slower sleeps a little longer,
 # which is harmless: the blocker only has to hold long enough.
-_SLEEP_CYCLES_PER_US = 1980
+SLEEP_CYCLES_PER_US = 1980
 _EVENTS = 512
+_FLUSH_ROW = 4096
 
 
 class Gpu(Protocol):
@@ -36,7 +37,7 @@ class Gpu(Protocol):
         ...
 
     def flush(self) -> None:
-        """Put a write of twice the L2 cache's size into the queue."""
+        """Put a read of twice the L2 cache's size into the queue."""
         ...
 
     def synchronize(self) -> None:
@@ -49,8 +50,10 @@ class Cuda:
 
     def __init__(self) -> None:
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        # Writing twice the cache evicts what was there; more only costs time (30 us against 61 us at 4.3 times).
-        self._flush_buffer = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
+        # Twice the cache evicts what was there. Read, not written: a cache full of written lines would have to be
+        # stored back while the next call is timed. Sums of rows, since one sum of all would take two kernels.
+        self._flush_buffer = torch.randn(2 * l2_bytes // 4 // _FLUSH_ROW, _FLUSH_ROW, device="cuda")
+        self._flush_sums = torch.empty(len(self._flush_buffer), device="cuda")
         # Used again and again: making one costs as much host time as recording it, and a block reads its events
         # before the next block records them anew.
         self._events = itertools.cycle([torch.cuda.Event(enable_timing=True) for _ in range(_EVENTS)])
@@ -75,11 +78,11 @@ class Cuda:
 
     def sleep_us(self, duration_us: float) -> None:
         """PyTorch's own spinning kernel; it cannot deadlock."""
-        torch.cuda._sleep(int(duration_us * _SLEEP_CYCLES_PER_US))
+        torch.cuda._sleep(int(duration_us * SLEEP_CYCLES_PER_US))
 
     def flush(self) -> None:
-        """Overwrite the flush buffer."""
-        self._flush_buffer.zero_()
+        """Read the flush buffer."""
+        torch.sum(self._flush_buffer, 1, out=self._flush_sums)
 
     def synchronize(self) -> None:
         """Wait for the whole device."""
