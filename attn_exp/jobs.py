@@ -16,6 +16,7 @@ from attn_exp.record import Measuring, Request
 GPU_TIMERS = ("device", "event", "kernel", "graph", "wall", "dispatch")
 CPU_TIMERS = ("cpu",)
 REGIMES = ("sustained", "burst")
+L2_STATES = ("cold", "written")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 # What every configuration has.
 _GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping")
@@ -31,6 +32,7 @@ _KEYS = (
     "sweep",
     "folder",
     "regime",
+    "l2",
     "window",
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("dtype", "tolerance"))
@@ -141,11 +143,14 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         "passes": tuple(direction for direction in PASSES if direction in passes),
         "seed": config["seed"],
         "regime": config["regime"],
+        "l2": config["l2"] if device == "cuda" else "warm",
         "tolerance": config["dtype"]["tolerance"],
         **config["stopping"],
     }
     if config["regime"] not in REGIMES:
         raise UserError(f"regime={config['regime']} is not one of {', '.join(REGIMES)}")
+    if config["l2"] not in L2_STATES:
+        raise UserError(f"l2={config['l2']} is not one of {', '.join(L2_STATES)}")
     try:
         measuring = msgspec.convert(fields, Measuring)
     except msgspec.ValidationError as error:

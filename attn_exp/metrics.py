@@ -83,7 +83,7 @@ def implausibility(case: Case, direction: str, timing: Timing, peak: Peak | None
     if rate > limit * IMPLAUSIBLE_FACTOR:
         return f"{direction}: {rate / 1e12:,.0f} TFLOP/s is above the {peak.name}'s peak of {limit / 1e12:,.0f}"
     speed = compulsory_bytes(case, direction, saves_lse=False) / seconds
-    if timing.l2 == "cold" and speed > peak.bytes_per_s * IMPLAUSIBLE_FACTOR:
+    if timing.l2 != "warm" and speed > peak.bytes_per_s * IMPLAUSIBLE_FACTOR:
         return f"{direction}: {speed / 1e12:.1f} TB/s is above the {peak.name}'s peak of {peak.bytes_per_s / 1e12:.1f}"
     return None
 

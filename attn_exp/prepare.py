@@ -41,6 +41,8 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         Stopped: the case is unsupported, or the result inaccurate.
     """
     request, case, device = attempt.request, attempt.request.case, machine.device
+    if machine.gpu is not None:
+        machine.gpu.l2 = request.measuring.l2
     backend = load_backend(request.backend)
     with attempt.stage("unsupported"):
         reason = backend.unsupported(case, device)

@@ -44,8 +44,8 @@ class Timing:
     """Samples of one call by one timer, in time order, none dropped.
 
     `times_us` are microseconds, `rounds` the index of each sample's round. `stop_reason` says why sampling ended
-    (`precise`, `max_rounds`, `budget`, or `one_block` for a second opinion), `l2` whether caches were flushed before
-    each call (`cold`) or not (`warm`).
+    (`precise`, `max_rounds`, `budget`, or `one_block` for a second opinion), `l2` what caches held before each call
+    (see `Measuring`).
     """
 
     timer: str
@@ -94,7 +94,11 @@ class PassRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring:
-    """The options that say how a job is measured. Times in seconds; `precision` is the relative half-width aimed at."""
+    """The options that say how a job is measured. Times in seconds; `precision` is the relative half-width aimed at.
+
+    `l2` is what a GPU's caches hold before each call: `cold`, nothing of the call and nothing to be stored, or
+    `written`, lines of another's that still have to be. On a CPU it is `warm`: what the last call left.
+    """
 
     timer: str
     also: tuple[str, ...]
@@ -106,6 +110,7 @@ class Measuring:
     passes: tuple[str, ...]
     seed: int
     tolerance: dict[str, float]
+    l2: str = "cold"
 
 
 @dataclass(frozen=True, kw_only=True)

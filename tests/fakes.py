@@ -78,6 +78,7 @@ class FakeGpu:
 
     enqueue_us: float = 1.0
     flush_us: float = 20.0
+    l2: str = "cold"
     host_us: float = 0.0
     queue_free_us: float = 0.0
     log: list[tuple[str, float]] = field(default_factory=list)

@@ -20,11 +20,11 @@ class DeviceTimer:
     """GPU time of a call, the stream pre-blocked whenever enqueueing is slower than running."""
 
     name = "device"
-    l2 = "cold"
     estimates = True
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
+        self.l2 = gpu.l2
         self.blocked = False
         self._blocker = Blocker(gpu, 0.0)
 

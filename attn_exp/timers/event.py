@@ -14,11 +14,11 @@ class EventTimer:
     """GPU time between two events around each call, host gaps included."""
 
     name = "event"
-    l2 = "cold"
     estimates = False
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
+        self.l2 = gpu.l2
 
     def estimate(self, call: Call) -> Cost:
         """From 3 calls: their median, and the rest of their wall time as what lies around."""

@@ -16,6 +16,9 @@ _FLUSH_ROW = 4096
 class Gpu(Protocol):
     """What a timer needs of a GPU: an in-order queue, events in it, and a kernel of a known length."""
 
+    # What a flush leaves in the caches: `cold`, clean lines, or `written`, lines that still have to be stored.
+    l2: str
+
     def now_us(self) -> float:
         """Host time in microseconds."""
         ...
@@ -37,7 +40,7 @@ class Gpu(Protocol):
         ...
 
     def flush(self) -> None:
-        """Put a read of twice the L2 cache's size into the queue."""
+        """Put a read, or for `written` a write, of twice the L2 cache's size into the queue."""
         ...
 
     def synchronize(self) -> None:
@@ -49,6 +52,7 @@ class Cuda:
     """The current CUDA device and stream."""
 
     def __init__(self) -> None:
+        self.l2 = "cold"
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         # Twice the cache evicts what was there. Read, not written: a cache full of written lines would have to be
         # stored back while the next call is timed. Sums of rows, since one sum of all would take two kernels.
@@ -56,7 +60,10 @@ class Cuda:
         self._flush_sums = torch.empty(len(self._flush_buffer), device="cuda")
         # Used again and again: making one costs as much host time as recording it, and a block reads its events
         # before the next block records them anew.
-        self._events = itertools.cycle([torch.cuda.Event(enable_timing=True) for _ in range(_EVENTS)])
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(_EVENTS)]
+        for event in events:
+            event.record()  # CUDA makes an event when it is first recorded, which takes the host longer
+        self._events = itertools.cycle(events)
 
     def now_us(self) -> float:
         """Host time in microseconds."""
@@ -81,8 +88,11 @@ class Cuda:
         torch.cuda._sleep(int(duration_us * SLEEP_CYCLES_PER_US))
 
     def flush(self) -> None:
-        """Read the flush buffer."""
-        torch.sum(self._flush_buffer, 1, out=self._flush_sums)
+        """Read, or overwrite, the flush buffer."""
+        if self.l2 == "written":
+            self._flush_buffer.zero_()
+        else:
+            torch.sum(self._flush_buffer, 1, out=self._flush_sums)
 
     def synchronize(self) -> None:
         """Wait for the whole device."""

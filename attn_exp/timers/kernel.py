@@ -113,11 +113,11 @@ class KernelTimer:
     """The sum of the kernel times of each call, cold L2; a profiler session a block."""
 
     name = "kernel"
-    l2 = "cold"
     estimates = False
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
+        self.l2 = gpu.l2
 
     def estimate(self, call: Call) -> Cost:
         """From one session of 3 calls."""

@@ -12,12 +12,12 @@ class WallTimer:
     """Host time from issuing a call until the GPU is done with it: the latency that a caller who waits sees."""
 
     name = "wall"
-    l2 = "cold"
     estimates = False
     waits = True
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
+        self.l2 = gpu.l2
 
     def estimate(self, call: Call) -> Cost:
         """From 3 calls: their median, and what lies around them."""

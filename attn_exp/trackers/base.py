@@ -144,7 +144,7 @@ def params(record: Record) -> dict[str, str]:
     found |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
     for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
         found[f"stopping.{name}"] = getattr(measuring, name)
-    found["regime"] = measuring.regime
+    found["regime"], found["l2"] = measuring.regime, measuring.l2
     return {key: str(value) for key, value in found.items()}
 
 
