@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Unavailable
+from attn_exp.backends.package import Unavailable
 from attn_exp.flops import CONVENTION
 from attn_exp.inputs import DISTRIBUTION
 from attn_exp.machine import Machine

@@ -7,6 +7,7 @@ from attn_exp.errors import UserError
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 ALIGNMENTS = ("bottom_right", "top_left")
+LAYOUTS = ("bhsd", "bshd")
 PASSES = ("forward", "backward")
 
 # Beyond these a number is a typo, not an experiment.
@@ -31,11 +32,13 @@ class Case:
     `bottom_right`, the last query sees every key (FlashAttention >= 2.1), or `top_left`, query i sees keys
     0..i (PyTorch's `is_causal`). `window` is a sliding window's number of keys kept, the query's own included; it needs
     a causal mask. Libraries count differently (FlashAttention's left window L keeps L + 1 keys, cuDNN's keeps L):
-    backends translate.
+    backends translate. `softcap` bounds the scores, softcap * tanh(scores / softcap), before the mask. `lengths` packs
+    several sequences into one row of the batch: a query sees keys of its own sequence alone, and masks count within
+    it. `layout` is how tensors lie in memory: `bhsd` or, heads of one token side by side, `bshd`.
 
     Raises:
         UserError: a size that is no positive integer or absurdly large, query heads that are no multiple of the
-            key-value heads, an unknown dtype or alignment.
+            key-value heads, an unknown dtype, alignment or layout, lengths that do not add up.
     """
 
     batch: int
@@ -49,6 +52,9 @@ class Case:
     causal: bool = False
     align: str = "bottom_right"
     window: int | None = None
+    softcap: float | None = None
+    lengths: tuple[int, ...] | None = None
+    layout: str = "bhsd"
 
     def __post_init__(self) -> None:
         for name, largest in _LARGEST.items():
@@ -71,6 +77,13 @@ class Case:
                 raise UserError(f"window={self.window!r} is not a positive number of keys; null is no window")
             if not self.causal:
                 raise UserError(f"window={self.window} slides along a causal mask: set causal=true, or window=null")
+        cap = self.softcap
+        if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < 1e6):
+            raise UserError(f"softcap={cap!r} is not a positive number; null is no softcap")
+        if self.layout not in LAYOUTS:
+            raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
+        if self.lengths is not None:
+            self._check_lengths(self.lengths)
         largest_bytes = (
             max(
                 self.batch * self.q_heads * self.q_len * max(self.head_dim, self.value_dim),
@@ -80,6 +93,15 @@ class Case:
         )
         if largest_bytes > _LARGEST_TENSOR_BYTES:
             raise UserError(f"one tensor of this case takes {largest_bytes / 2**40:.1f} TiB: lower batch or seq_len")
+
+    def _check_lengths(self, lengths: tuple[int, ...]) -> None:
+        whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
+        if not lengths or not whole:
+            raise UserError(f"lengths={list(lengths)} must be whole positive numbers, for example lengths=[512,1536]")
+        if self.batch != 1 or not self.q_len == self.kv_len == sum(lengths):
+            raise UserError(
+                f"lengths={list(lengths)} pack {sum(lengths)} tokens into one row: set batch=1 and leave seq_len out"
+            )
 
     @property
     def square(self) -> bool:
@@ -91,6 +113,15 @@ class Case:
         """The last key that query 0 sees under a causal mask."""
         return self.kv_len - self.q_len if self.align == "bottom_right" else 0
 
+    @property
+    def keyless(self) -> str | None:
+        """Which queries see no key, so that their softmax is 0 / 0, and what to set instead; None if all see one."""
+        if self.causal and self.align == "bottom_right" and self.q_len > self.kv_len:
+            return "the first queries see no key, their softmax is undefined: set align=top_left or q_len <= kv_len"
+        if self.window is not None and self.align == "top_left" and self.q_len - self.window >= self.kv_len:
+            return "the last queries see no key, their softmax is undefined: widen the window, or lower q_len"
+        return None
+
     def label(self) -> str:
         """The case in a few characters, e.g. `b8 h16 s1024 d128 bfloat16 causal`."""
         heads = f"h{self.q_heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.q_heads else "")
@@ -101,7 +132,10 @@ class Case:
             mask += f" {self.align}"
         if self.window is not None:
             mask += f" w{self.window}"
-        return f"b{self.batch} {heads} {length} {dim} {self.dtype} {mask}"
+        more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
+        more += [f"{len(self.lengths)} packed"] if self.lengths is not None else []
+        more += [self.layout] if self.layout != LAYOUTS[0] else []
+        return " ".join([f"b{self.batch} {heads} {length} {dim} {self.dtype} {mask}", *more])
 
 
 def case_from_config(config: dict[str, Any]) -> Case:
@@ -132,6 +166,13 @@ def case_from_config(config: dict[str, Any]) -> Case:
             f"embedding={model['embedding']} is not q_heads x head_dim = {model['q_heads']} x {head_dim}: "
             "set model.head_dim=null, or leave the embedding out"
         )
+    lengths = config["lengths"]
+    if lengths is not None and not isinstance(lengths, list | tuple):
+        raise UserError(f"lengths={lengths} is no list: write lengths=[512,1536]")
+    if lengths and all(isinstance(length, int) for length in lengths):
+        # A packed case's length is their sum; a length that was typed as well has to agree.
+        model_len = model.get("seq_len")
+        config = config | {key: sum(lengths) for key in ("q_len", "kv_len") if config[key] == model_len}
     sizes = {
         "batch": config["batch"],
         "q_heads": model.get("q_heads"),
@@ -144,6 +185,9 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "causal": config["causal"],
         "align": config["align"],
         "window": config["window"],
+        "softcap": config["softcap"],
+        "lengths": None if lengths is None else tuple(lengths),
+        "layout": config["layout"],
     }
     return Case(**sizes)
 

@@ -1,5 +1,7 @@
 """FLOPs and compulsory bytes of a case, in closed form (convention `exact_mask`)."""
 
+from dataclasses import replace
+
 from attn_exp.case import DTYPE_BYTES, Case
 
 CONVENTION = "exact_mask"
@@ -10,6 +12,8 @@ def unmasked_pairs(case: Case) -> int:
 
     A query that no key is left for (causal, bottom-right, q_len > kv_len) counts nothing.
     """
+    if case.lengths is not None:
+        return sum(unmasked_pairs(one) for one in _sequences(case))
     if not case.causal:
         return case.q_len * case.kv_len
     offset = case.offset
@@ -19,12 +23,17 @@ def unmasked_pairs(case: Case) -> int:
 
 def seen_keys(case: Case) -> int:
     """How many keys at least one query sees."""
-    if not case.causal:
+    if case.lengths is not None or not case.causal:
         return case.kv_len
     offset = case.offset
     first = 0 if case.window is None else max(0, offset - case.window + 1)
     last = min(case.kv_len - 1, case.q_len - 1 + offset)
     return max(0, last - first + 1)
+
+
+def _sequences(case: Case) -> list[Case]:
+    """The sequences of a packed case, each as a case of its own."""
+    return [replace(case, lengths=None, q_len=length, kv_len=length) for length in case.lengths or ()]
 
 
 def _pairs_up_to(case: Case, offset: int) -> int:

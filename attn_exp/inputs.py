@@ -11,7 +11,7 @@ DISTRIBUTION = "normal(0, 1)"
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors of a case, contiguous in (batch, heads, length, dim).
+    """Tensors of a case, indexed (batch, heads, length, dim) and contiguous in the case's layout.
 
     q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim), v (batch, kv_heads, kv_len, value_dim)
     and d_out (batch, q_heads, q_len, value_dim), the gradient of the output. q, k and v require gradients if and only
@@ -28,6 +28,14 @@ class Inputs:
         """q, k and v."""
         return self.q_bhsd, self.k_bhsd, self.v_bhsd
 
+    def laid_out(self, layout: str) -> "Inputs":
+        """The same numbers, indexed as before, contiguous in `layout` (`bhsd` or `bshd`); copied only if they are not.
+
+        Copies are leaves of the graph: gradients are theirs.
+        """
+        tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
+        return Inputs(*(_laid_out(tensor, layout) for tensor in tensors))
+
 
 def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
     """Fresh inputs from `seed`; the same seed, device model and shapes give the same numbers."""
@@ -43,4 +51,13 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
     for tensor in (q, k, v):
         tensor.requires_grad_(with_gradients)
-    return Inputs(q, k, v, d_out)
+    return Inputs(q, k, v, d_out).laid_out(case.layout)
+
+
+def _laid_out(tensor_bhsd: torch.Tensor, layout: str) -> torch.Tensor:
+    if layout == "bhsd":
+        lying = tensor_bhsd.detach().contiguous()
+    else:
+        lying = tensor_bhsd.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    # `contiguous` gives the tensor itself where it lies so already.
+    return tensor_bhsd if lying.stride() == tensor_bhsd.stride() else lying.requires_grad_(tensor_bhsd.requires_grad)

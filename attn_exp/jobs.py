@@ -34,8 +34,11 @@ _KEYS = (
     "regime",
     "l2",
     "window",
+    "softcap",
+    "lengths",
+    "layout",
 )
-_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("dtype", "tolerance"))
+_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
 # Where results go says nothing about the job, and a tracking URI may hold a password.
 _NOT_KEPT = ("tracker", "folder", "dry_run")
 
@@ -144,7 +147,6 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         "seed": config["seed"],
         "regime": config["regime"],
         "l2": config["l2"] if device == "cuda" else "warm",
-        "tolerance": config["dtype"]["tolerance"],
         **config["stopping"],
     }
     if config["regime"] not in REGIMES:
@@ -172,7 +174,7 @@ def _misfit(error: str, fields: dict[str, Any]) -> str:
     if not found:
         return f"the measuring options do not fit: {error}"
     kind = {"int": "a whole number", "float": "a number"}.get(found[1], "what it should be")
-    key = {"seed": "seed", "tolerance": "dtype.tolerance"}.get(found[2], f"stopping.{found[2]}")
+    key = "seed" if found[2] == "seed" else f"stopping.{found[2]}"
     return f"{key}={fields.get(found[2])} is not {kind}"
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Unavailable
-from attn_exp.backends.reference import reference
+from attn_exp.backends.package import Unavailable
 from attn_exp.ceilings import copy_ceiling, matmul_ceiling
 from attn_exp.environment import environment
 from attn_exp.host import host_reading
@@ -18,6 +17,7 @@ from attn_exp.nvml import GpuState
 from attn_exp.preload import import_autograd, load_libraries
 from attn_exp.record import Request
 from attn_exp.timers.gpu import Cuda, Gpu
+from attn_exp.tolerance import Expected, expected
 
 LOAD_S = 2.0
 
@@ -31,7 +31,7 @@ class Machine:
     state: GpuState | None = None
     environment: dict[str, Any] = field(default_factory=dict)
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
-    reference: tuple[Any, dict[str, torch.Tensor]] | None = None
+    expected: tuple[Any, Expected] | None = None
 
     @classmethod
     def open(cls, device: str) -> "Machine":
@@ -73,18 +73,18 @@ class Machine:
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 
-    def reference_for(self, request: Request, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
-        """The float32 reference, kept for the next rival of the same case."""
+    def expected_for(self, request: Request, inputs: Inputs, *, with_gradients: bool) -> Expected:
+        """The float32 reference and its tolerances, kept for the next rival of the same case."""
         key = (request.case, request.measuring.seed, with_gradients)
-        if self.reference is None or self.reference[0] != key:
-            self.reference = None
-            self.reference = key, reference(request.case, inputs, with_gradients=with_gradients)
-        return self.reference[1]
+        if self.expected is None or self.expected[0] != key:
+            self.expected = None
+            self.expected = key, expected(request.case, inputs, with_gradients=with_gradients)
+        return self.expected[1]
 
     def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
         """Free the kept reference unless this job can use it."""
-        if self.reference and self.reference[0] != (request.case, request.measuring.seed, with_gradients):
-            self.reference = None
+        if self.expected and self.expected[0] != (request.case, request.measuring.seed, with_gradients):
+            self.expected = None
 
     def reading(self) -> list[dict[str, Any]]:
         """What NVML, or on a CPU Linux, says at this moment; nothing where neither answers."""

@@ -8,10 +8,9 @@ import threading
 
 import torch
 
-from attn_exp.accuracy import tensor_error
-from attn_exp.backends.reference import reference
 from attn_exp.case import Case
 from attn_exp.inputs import make_inputs
+from attn_exp.tolerance import expected
 
 
 def import_autograd() -> threading.Thread:
@@ -29,6 +28,6 @@ def load_libraries(dtype: str) -> None:
     case = Case(batch=1, q_heads=1, kv_heads=1, q_len=128, kv_len=128, head_dim=64, value_dim=64, dtype=dtype)
     inputs = make_inputs(case, "cuda", 0, with_gradients=True)
     out = torch.nn.functional.scaled_dot_product_attention(*inputs.qkv)
-    tensor_error(out, reference(case, inputs, with_gradients=True)["out"], 1.0)
+    expected(case, inputs, with_gradients=True).judge("out", out)
     # Last, since it waits for `import_autograd`.
     torch.autograd.grad(out, inputs.qkv, inputs.d_out_bhsd)

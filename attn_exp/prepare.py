@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-from attn_exp.accuracy import inaccuracy, tensor_error
+from attn_exp.accuracy import inaccuracy
 from attn_exp.attempt import Attempt, Stopped
-from attn_exp.backends.base import Backend, Calls, load_backend
+from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
 from attn_exp.ceilings import synchronize
 from attn_exp.inputs import make_inputs
 from attn_exp.machine import Machine
 from attn_exp.record import Kernel, PassRecord, TensorError
 from attn_exp.timers.kernel import operators, trace
 from attn_exp.timers.loop import Call
+from attn_exp.tolerance import Expected
 
 _TRACED_CALLS = 2
 _KERNELS_KEPT = 24
@@ -46,6 +47,8 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
     backend = load_backend(request.backend)
     with attempt.stage("unsupported"):
         reason = backend.unsupported(case, device)
+    if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend):
+        reason = f"{backend.name} has no backward: set passes=[forward]"
     if reason is not None:
         raise Stopped("unsupported", reason)
     with attempt.stage("ceilings"):
@@ -61,7 +64,7 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
     with attempt.stage("accuracy"):
         # Before the backend runs: one that writes into its inputs must not spoil what it is judged by.
         before = machine.held_bytes()
-        expected = machine.reference_for(request, inputs, with_gradients=attempt.with_gradients)
+        expected = machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
         synchronize(device)
         held_before += machine.held_bytes() - before
     with attempt.stage("first_call"):
@@ -71,7 +74,7 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
     with calls.scope():
         timed, tensors, first_s = _first_calls(attempt, calls, device, prepared_s)
         with attempt.stage("accuracy"):
-            errors = _errors(attempt, tensors, expected)
+            errors = _errors(tensors, expected)
         del tensors
         own_bytes = machine.held_bytes() - held_before
     for direction in request.measuring.passes:
@@ -125,15 +128,11 @@ def _first_calls(
     return timed, tensors, seconds
 
 
-def _errors(
-    attempt: Attempt, tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
-) -> dict[str, dict[str, TensorError]]:
+def _errors(tensors: dict[str, torch.Tensor], expected: Expected) -> dict[str, dict[str, TensorError]]:
     """The errors by pass: the output's under `forward`, the gradients' under `backward`."""
-    tolerance = attempt.request.measuring.tolerance
     errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
     for name, tensor in tensors.items():
-        kind, direction = ("out", "forward") if name == "out" else ("gradient", "backward")
-        errors[direction][name] = tensor_error(tensor, expected[name], tolerance[kind])
+        errors["forward" if name == "out" else "backward"][name] = expected.judge(name, tensor)
     return errors
 
 

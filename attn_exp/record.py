@@ -72,13 +72,15 @@ class TensorError:
 
     `relative` is |x - ref| / |ref| (Euclidean), `worst_row` the same for the worst row along the last dimension
     (over the larger of that row's norm and the root-mean-square row norm), `max_abs` the largest difference. None
-    stands for a value that is not finite. `tolerance` is the bound on `relative`.
+    stands for a value that is not finite. `tolerance` and `row_tolerance` are the bounds on `relative` and `worst_row`,
+    None if nothing was judged.
     """
 
     relative: float | None
     worst_row: float | None
     max_abs: float | None
-    tolerance: float
+    tolerance: float | None = None
+    row_tolerance: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,6 @@ class Measuring:
     regime: Literal["sustained", "burst"]
     passes: tuple[str, ...]
     seed: int
-    tolerance: dict[str, float]
     l2: str = "cold"
 
 

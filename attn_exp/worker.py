@@ -42,7 +42,7 @@ def run_folder(folder: Path, machine: "Machine | None") -> "tuple[Machine | None
     Returns:
         The machine for the next job, None if there is none, and whether this process is fit for a next job.
     """
-    from attn_exp.backends.base import Unavailable
+    from attn_exp.backends.package import Unavailable
     from attn_exp.machine import Machine
     from attn_exp.measure import face_off, measure
 

@@ -10,8 +10,9 @@ from strategies import cases
 
 from attn_exp.accuracy import inaccuracy, tensor_error
 from attn_exp.backends import reference as reference_module
-from attn_exp.backends.base import Unavailable, load_backend
+from attn_exp.backends.base import load_backend
 from attn_exp.backends.eager import Eager, hidden_keys
+from attn_exp.backends.package import Unavailable
 from attn_exp.backends.reference import Reference, reference
 from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math, Sdpa
 from attn_exp.case import Case

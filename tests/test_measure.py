@@ -7,7 +7,7 @@ import torch
 from fakes import CASE, FakeGpu, make_request
 
 from attn_exp.attempt import Attempt
-from attn_exp.backends.base import Unavailable
+from attn_exp.backends.package import Unavailable
 from attn_exp.case import DTYPE_BYTES
 from attn_exp.machine import Machine
 from attn_exp.measure import face_off, measure

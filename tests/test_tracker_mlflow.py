@@ -32,7 +32,7 @@ def a_record(
     )  # fmt: skip
     measuring = Measuring(
         timer="cpu", also=(), precision=0.005, min_rounds=7, max_rounds=40, budget_s=1.5, regime="sustained",
-        passes=("forward", "backward"), seed=123, tolerance={},
+        passes=("forward", "backward"), seed=123,
     )  # fmt: skip
     request = Request(
         job=job, sweep="first", model="gpt2", device="cpu", case=case, measuring=measuring,

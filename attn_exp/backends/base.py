@@ -6,19 +6,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
-from attn_exp.case import Case
+from attn_exp.backends.package import Package, Unavailable
+from attn_exp.backends.supports import Supports
+from attn_exp.case import PASSES, Case
 from attn_exp.inputs import Inputs
 
 # dq, dk and dv.
 Gradients = tuple[torch.Tensor, ...]
-
-
-class Unavailable(Exception):
-    """The backend's package or hardware is not there; the message says what would bring it."""
+# From q, k and v, indexed (batch, heads, length, dim) whatever their layout, to the output likewise.
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,16 @@ class Calls:
 
     `forward()` returns the output (batch, q_heads, q_len, value_dim), as a view if the backend's own layout differs.
     `backward(out)` returns a call that computes (dq, dk, dv) of such an output again and again. `scope()` is entered
-    around everything that is called, outside the timed region.
+    around everything that is called, outside the timed region. `attention` is what `forward` does, as a function of
+    q, k and v, for `torch.compile`; None if it is no such function. `notes` are figures worth keeping: what preparing
+    cost, workspace bytes.
     """
 
     forward: Callable[[], torch.Tensor]
     backward: Callable[[torch.Tensor], Callable[[], Gradients]]
     scope: Callable[[], AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
+    attention: Attention | None = None
+    notes: dict[str, float] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -60,9 +64,56 @@ class Backend(Protocol):
         ...
 
 
+class Described:
+    """A backend that declares what it supports, which package it needs, and the kernels that it claims.
+
+    `claims` has a pattern for (device, pass), as `Backend.claimed_kernels` wants it.
+    """
+
+    supports: ClassVar[Supports]
+    package: ClassVar[Package | None] = None
+    claims: ClassVar[dict[tuple[str, str], str]] = {}
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def unsupported(self, case: Case, device: str) -> str | None:
+        """What `supports` refuses, and on a GPU its compute capability; in one sentence."""
+        refusal = self.supports.refusal(case, device)
+        if refusal is None and device == "cuda":
+            refusal = self.supports.capability_refusal(torch.cuda.get_device_capability())
+        return f"{self.name} {refusal}" if refusal else None
+
+    def claimed_kernels(self, direction: str, device: str) -> str | None:
+        """The pattern of the pass's main kernel, or operator on a CPU."""
+        return self.claims.get((device, direction))
+
+
+def calls_of(
+    attention: Attention,
+    inputs: Inputs,
+    scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    notes: dict[str, float] | None = None,
+) -> Calls:
+    """The calls of a differentiable function of q, k and v: forward as it is, backward by autograd."""
+    return Calls(
+        forward=partial(attention, *inputs.qkv),
+        backward=partial(autograd_backward, inputs),
+        scope=scope,
+        attention=attention,
+        notes=notes or {},
+    )
+
+
 def autograd_backward(inputs: Inputs, out: torch.Tensor) -> Callable[[], Gradients]:
     """A call of `torch.autograd.grad` on a real output, without gradients accumulating."""
     return partial(torch.autograd.grad, out, inputs.qkv, inputs.d_out_bhsd, retain_graph=True)
+
+
+def supported_passes(backend: Backend) -> tuple[str, ...]:
+    """The passes of a backend; both, of one that declares nothing."""
+    supports = getattr(backend, "supports", None)
+    return supports.passes if isinstance(supports, Supports) else PASSES
 
 
 def load_backend(config: dict[str, Any]) -> Backend:

@@ -4,49 +4,66 @@ from functools import partial
 
 import torch
 
-from attn_exp.backends.base import Calls, autograd_backward
-from attn_exp.case import Case
+from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.supports import Supports
+from attn_exp.case import PASSES, Case
 from attn_exp.inputs import Inputs
 
 
-class Eager:
+class Eager(Described):
     """The plain formula in the case's own dtype; the scores are held in memory, whole."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def unsupported(self, case: Case, device: str) -> str | None:
-        """Refuses only rows without keys, whose softmax is 0 / 0."""
-        if case.causal and case.align == "bottom_right" and case.q_len > case.kv_len:
-            return "the first queries see no key, their softmax is undefined: set align=top_left or q_len <= kv_len"
-        if case.window is not None and case.align == "top_left" and case.q_len - case.window >= case.kv_len:
-            return "the last queries see no key, their softmax is undefined: widen the window, or lower q_len"
-        return None
+    supports = Supports(
+        devices=("cuda", "cpu"),
+        dtypes=("bfloat16", "float16", "float32"),
+        window=True,
+        softcap=True,
+        packed=True,
+        value_dims="any",
+    )
+    # A softmax kernel of its own, which no fused attention has.
+    claims = {(device, direction): r"(?i)softmax" for device in ("cuda", "cpu") for direction in PASSES}
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """The mask is built once, and not timed."""
-        mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if case.causal else None
-        return Calls(partial(_formula, case, inputs, mask), partial(autograd_backward, inputs))
-
-    def claimed_kernels(self, direction: str, device: str) -> str | None:
-        """A softmax kernel of its own, which no fused attention has."""
-        return r"(?i)softmax"
+        mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if masked(case) else None
+        return calls_of(partial(formula, case, mask), inputs)
 
 
 def hidden_keys(case: Case, first_row: int, rows: int, device: torch.device) -> torch.Tensor:
     """Boolean (rows, kv_len), True where the causal mask or its window hides the key from query `first_row` + i."""
     last_seen = torch.arange(first_row, first_row + rows, device=device) + case.offset
     key = torch.arange(case.kv_len, device=device)[None, :]
-    hidden = key > last_seen[:, None]
-    return hidden if case.window is None else hidden | (key <= last_seen[:, None] - case.window)
+    hidden = torch.zeros(rows, case.kv_len, dtype=torch.bool, device=device)
+    if case.causal:
+        hidden |= key > last_seen[:, None]
+    if case.window is not None:
+        hidden |= key <= last_seen[:, None] - case.window
+    if case.lengths is not None:
+        sequence = sequence_ids(case, device)
+        hidden |= sequence[None, :] != sequence[first_row : first_row + rows, None]
+    return hidden
 
 
-def _formula(case: Case, inputs: Inputs, mask: torch.Tensor | None) -> torch.Tensor:
-    q, k, v = inputs.qkv
+def sequence_ids(case: Case, device: torch.device) -> torch.Tensor:
+    """Which of the packed sequences each token belongs to, (kv_len,)."""
+    lengths = torch.tensor(case.lengths, device=device)
+    return torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
+
+
+def masked(case: Case) -> bool:
+    """Whether any key is hidden from any query."""
+    return case.causal or case.lengths is not None
+
+
+def formula(case: Case, mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """softmax(q kT / sqrt(d)) v in the tensors' own dtype; `mask` (q_len, kv_len) is True where a key is hidden."""
     if case.kv_heads != case.q_heads:
         k = k.repeat_interleave(case.q_heads // case.kv_heads, dim=1)
         v = v.repeat_interleave(case.q_heads // case.kv_heads, dim=1)
     scores = q @ k.mT * case.head_dim**-0.5
+    if case.softcap is not None:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
     if mask is not None:
         scores = scores.masked_fill(mask, float("-inf"))
     return torch.softmax(scores, dim=-1) @ v

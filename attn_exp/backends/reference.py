@@ -6,12 +6,13 @@ arXiv:2205.14135, appendix B.2).
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from attn_exp.backends.base import Calls, Gradients
-from attn_exp.backends.eager import hidden_keys
+from attn_exp.backends.base import Calls, Described, Gradients
+from attn_exp.backends.eager import Eager, hidden_keys, masked
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
 
@@ -20,23 +21,15 @@ SLICE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 CAUSAL_ROWS = 1024
 
 
-class Reference:
+class Reference(Described):
     """Float32 attention of any size."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def unsupported(self, case: Case, device: str) -> str | None:
-        """Nothing is."""
-        return None
+    supports = replace(Eager.supports, keyless=True)
+    claims = Eager.claims
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Nothing to prepare."""
         return Calls(partial(reference_forward, case, inputs), partial(_backward, case, inputs))
-
-    def claimed_kernels(self, direction: str, device: str) -> str | None:
-        """A softmax of its own."""
-        return r"(?i)softmax"
 
 
 def reference_forward(case: Case, inputs: Inputs) -> torch.Tensor:
@@ -44,9 +37,11 @@ def reference_forward(case: Case, inputs: Inputs) -> torch.Tensor:
     return _sliced(case, inputs, with_gradients=False)[0]
 
 
-def reference(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
-    """`out`, and with gradients `dq`, `dk`, `dv`: all float32, in the shapes of output, q, k and v."""
-    found = _sliced(case, inputs, with_gradients=with_gradients)
+def reference(
+    case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """`out`, and with gradients `dq`, `dk`, `dv`: in `precision`, in the shapes of output, q, k and v."""
+    found = _sliced(case, inputs, with_gradients=with_gradients, precision=precision)
     return dict(zip(("out", "dq", "dk", "dv"), found, strict=False))
 
 
@@ -59,7 +54,9 @@ def _backward(case: Case, inputs: Inputs, out: torch.Tensor) -> Callable[[], Gra
 
 
 @torch.no_grad()
-def _sliced(case: Case, inputs: Inputs, *, with_gradients: bool) -> tuple[torch.Tensor, ...]:
+def _sliced(
+    case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
     device = inputs.q_bhsd.device
     group = case.q_heads // case.kv_heads
     # (batch * kv_heads, group, length, dim): the queries of a group share their keys.
@@ -67,23 +64,30 @@ def _sliced(case: Case, inputs: Inputs, *, with_gradients: bool) -> tuple[torch.
     d_out = inputs.d_out_bhsd.reshape(-1, group, case.q_len, case.value_dim)
     k = inputs.k_bhsd.reshape(-1, 1, case.kv_len, case.head_dim)
     v = inputs.v_bhsd.reshape(-1, 1, case.kv_len, case.value_dim)
-    out = torch.empty(d_out.shape, dtype=torch.float32, device=device)
+    out = torch.empty(d_out.shape, dtype=precision, device=device)
     made = [out]
     if with_gradients:
-        made += [torch.zeros(tensor.shape, dtype=torch.float32, device=device) for tensor in (q, k, v)]
+        made += [torch.zeros(tensor.shape, dtype=precision, device=device) for tensor in (q, k, v)]
     for heads, rows in _slices(case, len(q), device.type):
         seen = slice(0, _last_seen_key(case, rows))
-        keys, values = k[heads, :, seen].float(), v[heads, :, seen].float()
-        queries = q[heads, :, rows].float() * case.head_dim**-0.5
-        weights = _softmax(case, queries @ keys.mT, rows)
+        keys, values = k[heads, :, seen].to(precision), v[heads, :, seen].to(precision)
+        queries = q[heads, :, rows].to(precision) * case.head_dim**-0.5
+        scores = queries @ keys.mT
+        if case.softcap is not None:
+            scores = torch.tanh(scores / case.softcap)
+            slope = 1 - scores * scores  # d(softcap * tanh(s / softcap)) / ds, for the gradients
+            scores *= case.softcap
+        weights = _softmax(case, scores, rows)
         out[heads, :, rows] = result = weights @ values
         if with_gradients:
             _, dq, dk, dv = made
-            d_result = d_out[heads, :, rows].float()
+            d_result = d_out[heads, :, rows].to(precision)
             dv[heads, :, seen] += (weights.mT @ d_result).sum(1, keepdim=True)
             d_scores = d_result @ values.mT
             d_scores -= (d_result * result).sum(-1, keepdim=True)
             d_scores *= weights
+            if case.softcap is not None:
+                d_scores *= slope
             dq[heads, :, rows] = d_scores @ keys * case.head_dim**-0.5
             dk[heads, :, seen] += (d_scores.mT @ queries).sum(1, keepdim=True)
     shapes = (inputs.d_out_bhsd, *inputs.qkv)
@@ -91,7 +95,7 @@ def _sliced(case: Case, inputs: Inputs, *, with_gradients: bool) -> tuple[torch.
 
 
 def _softmax(case: Case, scores: torch.Tensor, rows: slice) -> torch.Tensor:
-    if not case.causal:
+    if not masked(case):
         return torch.softmax(scores, dim=-1)
     hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device)[:, : scores.shape[-1]]
     weights = torch.softmax(scores.masked_fill_(hidden, float("-inf")), dim=-1)

@@ -16,7 +16,7 @@ from torch.backends.cuda import (
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_exp.backends.base import Calls, autograd_backward
+from attn_exp.backends.base import Calls, calls_of
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
 
@@ -49,19 +49,10 @@ class Sdpa:
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """The SDPA call with the choice forced around it, not inside it."""
-        q, k, v = inputs.qkv
-        return Calls(
-            forward=partial(
-                F.scaled_dot_product_attention,
-                q,
-                k,
-                v,
-                is_causal=case.causal,
-                enable_gqa=case.q_heads != case.kv_heads,
-            ),
-            backward=partial(autograd_backward, inputs),
-            scope=self._scope,
+        attention = partial(
+            F.scaled_dot_product_attention, is_causal=case.causal, enable_gqa=case.q_heads != case.kv_heads
         )
+        return calls_of(attention, inputs, self._scope)
 
     def _scope(self) -> AbstractContextManager[Any]:
         if self.choice is None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from attn_exp.backends.base import Unavailable
+from attn_exp.backends.package import Unavailable
 from attn_exp.calibration import Calibration, device_key, write_calibration
 from attn_exp.proofs.alarms import alarms_fire
 from attn_exp.proofs.bench import Bench, Finding, open_bench

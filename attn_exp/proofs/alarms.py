@@ -25,7 +25,6 @@ MEASURING = Measuring(
     regime="sustained",
     passes=("forward",),
     seed=7,
-    tolerance={"out": 0.01, "gradient": 0.015},
 )
 
 

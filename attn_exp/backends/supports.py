@@ -1,0 +1,85 @@
+"""Supports: what a backend can compute, declared once; refusals, the overview and the docs page are made of it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attn_exp.case import ALIGNMENTS, PASSES, Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supports:
+    """What a backend can compute.
+
+    `head_dims` lists all head dimensions there are, None for any up to `largest_head_dim` that is a multiple of
+    `head_dim_multiple`; `value_dims` says which pairs (head_dim, value_dim) may differ: `equal`, `any`, or the pairs.
+    `align` has the causal alignments that the backend knows where q_len != kv_len, `keyless` says that queries without
+    keys get zeros. `capability` is the least CUDA
+    compute capability, `capabilities` the only major ones, where code exists for some alone.
+    """
+
+    devices: tuple[str, ...] = ("cuda",)
+    dtypes: tuple[str, ...] = ("bfloat16", "float16")
+    passes: tuple[str, ...] = PASSES
+    align: tuple[str, ...] = ALIGNMENTS
+    grouped: bool = True
+    window: bool = False
+    softcap: bool = False
+    packed: bool = False
+    keyless: bool = False
+    head_dims: tuple[int, ...] | None = None
+    largest_head_dim: int | None = None
+    head_dim_multiple: int = 1
+    value_dims: Literal["equal", "any"] | tuple[tuple[int, int], ...] = "equal"
+    capability: tuple[int, int] | None = None
+    capabilities: tuple[int, ...] | None = None
+
+    def refusal(self, case: Case, device: str) -> str | None:
+        """Why a case is beyond this, in one sentence that says what to set instead; None if it is not."""
+        checks = (
+            (device in self.devices, f"runs on {_words(self.devices)} alone"),
+            (case.dtype in self.dtypes, f"computes {_words(self.dtypes)}, not {case.dtype}"),
+            (self.grouped or case.q_heads == case.kv_heads, "has no grouped heads: set model.kv_heads=null"),
+            (
+                not case.causal or case.square or case.align in self.align,
+                f"aligns a causal mask {_words(self.align)}: set align={self.align[0] if self.align else ''}",
+            ),
+            (self.window or case.window is None, "has no sliding window: set window=null"),
+            (self.softcap or case.softcap is None, "has no softcap: set softcap=null"),
+            (self.packed or case.lengths is None, "has no packed sequences: set lengths=null"),
+        )
+        for fits, otherwise in checks:
+            if not fits:
+                return otherwise
+        return (None if self.keyless else case.keyless) or self._dims_refusal(case)
+
+    def _dims_refusal(self, case: Case) -> str | None:
+        dims = (case.head_dim, case.value_dim)
+        if case.head_dim != case.value_dim:
+            if self.value_dims == "equal":
+                return f"needs equal head dimensions, not {case.head_dim} and {case.value_dim}"
+            if not isinstance(self.value_dims, str):
+                if dims in self.value_dims:
+                    return None
+                pairs = ", ".join(f"{query} and {value}" for query, value in self.value_dims)
+                return f"takes different head dimensions only of {pairs}, not {case.head_dim} and {case.value_dim}"
+        for dim in dims:
+            if self.head_dims is not None and dim not in self.head_dims:
+                return f"has head dimensions {_words(self.head_dims)}, not {dim}"
+            if self.largest_head_dim is not None and dim > self.largest_head_dim:
+                return f"has head dimensions up to {self.largest_head_dim}, not {dim}"
+            if dim % self.head_dim_multiple:
+                return f"needs head dimensions that are multiples of {self.head_dim_multiple}, not {dim}"
+        return None
+
+    def capability_refusal(self, capability: tuple[int, int]) -> str | None:
+        """Why a GPU of this compute capability is not enough, or None."""
+        have = ".".join(map(str, capability))
+        if self.capability is not None and capability < self.capability:
+            return f"needs compute capability {'.'.join(map(str, self.capability))}, this GPU has {have}"
+        if self.capabilities is not None and capability[0] not in self.capabilities:
+            return f"is built for compute capability {_words(self.capabilities)}.x, this GPU has {have}"
+        return None
+
+
+def _words(values: tuple[object, ...]) -> str:
+    return " or ".join(str(value) for value in values)
