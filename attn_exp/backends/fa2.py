@@ -1,0 +1,63 @@
+"""FlashAttention 2, the package `flash-attn` (SDPA's `flash` is a copy of it that ships with PyTorch)."""
+
+from functools import partial
+
+from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.bshd import bshd_calls, flash_window, sequence_starts, unbatched
+from attn_exp.backends.package import Package
+from attn_exp.backends.supports import Supports
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs
+
+
+class FlashAttention2(Described):
+    """`flash_attn_func`, and `flash_attn_varlen_func` for packed lengths.
+
+    Not run by the authors: flash-attn has no wheel for the torch they measure with. Written against 2.8.3
+    (flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp); tested with a stand-in for its functions.
+    `deterministic` takes the backward that adds up in a fixed order.
+    """
+
+    supports = Supports(
+        align=("bottom_right",),
+        window=True,
+        softcap=True,
+        packed=True,
+        # "If the row of the mask is all zero, the output will be zero."
+        keyless=True,
+        # Other head dimensions than multiples of 8 are padded at each call.
+        largest_head_dim=256,
+        capability=(8, 0),
+    )
+    # Not of the module `flash_attn`: flash-attn-4 installs into a folder of that name.
+    package = Package(
+        "flash-attn", "flash_attn.flash_attn_interface", 'pip install "flash-attn>=2.8,<3" --no-build-isolation'
+    )
+    # PyTorch's copy is `pytorch_flash::flash_fwd_kernel`. One query a sequence takes `flash_fwd_splitkv_kernel`.
+    claims = {("cuda", "forward"): r"\bflash::flash_fwd", ("cuda", "backward"): r"\bflash::flash_bwd"}
+
+    def __init__(self, name: str, deterministic: bool = False) -> None:
+        super().__init__(name)
+        self.deterministic = deterministic
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """Sequence starts are made once, and not timed."""
+        flash_attn = self.package.load()
+        options = {
+            "causal": case.causal,
+            "window_size": flash_window(causal=case.causal, window=case.window),
+            "softcap": case.softcap or 0.0,
+            "deterministic": self.deterministic,
+        }
+        if case.lengths is None:
+            return bshd_calls(partial(flash_attn.flash_attn_func, **options), inputs)
+        starts, longest = sequence_starts(case, inputs.q_bhsd.device), max(case.lengths)
+        packed = partial(
+            flash_attn.flash_attn_varlen_func,
+            cu_seqlens_q=starts,
+            cu_seqlens_k=starts,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            **options,
+        )
+        return bshd_calls(unbatched(packed), inputs)

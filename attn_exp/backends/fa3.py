@@ -1,0 +1,119 @@
+"""FlashAttention 3, for Hopper: `flash_attn_interface` of flash-attention's folder `hopper`."""
+
+import torch
+
+from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.bshd import bshd_calls, flash_window
+from attn_exp.backends.operators import Asked, operator_attention, register
+from attn_exp.backends.package import Package
+from attn_exp.backends.supports import Supports
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs
+
+PACKAGE = Package(
+    "flash_attn_3",
+    "flash_attn_interface",
+    "git clone --recursive https://github.com/Dao-AILab/flash-attention && cd flash-attention/hopper && "
+    "python setup.py install (CUDA 12.3 or newer; it is not on PyPI)",
+)
+
+
+class FlashAttention3(Described):
+    """Forward and backward through the custom operator `attn_exp::fa3_attention`.
+
+    Not run by the authors: FlashAttention 3 is not on the package index, and building it takes hours. Written against
+    3.0.0 at commit 01afd16 of Dao-AILab/flash-attention (hopper/flash_attn_interface.py, flash_api_stable.cpp); tested
+    with a stand-in for its two functions. `deterministic` takes the backward that adds up in a fixed order.
+    """
+
+    # hopper/flash_api_stable.cpp, mha_fwd and mha_bwd: up to 256, and of different dimensions (128, 192] with
+    # (96, 128], or up to 64 with up to 512, of which the backward has up to 256.
+    supports = Supports(
+        align=("bottom_right",),
+        window=True,
+        softcap=True,
+        packed=True,
+        # "If the row of the mask is all zero, the output will be zero."
+        keyless=True,
+        largest_head_dim=256,
+        head_dim_multiple=8,
+        value_dims=((192, 128), (64, 128), (64, 256)),
+        capabilities=(9,),
+    )
+    package = PACKAGE
+    claims = {("cuda", "forward"): r"FlashAttnFwdSm", ("cuda", "backward"): r"FlashAttnBwdSm"}
+
+    def __init__(self, name: str, deterministic: bool = False) -> None:
+        super().__init__(name)
+        self.deterministic = deterministic
+
+    def unsupported(self, case: Case, device: str) -> str | None:
+        """As declared; the deterministic backward ends below head dimensions that are rounded up to 256."""
+        refusal = super().unsupported(case, device)
+        if refusal is None and self.deterministic and max(case.head_dim, case.value_dim) > 192:
+            return f"{self.name} has no deterministic backward for head dimensions above 192: set deterministic=false"
+        return refusal
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """Sequence starts are made once, and not timed."""
+        self.package.load()
+        attention = operator_attention(FA3, case, inputs.q_bhsd.device, deterministic=self.deterministic)
+        return bshd_calls(attention, inputs)
+
+
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+    packed = asked.starts is not None
+    left, right = flash_window(causal=asked.causal, window=asked.window)
+    longest = max(asked.lengths) if packed else None
+    out, lse, *_ = PACKAGE.load()._flash_attn_forward(
+        *((q[0], k[0], v[0]) if packed else (q, k, v)),
+        cu_seqlens_q=asked.starts,
+        cu_seqlens_k=asked.starts,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        softmax_scale=q.shape[-1] ** -0.5,
+        causal=asked.causal,
+        window_size_left=left,
+        window_size_right=right,
+        softcap=asked.softcap or 0.0,
+    )
+    return (out.unsqueeze(0), lse.unsqueeze(0)) if packed else (out, lse)
+
+
+def _backward(
+    d_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    asked: Asked,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    packed = asked.starts is not None
+    left, right = flash_window(causal=asked.causal, window=asked.window)
+    longest = max(asked.lengths) if packed else None
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+    def rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor[0] for tensor in tensors) if packed else tensors
+
+    into = dict(zip(("dq", "dk", "dv"), rows(dq, dk, dv), strict=True))
+    # It writes dq, dk and dv; what it returns differs between versions.
+    PACKAGE.load()._flash_attn_backward(
+        *rows(d_out, q, k, v, out, lse),
+        cu_seqlens_q=asked.starts,
+        cu_seqlens_k=asked.starts,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        **into,
+        softmax_scale=q.shape[-1] ** -0.5,
+        is_causal=asked.causal,
+        window_size_left=left,
+        window_size_right=right,
+        softcap=asked.softcap or 0.0,
+        deterministic=asked.deterministic,
+    )
+    return dq, dk, dv
+
+
+FA3 = register("fa3", _forward, _backward)

@@ -1,0 +1,91 @@
+"""This package's own attention in Helion, PyTorch's language for kernels that compiles to Triton."""
+
+from typing import Any
+
+import torch
+
+from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.package import Package
+from attn_exp.backends.supports import Supports
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs
+
+AUTOTUNE = ("none", "quick", "full")
+
+
+class Helion(Described):
+    """`attn_exp.kernels.helion_attention`: flash-style forward and backward, without atomics.
+
+    Run on an H200 with Helion 1.0.0, which fits torch 2.11; Helion 1.5 wants a newer one. `autotune=none` takes tiles
+    that were measured there, `quick` and `full` let Helion search for the case's own, for minutes, at the first call.
+    """
+
+    supports = Supports(
+        window=True,
+        softcap=True,
+        largest_head_dim=256,
+        head_dim_multiple=16,
+        value_dims="any",
+        capability=(8, 0),
+    )
+    package = Package("helion", "helion", 'pip install "helion>=1.0,<1.1"')
+    claims = {
+        ("cuda", "forward"): r"_helion_attention_forward",
+        ("cuda", "backward"): r"_helion_attention_(dk_dv|dq)",
+    }
+
+    def __init__(self, name: str, autotune: str = "none") -> None:
+        super().__init__(name)
+        if autotune not in AUTOTUNE:
+            raise TypeError(f"autotune={autotune!r} is not one of {', '.join(AUTOTUNE)}")
+        self.autotune = autotune
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """Kernels are compiled at the first call of each pass."""
+        self.package.load()
+        from attn_exp.kernels import helion_attention
+
+        problem = helion_attention.Problem(
+            group=case.q_heads // case.kv_heads,
+            scale=case.head_dim**-0.5,
+            causal=case.causal,
+            offset=case.offset,
+            window=case.window,
+            softcap=case.softcap,
+            single=1 in (case.q_len, case.kv_len),
+        )
+        kernels = helion_attention.compiled(max(case.head_dim, case.value_dim), self.autotune)
+
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = _Attention.apply(q, k, v, kernels, problem)  # type: ignore[no-untyped-call]
+            return out
+
+        return calls_of(attention, inputs.laid_out("bhsd"))
+
+
+class _Attention(torch.autograd.Function):
+    """The kernels with their backward; tensors are (batch, heads, length, dim)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernels: Any, problem: Any
+    ) -> torch.Tensor:
+        """The output; queries, keys, values, output and log-sum-exp are kept for the backward."""
+        ctx.kernels, ctx.problem = kernels, problem
+        flat = [tensor.flatten(0, 1) for tensor in (q, k, v)]
+        out, lse = kernels.forward(*flat, *problem.constants)
+        ctx.save_for_backward(*flat, out, lse)
+        ctx.shapes = q.shape, k.shape, v.shape
+        made: torch.Tensor = out.view(*q.shape[:-1], v.shape[-1])
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Row sums first, which both kernels need."""
+        q, k, v, out, lse = ctx.saved_tensors
+        d_out = d_out.contiguous().flatten(0, 1)
+        row_sums = ctx.kernels.row_sums(out, d_out)
+        dk, dv = ctx.kernels.dk_dv(q, k, v, d_out, lse, row_sums, *ctx.problem.constants)
+        dq = ctx.kernels.dq(q, k, v, d_out, lse, row_sums, *ctx.problem.constants)
+        made = (gradient.view(shape) for gradient, shape in zip((dq, dk, dv), ctx.shapes, strict=True))
+        return (*made, None, None)

@@ -1,0 +1,115 @@
+"""A library's attention as a torch custom operator: `torch.compile` sees one node, looks not inside, breaks no graph.
+
+Two operators a library, `attn_exp::NAME_attention` and its backward. They take plain arguments, a case's masks in a
+case's words, and hand them on as an `Asked`; the library is imported when one is called, so that the registration, the
+shapes that tracing sees and the autograd formula are there without it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from attn_exp.backends.bshd import BshdAttention, sequence_starts
+from attn_exp.case import Case
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an operator is to compute besides its tensors: `Case`'s fields; `starts` is where packed sequences start."""
+
+    starts: torch.Tensor | None
+    lengths: tuple[int, ...]
+    causal: bool
+    window: int | None
+    softcap: float | None
+    deterministic: bool
+
+
+# From q, k, v (batch, length, heads, dim) to the output likewise and the log-sum-exp (batch, heads, length) in float32.
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Asked], tuple[torch.Tensor, torch.Tensor]]
+# From d_out, q, k, v, the output and the log-sum-exp to dq, dk and dv.
+Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def register(name: str, forward: Forward, backward: Backward) -> Any:
+    """Register `attn_exp::NAME_attention` and `attn_exp::NAME_attention_backward`; returns the first.
+
+    The log-sum-exp is for the backward alone: no gradient flows through it.
+    """
+
+    @torch.library.custom_op(f"attn_exp::{name}_attention", mutates_args=())
+    def attention(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: torch.Tensor | None,
+        lengths: Sequence[int],
+        causal: bool,
+        window: int | None,
+        softcap: float | None,
+        deterministic: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return forward(q, k, v, Asked(starts, tuple(lengths), causal, window, softcap, deterministic))
+
+    @torch.library.custom_op(f"attn_exp::{name}_attention_backward", mutates_args=())
+    def attention_backward(
+        d_out: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        starts: torch.Tensor | None,
+        lengths: Sequence[int],
+        causal: bool,
+        window: int | None,
+        softcap: float | None,
+        deterministic: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        asked = Asked(starts, tuple(lengths), causal, window, softcap, deterministic)
+        return backward(d_out, q, k, v, out, lse, asked)
+
+    attention.register_fake(_fake_attention)
+    attention_backward.register_fake(_fake_backward)
+    attention.register_autograd(partial(_differentiate, attention_backward), setup_context=_save)
+    return getattr(torch.ops.attn_exp, f"{name}_attention").default
+
+
+def operator_attention(
+    operator: Any, case: Case, device: torch.device, *, deterministic: bool = False
+) -> BshdAttention:
+    """An operator as the attention of a case."""
+    starts = sequence_starts(case, device)
+    lengths = list(case.lengths or ())
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        made: tuple[torch.Tensor, torch.Tensor] = operator(
+            q, k, v, starts, lengths, case.causal, case.window, case.softcap, deterministic
+        )
+        return made[0]
+
+    return attention
+
+
+def _fake_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, length, heads, _dim = q.shape
+    return q.new_empty(batch, length, heads, v.shape[-1]), q.new_empty(batch, heads, length, dtype=torch.float32)
+
+
+def _fake_backward(
+    d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, starts, *ctx.asked = inputs
+    ctx.save_for_backward(q, k, v, *output, starts)
+
+
+def _differentiate(backward: Any, ctx: Any, d_out: torch.Tensor, _d_lse: torch.Tensor) -> tuple[Any, ...]:
+    q, k, v, out, lse, starts = ctx.saved_tensors
+    return (*backward(d_out, q, k, v, out, lse, starts, *ctx.asked), None, *(None for _ in ctx.asked))

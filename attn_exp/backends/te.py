@@ -1,0 +1,89 @@
+"""TransformerEngine's `DotProductAttention`, which itself chooses between cuDNN, FlashAttention and a plain formula."""
+
+from functools import partial
+
+import torch
+
+from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, sequence_starts, unbatched
+from attn_exp.backends.package import Package
+from attn_exp.backends.supports import Supports
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs
+
+
+class TransformerEngine(Described):
+    """`transformer_engine.pytorch.DotProductAttention` with `qkv_format` bshd, or thd for packed lengths.
+
+    Not run by the authors: transformer_engine_torch has no wheel, and building it needs a CUDA toolkit. Written against
+    2.20.2 (pytorch/attention/dot_product_attention/dot_product_attention.py and utils.py); tested with a stand-in. On
+    Hopper it prefers cuDNN to FlashAttention; `NVTE_FUSED_ATTN`, `NVTE_FLASH_ATTN` and
+    `NVTE_ALLOW_NONDETERMINISTIC_ALGO` in the environment change that.
+    """
+
+    supports = Supports(
+        window=True,
+        # cuDNN's path has none: a softcap takes FlashAttention, where that is installed.
+        softcap=True,
+        packed=True,
+        largest_head_dim=256,
+        head_dim_multiple=8,
+        value_dims="any",
+        capability=(8, 0),
+    )
+    package = Package(
+        "transformer-engine",
+        "transformer_engine.pytorch",
+        'pip install --no-build-isolation "transformer-engine[pytorch]>=2.20,<3"',
+    )
+    # The plain formula, which it falls back to, launches kernels of other names.
+    claims = {
+        (
+            "cuda",
+            "forward",
+        ): r"cudnn.*(sdpa|flash|mha).*(fprop|fwd|forward)|flash_fwd|FlashAttnFwd|FlashAttentionForward",
+        (
+            "cuda",
+            "backward",
+        ): r"cudnn.*(sdpa|flash|mha).*(bprop|bwd|backward)|flash_bwd|FlashAttnBwd|FlashAttentionBackwardSm",
+    }
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """The module is made once; sequence starts likewise, and not timed."""
+        engine = self.package.load()
+        left, right = flash_window(causal=case.causal, window=case.window)
+        module = engine.DotProductAttention(
+            num_attention_heads=case.q_heads,
+            kv_channels=(case.head_dim, case.value_dim),
+            num_gqa_groups=case.kv_heads,
+            attention_dropout=0.0,
+            qkv_format="bshd" if case.lengths is None else "thd",
+            attn_mask_type=mask_type(case),
+            window_size=(left, right),
+            softcap=case.softcap or 0.0,
+            attention_type="self" if case.square else "cross",
+        )
+        if case.lengths is None:
+            return bshd_calls(_split_heads(module, case), inputs)
+        starts, longest = sequence_starts(case, inputs.q_bhsd.device), max(case.lengths)
+        packed = partial(module, cu_seqlens_q=starts, cu_seqlens_kv=starts, max_seqlen_q=longest, max_seqlen_kv=longest)
+        return bshd_calls(unbatched(_split_heads(packed, case)), inputs)
+
+
+def mask_type(case: Case) -> str:
+    """`attn_mask_type`; packed sequences are `padding` without any, and square each, so their alignments agree."""
+    if case.lengths is not None:
+        return "padding_causal" if case.causal else "padding"
+    if not case.causal:
+        return "no_mask"
+    return "causal" if case.square or case.align == "top_left" else "causal_bottom_right"
+
+
+def _split_heads(module: BshdAttention, case: Case) -> BshdAttention:
+    """It returns (..., heads * dim)."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = module(q, k, v).unflatten(-1, (case.q_heads, case.value_dim))
+        return out
+
+    return attention

@@ -1,0 +1,149 @@
+"""xFormers' `memory_efficient_attention`, one of its operators forced: CUTLASS, or FlashAttention 3."""
+
+import importlib
+from functools import lru_cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.bshd import bshd_calls
+from attn_exp.backends.operators import Asked, operator_attention, register
+from attn_exp.backends.package import Package, Unavailable
+from attn_exp.backends.supports import Supports
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs
+
+PACKAGE = Package("xformers", "xformers.ops.fmha", 'pip install "xformers>=0.0.35,<0.1"')
+
+
+class XformersCutlass(Described):
+    """The CUTLASS kernels that PyTorch took over; xFormers 0.0.35 calls PyTorch's copy of them (`cutlassF-pt`).
+
+    Written against 0.0.35 (xformers/ops/fmha/cutlass.py, attn_bias.py). Grouped heads are experimental there and have
+    no backward, a sliding window has none outside of packed sequences: both are refused.
+    """
+
+    supports = Supports(
+        dtypes=("bfloat16", "float16", "float32"),
+        grouped=False,
+        packed=True,
+        value_dims="any",
+        # check_lastdim_alignment_stride1 with 16 bytes of a 16-bit type.
+        head_dim_multiple=8,
+        # bfloat16 needs 8.0, CUDA_MAXIMUM_COMPUTE_CAPABILITY is 9.0.
+        capabilities=(8, 9),
+    )
+    package = PACKAGE
+    claims = {("cuda", "forward"): r"fmha_cutlassF", ("cuda", "backward"): r"fmha_cutlassB"}
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """The mask is an object of xFormers', made once, and not timed."""
+        fmha = loaded("cutlass")
+        bias = attention_bias(
+            fmha, case.lengths or (), inputs.q_bhsd.device, causal=case.causal, window=case.window, align=case.align
+        )
+        forced = (fmha.cutlass.FwOp, fmha.cutlass.BwOp)
+        return bshd_calls(partial(fmha.memory_efficient_attention, attn_bias=bias, op=forced), inputs)
+
+
+class XformersFlash3(Described):
+    """FlashAttention 3 by way of xFormers, through the custom operator `attn_exp::xformers_fa3_attention`.
+
+    Not run by the authors: xFormers calls FlashAttention 3 where `flash_attn_3` is installed, and that is not on the
+    package index. Written against 0.0.35 (xformers/ops/fmha/flash3.py); tested with a stand-in for its two functions.
+    Grouped heads are experimental there and have no backward: they are refused.
+    """
+
+    supports = Supports(
+        align=("bottom_right",),
+        grouped=False,
+        window=True,
+        packed=True,
+        # SUPPORTED_MIN_K of the backward and SUPPORTED_MAX_K; FlashAttention 3 rounds up to these.
+        head_dims=(64, 96, 128, 192, 256),
+        value_dims=((192, 128), (64, 128), (64, 256)),
+        # 8.x is allowed there, but FlashAttention 3 is for Hopper.
+        capabilities=(9,),
+    )
+    package = PACKAGE
+    claims = {("cuda", "forward"): r"FlashAttnFwdSm", ("cuda", "backward"): r"FlashAttnBwdSm"}
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """The mask is made at the first call and kept."""
+        loaded("flash3")
+        return bshd_calls(operator_attention(XFORMERS_FA3, case, inputs.q_bhsd.device), inputs)
+
+
+def loaded(operator: str) -> ModuleType:
+    """`xformers.ops.fmha`, with its `cutlass` or `flash3` operator built and its extension loaded.
+
+    Raises:
+        Unavailable: one of them is missing; without its extension xFormers warns, and refuses every call.
+    """
+    fmha = PACKAGE.load()
+    failed = importlib.import_module("xformers._cpp_lib")._cpp_library_load_exception
+    if failed is not None:
+        built = " ".join(str(failed).split()).split(" Please reinstall")[0]
+        raise Unavailable(f"xformers {PACKAGE.version()}: {built}")
+    if not getattr(fmha, operator).FwOp.is_available():
+        needed = {"flash3": ": it needs flash_attn_3, built from flash-attention's folder hopper (see backend=fa3)"}
+        raise Unavailable(f"xformers {PACKAGE.version()} has no {operator} here{needed.get(operator, '')}")
+    return fmha
+
+
+def attention_bias(
+    fmha: ModuleType,
+    lengths: tuple[int, ...],
+    device: torch.device,
+    *,
+    causal: bool,
+    window: int | None,
+    align: str = "bottom_right",
+) -> Any:
+    """A case's mask as xFormers' object; its windows count keys kept, the query's own included, as a case's do."""
+    masks = fmha.attn_bias
+    if lengths:
+        blocks = masks.BlockDiagonalMask.from_seqlens(list(lengths), device=device)
+        if window is not None:
+            return blocks.make_local_attention(window)
+        return blocks.make_causal() if causal else blocks
+    if window is not None:
+        return masks.LowerTriangularFromBottomRightLocalAttentionMask(window)
+    if causal:
+        return masks.LowerTriangularFromBottomRightMask() if align == "bottom_right" else masks.LowerTriangularMask()
+    return None
+
+
+@lru_cache(maxsize=8)
+def _kept_bias(
+    fmha: ModuleType, lengths: tuple[int, ...], device: torch.device, causal: bool, window: int | None
+) -> Any:
+    """An operator takes no objects, and making one of packed lengths copies them to the GPU."""
+    return attention_bias(fmha, lengths, device, causal=causal, window=window)
+
+
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+    fmha = PACKAGE.load()
+    bias = _kept_bias(fmha, asked.lengths, q.device, asked.causal, asked.window)
+    out, lse = fmha.memory_efficient_attention_forward_requires_grad(q, k, v, bias, op=fmha.flash3.FwOp)
+    return out, lse
+
+
+def _backward(
+    d_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    asked: Asked,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    fmha = PACKAGE.load()
+    bias = _kept_bias(fmha, asked.lengths, q.device, asked.causal, asked.window)
+    dq, dk, dv = fmha.memory_efficient_attention_backward(d_out, out, lse, q, k, v, bias, op=fmha.flash3.BwOp)
+    return dq, dk, dv
+
+
+XFORMERS_FA3 = register("xformers_fa3", _forward, _backward)
