@@ -20,21 +20,20 @@ class FlashAttention4(Described):
     up in a fixed order.
     """
 
+    # flash_attn/cute/interface.py, _validate_head_dims, allows 8 to 256 in steps of 8 on Hopper, any with any. These
+    # are right on an H200 with 4.0.0b36; 40 and 72 get a wrong dq, 128 with 64 a poor one, 64 with 128 no backward.
     supports = Supports(
         align=("bottom_right",),
         window=True,
         softcap=True,
         packed=True,
-        # flash_attn/cute/interface.py, _validate_head_dims: 8 to 256 in steps of 16 bytes on Hopper.
-        largest_head_dim=256,
-        head_dim_multiple=8,
-        value_dims="any",
-        capability=(9, 0),
+        head_dims=(64, 96, 128, 256),
+        value_dims=((192, 128), (256, 128)),
         # 8.x and 12.x have kernels too, but 8.x no backward and 12.x neither splits nor a deterministic one.
         capabilities=(9, 10, 11),
     )
-    # The same place: up to 128, both 256, or 192 and 128.
-    on_blackwell = replace(supports, largest_head_dim=128, value_dims="any")
+    # The same place.
+    on_blackwell = replace(supports, value_dims=((192, 128),))
     package = Package("flash-attn-4", "flash_attn.cute", 'pip install --pre "flash-attn-4>=4.0.0b36,<5"')
     # FlashAttentionBackwardPreprocess runs before any backward, so the claim names the one that computes.
     claims = {
@@ -47,14 +46,17 @@ class FlashAttention4(Described):
         self.deterministic = deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """As declared; Blackwell has other head dimensions than Hopper."""
+        """As declared; Blackwell pairs fewer head dimensions, Hopper's backward of grouped heads none."""
         refusal = super().unsupported(case, device)
-        if refusal is None and torch.cuda.get_device_capability()[0] >= 10:
-            if (case.head_dim, case.value_dim) in ((192, 128), (256, 256)):
-                return None
+        if refusal is not None or case.head_dim == case.value_dim:
+            return refusal
+        if torch.cuda.get_device_capability()[0] > 9:
             narrower = self.on_blackwell.refusal(case, device)
             return f"{self.name} {narrower} on Blackwell" if narrower else None
-        return refusal
+        if case.q_heads != case.kv_heads:
+            # flash_attn/cute/flash_bwd_sm90.py: "GQA backward requires head_dim == head_dim_v"
+            return f"{self.name} has no backward for grouped heads of different dimensions: set model.kv_heads=null"
+        return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Sequence starts are made once, and not timed."""

@@ -3,6 +3,9 @@
 Tensors are flattened to (batch * heads, length, dim). Scores live in base 2, as exp2 is the GPU's own instruction.
 The backward recomputes them in two kernels, one for dk and dv and one for dq, so that nothing is added up atomically
 and gradients are the same each time (FlashAttention-2, arXiv:2307.08691, algorithm 2).
+
+Index vectors are turned by `unsqueeze`, not by `[:, None]`: a slice whose length Helion 1.0 guesses to be that of the
+head dimension becomes one, and its masks then have the wrong shape.
 """
 
 from collections.abc import Callable
@@ -22,8 +25,7 @@ LOWEST = -1e30
 class Problem:
     """What the kernels are specialized on besides shapes: masks as a `Case` means them, `offset` its `Case.offset`.
 
-    `single` says that there is one query or one key: Helion 1.0 broadcasts a dimension of size 1 over the whole tile
-    instead of masking what is beyond it, so the kernels mask it themselves.
+    Lengths are 2 or more: Helion 1.0 broadcasts a dimension of size 1 over a whole tile, and masks nothing beyond it.
     """
 
     group: int
@@ -32,12 +34,11 @@ class Problem:
     offset: int
     window: int | None
     softcap: float | None
-    single: bool
 
     @property
     def constants(self) -> tuple[Any, ...]:
         """The kernels' arguments after their tensors."""
-        return self.group, self.scale, self.causal, self.offset, self.window, self.softcap, self.single
+        return self.group, self.scale, self.causal, self.offset, self.window, self.softcap
 
 
 def attention_forward(
@@ -50,7 +51,6 @@ def attention_forward(
     offset: hl.constexpr,
     window: hl.constexpr,
     softcap: hl.constexpr,
-    single: hl.constexpr,
     held: hl.constexpr,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, and the logarithm to base 2 of each row's sum of exponentials."""
@@ -80,21 +80,19 @@ def attention_forward(
                 scores = torch.tanh(scores * (scale / softcap)) * (softcap * LOG2_E)
             else:
                 scores = scores * (scale * LOG2_E)
-            if single:
-                scores = torch.where(tile_kv.index[None, :] < kv_len, scores, float("-inf"))
             if causal:
-                seen = tile_q.index[:, None] + offset >= tile_kv.index[None, :]
+                seen = tile_q.index.unsqueeze(1) + offset >= tile_kv.index.unsqueeze(0)
                 scores = torch.where(seen, scores, float("-inf"))
             if window is not None:
-                seen = tile_q.index[:, None] + offset - window < tile_kv.index[None, :]
+                seen = tile_q.index.unsqueeze(1) + offset - window < tile_kv.index.unsqueeze(0)
                 scores = torch.where(seen, scores, float("-inf"))
             new_highest = torch.maximum(highest, torch.amax(scores, -1))
-            weights = torch.exp2(scores - new_highest[:, None])
+            weights = torch.exp2(scores - new_highest.unsqueeze(1))
             shrink = torch.exp2(highest - new_highest)
             total = total * shrink + torch.sum(weights, -1)
-            acc = hl.dot(weights.to(v.dtype), v[head // group, tile_kv, :], acc=acc * shrink[:, None])
+            acc = hl.dot(weights.to(v.dtype), v[head // group, tile_kv, :], acc=acc * shrink.unsqueeze(1))
             highest = new_highest
-        out[head, tile_q, :] = (acc / total[:, None]).to(out.dtype)
+        out[head, tile_q, :] = (acc / total.unsqueeze(1)).to(out.dtype)
         lse[head, tile_q] = highest + torch.log2(total)
     return out, lse
 
@@ -124,7 +122,6 @@ def attention_dk_dv(
     offset: hl.constexpr,
     window: hl.constexpr,
     softcap: hl.constexpr,
-    single: hl.constexpr,
     held: hl.constexpr,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of keys and values; tiles are transposed, (keys, queries), so that no result has to be."""
@@ -155,20 +152,18 @@ def attention_dk_dv(
                 scores = hl.dot(keys, queries.T, out_dtype=torch.float32)
                 if softcap is not None:
                     capped = torch.tanh(scores * (scale / softcap))
-                    weights = torch.exp2(capped * (softcap * LOG2_E) - lse[head, tile_q][None, :])
+                    weights = torch.exp2(capped * (softcap * LOG2_E) - lse[head, tile_q].unsqueeze(0))
                 else:
-                    weights = torch.exp2(scores * (scale * LOG2_E) - lse[head, tile_q][None, :])
-                if single:
-                    weights = torch.where(tile_q.index[None, :] < q_len, weights, 0.0)
+                    weights = torch.exp2(scores * (scale * LOG2_E) - lse[head, tile_q].unsqueeze(0))
                 if causal:
-                    seen = tile_q.index[None, :] + offset >= tile_kv.index[:, None]
+                    seen = tile_q.index.unsqueeze(0) + offset >= tile_kv.index.unsqueeze(1)
                     weights = torch.where(seen, weights, 0.0)
                 if window is not None:
-                    seen = tile_q.index[None, :] + offset - window < tile_kv.index[:, None]
+                    seen = tile_q.index.unsqueeze(0) + offset - window < tile_kv.index.unsqueeze(1)
                     weights = torch.where(seen, weights, 0.0)
                 dv_acc = hl.dot(weights.to(v.dtype), d_outs, acc=dv_acc)
                 d_weights = hl.dot(values, d_outs.T, out_dtype=torch.float32)
-                d_scores = weights * (d_weights - row_sums[head, tile_q][None, :])
+                d_scores = weights * (d_weights - row_sums[head, tile_q].unsqueeze(0))
                 if softcap is not None:
                     d_scores = d_scores * (1.0 - capped * capped)
                 dk_acc = hl.dot(d_scores.to(q.dtype), queries, acc=dk_acc)
@@ -190,7 +185,6 @@ def attention_dq(
     offset: hl.constexpr,
     window: hl.constexpr,
     softcap: hl.constexpr,
-    single: hl.constexpr,
     held: hl.constexpr,
 ) -> torch.Tensor:
     """The gradient of queries."""
@@ -218,20 +212,18 @@ def attention_dq(
             scores = hl.dot(queries, keys.T, out_dtype=torch.float32)
             if softcap is not None:
                 capped = torch.tanh(scores * (scale / softcap))
-                weights = torch.exp2(capped * (softcap * LOG2_E) - row_lse[:, None])
+                weights = torch.exp2(capped * (softcap * LOG2_E) - row_lse.unsqueeze(1))
             else:
-                weights = torch.exp2(scores * (scale * LOG2_E) - row_lse[:, None])
-            if single:
-                weights = torch.where(tile_kv.index[None, :] < kv_len, weights, 0.0)
+                weights = torch.exp2(scores * (scale * LOG2_E) - row_lse.unsqueeze(1))
             if causal:
-                seen = tile_q.index[:, None] + offset >= tile_kv.index[None, :]
+                seen = tile_q.index.unsqueeze(1) + offset >= tile_kv.index.unsqueeze(0)
                 weights = torch.where(seen, weights, 0.0)
             if window is not None:
-                seen = tile_q.index[:, None] + offset - window < tile_kv.index[None, :]
+                seen = tile_q.index.unsqueeze(1) + offset - window < tile_kv.index.unsqueeze(0)
                 weights = torch.where(seen, weights, 0.0)
             values = v[head // group, tile_kv, :]
             d_weights = hl.dot(d_outs, values.T, out_dtype=torch.float32)
-            d_scores = weights * (d_weights - row_sum[:, None])
+            d_scores = weights * (d_weights - row_sum.unsqueeze(1))
             if softcap is not None:
                 d_scores = d_scores * (1.0 - capped * capped)
             acc = hl.dot(d_scores.to(k.dtype), keys, acc=acc)
@@ -252,7 +244,7 @@ class Kernels:
 # Tiles (rows held, rows walked over) by the head dimension that they are for at most, warps and stages; from a search
 # over 64 and 128 on an H200 at batch 4, 16 heads, 4,096 tokens.
 _FORWARD_TILES = {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (64, 32, 4, 2)}
-_DK_DV_TILES = {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 1)}
+_DK_DV_TILES = {64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 1)}
 _DQ_TILES = {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 1)}
 
 

@@ -1,0 +1,103 @@
+"""Backends of other libraries on a GPU, each where its package is installed."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from test_conf import CONF
+
+from attn_exp.accuracy import inaccuracy
+from attn_exp.backends.base import load_backend
+from attn_exp.backends.package import Unavailable
+from attn_exp.case import Case
+from attn_exp.inputs import make_inputs
+from attn_exp.timers.kernel import activities
+from attn_exp.tolerance import expected
+
+pytestmark = pytest.mark.gpu
+
+NAMES = ("fa2", "fa3", "fa4", "xformers_cutlass", "xformers_fa3", "te", "helion")
+CASE = Case(
+    batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"
+)  # fmt: skip
+PACKED = replace(CASE, batch=1, lengths=(300, 1, 211, 512))
+CASES = [
+    CASE,
+    replace(CASE, causal=True),
+    replace(CASE, causal=True, q_len=777, kv_len=777, layout="bshd"),
+    replace(CASE, causal=True, q_len=500, kv_len=1111),
+    replace(CASE, causal=True, q_len=500, kv_len=1111, align="top_left"),
+    replace(CASE, causal=True, window=200),
+    replace(CASE, causal=True, window=129, q_len=700, kv_len=1000),
+    replace(CASE, causal=True, window=1),
+    replace(CASE, causal=True, kv_heads=2),
+    replace(CASE, kv_heads=1),
+    replace(CASE, causal=True, softcap=5.0),
+    replace(CASE, causal=True, head_dim=64, value_dim=64),
+    replace(CASE, causal=True, head_dim=64, value_dim=64, kv_heads=2, softcap=3.0, window=77),
+    replace(CASE, head_dim=64, value_dim=64, dtype="float16"),
+    replace(CASE, causal=True, head_dim=96, value_dim=96),
+    replace(CASE, causal=True, head_dim=192, value_dim=128),
+    replace(CASE, causal=True, head_dim=256, value_dim=256),
+    replace(CASE, causal=True, q_len=1, kv_len=4096),
+    replace(CASE, causal=True, q_len=1, kv_len=4096, kv_heads=2, batch=8),
+    PACKED,
+    replace(PACKED, causal=True),
+    replace(PACKED, causal=True, window=100, kv_heads=2),
+    replace(CASE, dtype="float32", q_len=200),
+]
+
+
+def configured(name, **options):
+    return load_backend(yaml.safe_load((CONF / f"backend/{name}.yaml").read_text()) | options)
+
+
+def prepared(backend, case):
+    """Inputs and calls; skipped where the case is refused or the package missing."""
+    reason = backend.unsupported(case, "cuda")
+    if reason:
+        pytest.skip(reason)
+    inputs = make_inputs(case, "cuda", torch.seed() % 2**31, with_gradients=True)
+    try:
+        return inputs, backend.prepare(case, inputs)
+    except Unavailable as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("case", CASES, ids=Case.label)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_right_and_runs_the_kernels_that_it_claims(name, case):
+    backend = configured(name)
+    inputs, calls = prepared(backend, case)
+    right = expected(case, inputs, with_gradients=True)
+    with calls.scope():
+        out = calls.forward()
+        backward = calls.backward(out)
+        found = dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *backward()), strict=True))
+        assert inaccuracy({name: right.judge(name, tensor) for name, tensor in found.items()}) is None
+        for direction, call in (("forward", calls.forward), ("backward", backward)):
+            ran = [activity.name for activity in activities(call)]
+            assert any(re.search(backend.claimed_kernels(direction, "cuda"), kernel) for kernel in ran), ran
+
+
+@pytest.mark.parametrize("name", ["fa2", "fa3", "fa4"])
+def test_the_deterministic_backward_gives_the_same_bits_each_time(name):
+    case = replace(CASE, batch=1, causal=True, q_len=4096, kv_len=4096)
+    _, calls = prepared(configured(name, deterministic=True), case)
+    with calls.scope():
+        backward = calls.backward(calls.forward())
+        first = backward()
+        for _ in range(3):
+            assert all(torch.equal(one, other) for one, other in zip(first, backward(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["fa3", "xformers_fa3"])
+def test_compiled_whole_the_operator_breaks_no_graph(name):
+    inputs, calls = prepared(configured(name), replace(CASE, causal=True))
+    inputs = inputs.laid_out("bshd")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    out = torch.compile(calls.attention, fullgraph=True, backend=counter)(*inputs.qkv)
+    assert counter.frame_count == 1
+    assert torch.equal(out, calls.forward())
