@@ -134,7 +134,8 @@ def write_tables(records: Sequence[Record], folder: Path) -> list[Path]:
 def _order(record: Record) -> tuple[Any, ...]:
     """Rivals of one case stand together, cases in the order of their sizes."""
     case = [getattr(record.request.case, name) for name in case_columns()]
-    return (record.request.model, *case, record.request.backend["name"], record.request.job)
+    sizes = [(value is not None, value) for value in case]
+    return (record.request.model, *sizes, record.label, record.request.job)
 
 
 def _errors(direction: str) -> list[str]:
@@ -143,7 +144,7 @@ def _errors(direction: str) -> list[str]:
 
 def _row(record: Record) -> dict[str, Any]:
     request = record.request
-    row: dict[str, Any] = {"backend": request.backend["name"], "model": request.model}
+    row: dict[str, Any] = {"backend": record.label, "model": request.model}
     row |= {name: _plain(getattr(request.case, name)) for name in case_columns()}
     row |= {"timer": request.measuring.timer, "device": request.device}
     row["status"] = record.status if record.status == "ok" else f"{record.status}*"
@@ -181,6 +182,7 @@ def _csv_row(record: Record, names: Sequence[str]) -> dict[str, Any]:
         "status": record.status,
         "reason": record.reason or "",
         "backend": request.backend["name"],
+        "compile": request.compile.mode,
         "model": request.model,
         "device": request.device,
         "timer": request.measuring.timer,

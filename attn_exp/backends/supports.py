@@ -40,10 +40,10 @@ class Supports:
             (case.dtype in self.dtypes, f"computes {_words(self.dtypes)}, not {case.dtype}"),
             (self.grouped or case.q_heads == case.kv_heads, "has no grouped heads: set model.kv_heads=null"),
             (
-                not case.causal or case.square or case.align in self.align,
+                case.dense or case.square or case.align in self.align,
                 f"aligns a causal mask {_words(self.align)}: set align={self.align[0] if self.align else ''}",
             ),
-            (self.window or case.window is None, "has no sliding window: set window=null"),
+            (self.window or case.dense or case.window is None, "has no sliding window: set window=null"),
             (self.softcap or case.softcap is None, "has no softcap: set softcap=null"),
             (self.packed or case.lengths is None, "has no packed sequences: set lengths=null"),
         )
