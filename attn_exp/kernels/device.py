@@ -19,14 +19,12 @@ def load_tile(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DIM: tl.constexpr,
-    CHECKED: tl.constexpr,
     TMA: tl.constexpr,
 ):
     """Rows `row` ... `row` + ROWS - 1 of one head, (ROWS, COLUMNS), zeros beyond `length` rows or DIM columns.
 
     `source` is a pointer, or with TMA a descriptor of the whole (batch, heads, length, dim) tensor, whose addresses
-    and bounds Hopper's copy engine computes instead of the threads. Without CHECKED the caller promises that all rows
-    exist; a pointer then needs no mask.
+    and bounds Hopper's copy engine computes instead of the threads.
     """
     if TMA:
         tile = source.load([batch, head, row, 0]).reshape(ROWS, COLUMNS)
@@ -37,14 +35,10 @@ def load_tile(
         rows = tl.arange(0, ROWS)[:, None]
         columns = tl.arange(0, COLUMNS)[None, :]
         pointers = source + first + (rows * strides[2] + columns)
-        if CHECKED and DIM < COLUMNS:
+        if DIM < COLUMNS:
             tile = tl.load(pointers, mask=(row + rows < length) & (columns < DIM), other=0.0)
-        elif CHECKED:
-            tile = tl.load(pointers, mask=row + rows < length, other=0.0)
-        elif DIM < COLUMNS:
-            tile = tl.load(pointers, mask=columns < DIM, other=0.0)
         else:
-            tile = tl.load(pointers)
+            tile = tl.load(pointers, mask=row + rows < length, other=0.0)
     return tile
 
 
@@ -97,7 +91,7 @@ def tanh(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def key_ranges(
+def keys_of(
     first_query,
     q_len,
     kv_len,
@@ -108,10 +102,10 @@ def key_ranges(
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """(begin, full_begin, full_end, end): the keys that a block of queries sees, the full range those all of them see.
+    """(begin, full_begin, full_end, end): the keys that a block of queries sees, and those that all of them see.
 
-    Blocks of BLOCK_N keys start at multiples of BLOCK_N. Those in the full range need no mask; the ones around it do;
-    all others are hidden and skipped.
+    Blocks of BLOCK_N keys start at multiples of BLOCK_N. Those from `full_begin` to `full_end` need no mask, those
+    around them do, all others are hidden and skipped.
     """
     last_query = tl.minimum(first_query + BLOCK_M, q_len) - 1
     begin = 0
@@ -119,18 +113,16 @@ def key_ranges(
     end = kv_len
     full_end = kv_len
     if CAUSAL:
-        end = tl.maximum(tl.minimum(kv_len, last_query + offset + 1), 0)
+        end = tl.minimum(kv_len, last_query + offset + 1)
         full_end = tl.maximum(tl.minimum(kv_len, first_query + offset + 1), 0)
     if WINDOWED:
         begin = tl.maximum(first_query + offset - window + 1, 0) // BLOCK_N * BLOCK_N
-        full_begin = tl.cdiv(tl.maximum(last_query + offset - window + 1, 0), BLOCK_N) * BLOCK_N
-        full_begin = tl.minimum(full_begin, tl.cdiv(end, BLOCK_N) * BLOCK_N)
-    full_end = tl.maximum(full_end // BLOCK_N * BLOCK_N, full_begin)
-    return begin, full_begin, full_end, end
+        full_begin = tl.maximum(last_query + offset - window + 1, 0)
+    return begin, full_begin, full_end // BLOCK_N * BLOCK_N, end
 
 
 @triton.jit
-def query_ranges(
+def queries_of(
     first_key,
     q_len,
     kv_len,
@@ -141,21 +133,16 @@ def query_ranges(
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """(begin, full_begin, full_end, end): the queries that see a block of keys, as `key_ranges` does for queries.
+    """(begin, end): the queries that see a block of keys, in blocks of BLOCK_M that start at multiples of BLOCK_M.
 
-    Beyond `q_len` a block is not full: its rows have to be checked.
+    At least one block, hidden or not, inside the queries: where the loop over them may be empty, ptxas (CUDA 12.8)
+    serializes the matrix products ("non wgmma instructions defining accumulator registers").
     """
     last_key = tl.minimum(first_key + BLOCK_N, kv_len) - 1
     begin = 0
-    full_begin = 0
     end = q_len
-    full_end = q_len
     if CAUSAL:
-        begin = tl.maximum(first_key - offset, 0) // BLOCK_M * BLOCK_M
-        full_begin = tl.cdiv(tl.maximum(last_key - offset, 0), BLOCK_M) * BLOCK_M
+        begin = tl.minimum(tl.maximum(first_key - offset, 0), q_len - 1) // BLOCK_M * BLOCK_M
     if WINDOWED:
-        end = tl.maximum(tl.minimum(q_len, last_key - offset + window), 0)
-        full_end = tl.maximum(tl.minimum(q_len, first_key - offset + window), 0)
-    full_begin = tl.minimum(full_begin, tl.cdiv(end, BLOCK_M) * BLOCK_M)
-    full_end = tl.maximum(full_end // BLOCK_M * BLOCK_M, full_begin)
-    return begin, full_begin, full_end, end
+        end = tl.minimum(q_len, last_key - offset + window)
+    return begin, tl.maximum(end, begin + 1)

@@ -10,13 +10,15 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attn_exp.kernels.backward_kernels import delta_kernel, dkdv_kernel, dq_kernel
+from attn_exp.kernels.backward_kernels import dkdv_kernel, dq_kernel, rows_kernel
 from attn_exp.kernels.forward_kernel import forward_kernel
 
 LOG2_E = math.log2(math.e)
 # Shared memory of one block on an H100 or H200, less what Triton keeps for itself.
 SHARED_BYTES = 224 * 1024
-DELTA_ROWS = 64
+# Rows of the backward pass are padded to this: no block has more.
+LARGEST_BLOCK = 128
+ROWS_BLOCK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,21 +81,29 @@ def launch_forward(
     )
 
 
-def launch_delta(out_bhsd: torch.Tensor, d_out_bhsd: torch.Tensor, delta: torch.Tensor) -> None:
-    """Fill `delta` (batch, q_heads, q_len) with rowsum(d_out * out)."""
+def launch_rows(
+    out_bhsd: torch.Tensor, d_out_bhsd: torch.Tensor, lse_log2: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(lse_log2, delta), (batch, q_heads, q_len padded): what the backward kernels read of each row."""
     batch, q_heads, q_len, value_dim = out_bhsd.shape
-    delta_kernel[(triton.cdiv(q_len, DELTA_ROWS) * q_heads * batch,)](
+    padded_len = triton.cdiv(q_len, LARGEST_BLOCK) * LARGEST_BLOCK
+    lse, delta = torch.empty(2, batch, q_heads, padded_len, dtype=torch.float32, device=out_bhsd.device)
+    rows_kernel[(padded_len // ROWS_BLOCK * q_heads * batch,)](
         out_bhsd,
         d_out_bhsd,
+        lse_log2,
+        lse,
         delta,
         _strides(out_bhsd),
         _strides(d_out_bhsd),
         q_heads,
         q_len,
+        padded_len,
         VALUE_DIM=value_dim,
         BLOCK_DV=padded(value_dim),
-        BLOCK_M=DELTA_ROWS,
+        BLOCK_M=ROWS_BLOCK,
     )
+    return lse, delta
 
 
 def launch_dkdv(
@@ -124,8 +134,9 @@ def launch_dkdv(
         k=k,
         v=v,
         d_out=d_out,
-        lse_log2=lse_log2,
-        delta=delta,
+        lse_log2=_flat_source(lse_log2, tma),
+        delta=_flat_source(delta, tma),
+        padded_len=delta.shape[-1],
         dk=dk_bhsd,
         dv=dv_bhsd,
         q_strides=_strides(q_bhsd),
@@ -169,6 +180,7 @@ def launch_dq(
         d_out=d_out,
         lse_log2=lse_log2,
         delta=delta,
+        padded_len=delta.shape[-1],
         dq=dq_bhsd,
         q_strides=_strides(q_bhsd),
         k_strides=_strides(k_bhsd),
@@ -204,6 +216,9 @@ def fit_blocks(arguments: dict[str, Any]) -> None:
     ):
         if isinstance(arguments.get(name), TensorDescriptor):
             arguments[name].block_shape = [1, 1, arguments[rows], arguments[columns]]
+    for name in ("lse_log2", "delta"):
+        if isinstance(arguments.get(name), TensorDescriptor):
+            arguments[name].block_shape = [arguments["BLOCK_M"]]
 
 
 def make_config(
@@ -214,11 +229,10 @@ def make_config(
     stages: int,
     *,
     overlap: bool = False,
-    warp_specialize: bool = False,
     maxnreg: int | None = None,
 ) -> triton.Config:
     """One point of the autotuner's space: queries and keys of a block, warps, stages of the loads' pipeline."""
-    meta = {"BLOCK_M": block_m, "BLOCK_N": block_n, "WARP_SPECIALIZE": warp_specialize}
+    meta: dict[str, Any] = {"BLOCK_M": block_m, "BLOCK_N": block_n}
     if kernel is forward_kernel:
         meta["OVERLAP"] = overlap
     return triton.Config(meta, num_warps=warps, num_stages=stages, maxnreg=maxnreg, pre_hook=fit_blocks)
@@ -234,6 +248,10 @@ def _source(tensor: torch.Tensor, tma: bool) -> Any:
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, 1, 16])
 
 
+def _flat_source(rows: torch.Tensor, tma: bool) -> Any:
+    return TensorDescriptor(rows, [rows.numel()], [1], [16]) if tma else rows
+
+
 def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     batch, head, row, _ = tensor.stride()
     return batch, head, row
@@ -246,7 +264,7 @@ def _common(
     return {
         "q_len": q_len,
         "kv_len": kv_len,
-        # Up to 16, 256, 4096: lengths of one bucket share a configuration.
+        # Up to 8, 128, 2048, 32768: lengths of one bucket share a configuration.
         "bucket": (max(q_len, 2) - 1).bit_length() // 4 * 16 + (max(kv_len, 2) - 1).bit_length() // 4,
         "GROUP": q_bhsd.shape[1] // k_bhsd.shape[1],
         "DIM": dim,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.kernels.launch import Scores, launch_delta, launch_dkdv, launch_dq, launch_forward
+from attn_exp.kernels.launch import Scores, launch_dkdv, launch_dq, launch_forward, launch_rows
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_DIM = 256
@@ -108,12 +108,11 @@ def _backward(
         # A gradient expanded from one number, for instance.
         d_out = d_out.contiguous()
     dq, dk, dv = (_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-    delta = torch.empty_like(lse_log2)
     scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap)
     with torch.cuda.device_of(q):
-        launch_delta(out, d_out, delta)
-        launch_dkdv(q, k, v, d_out, lse_log2, delta, dk, dv, scores)
-        launch_dq(q, k, v, d_out, lse_log2, delta, dq, scores)
+        padded_lse, delta = launch_rows(out, d_out, lse_log2)
+        launch_dkdv(q, k, v, d_out, padded_lse, delta, dk, dv, scores)
+        launch_dq(q, k, v, d_out, padded_lse, delta, dq, scores)
     return dq, dk, dv
 
 
