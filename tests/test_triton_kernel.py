@@ -173,7 +173,7 @@ def _laid_out(tensor: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[str, torch.Tensor]:
-    from attn_exp.kernels import launch
+    from attn_exp.kernels import launch, tuning
     from attn_exp.kernels.triton_attention import attention
 
     tensors = [*inputs.qkv, inputs.d_out_bhsd]
@@ -183,18 +183,18 @@ def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[s
     for tensor in (q, k, v):
         tensor.requires_grad_()
     offset = 0 if checked.align == "top_left" else None
-    before = launch.configs_of, launch.tma_reads
+    before = tuning.configs_of, launch.tma_reads
     if how == "overlap":
-        launch.configs_of = lambda kernel, *_: [launch.make_config(kernel, 16, 32, 4, 1, overlap=True)]
+        tuning.configs_of = lambda kernel, *_: [tuning.make_config(kernel, 16, 32, 4, 1, True)]
     if how == "descriptors":
         launch.tma_reads = lambda tensor: True
-    launch._autotuned.cache_clear()
+    tuning.autotuned.cache_clear()
     try:
         out = attention(q, k, v, causal=checked.causal, offset=offset, window=checked.window, **options)
         gradients = torch.autograd.grad(out, (q, k, v), d_out)
     finally:
-        launch.configs_of, launch.tma_reads = before
-        launch._autotuned.cache_clear()
+        tuning.configs_of, launch.tma_reads = before
+        tuning.autotuned.cache_clear()
     if how == "bshd" and checked.head_dim == checked.value_dim:
         assert out.transpose(1, 2).is_contiguous()
     return dict(zip(NAMES, (out, *gradients), strict=True))

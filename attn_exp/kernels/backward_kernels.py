@@ -99,7 +99,7 @@ def dkdv_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of one block of keys of one key-value head, summed over the queries of all heads of its group.
+    """One block of keys' dk and dv, of one key-value head, summed over the queries of all heads of its group.
 
     Everything is transposed, (keys, queries): pT and dsT come out of the tensor cores where the next product needs its
     left operand, in registers, and k and v, the left operands of the first two, stay for the whole loop. WANT_DK and
@@ -111,9 +111,7 @@ def dkdv_kernel(
     kv_head = tl.program_id(0) // blocks % kv_heads
     batch = tl.program_id(0) // blocks // kv_heads
     keys = first_key + tl.arange(0, BLOCK_N)
-    begin, end = queries_of(
-        first_key, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED
-    )
+    begin, end = queries_of(first_key, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED)
     k_tile = load_tile(k, k_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_D, DIM, TMA)
     if WANT_DK:
         v_tile = load_tile(v, v_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
@@ -189,7 +187,7 @@ def dq_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dq of one block of queries of one head; blocks in the forward kernel's order."""
+    """One block of queries' dq, of one head; blocks in the forward kernel's order."""
     blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % blocks
     head = tl.program_id(0) // blocks % q_heads
@@ -203,9 +201,7 @@ def dq_kernel(
         first_query, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED
     )
     q_tile = load_tile(q, q_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_D, DIM, TMA)
-    d_out_tile = load_tile(
-        d_out, d_out_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM, TMA
-    )
+    d_out_tile = load_tile(d_out, d_out_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM, TMA)
     row = (tl.program_id(0) // blocks).to(tl.int64) * padded_len
     row_lse = tl.load(lse_log2 + row + queries)
     row_delta = tl.load(delta + row + queries)

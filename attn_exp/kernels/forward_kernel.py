@@ -108,7 +108,9 @@ def forward_kernel(
         total = tl.dot(weights_before, v_tile, total * pending_rescale[:, None], input_precision="ieee")
     blind = row_sum == 0.0
     row_sum = tl.where(blind, 1.0, row_sum)
-    store_tile(total / row_sum[:, None], out, out_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM)
+    store_tile(
+        total / row_sum[:, None], out, out_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM
+    )
     # +inf, as FlashAttention-2 stores it: the backward pass's exp2(score - lse) is then 0 without a test.
     lse = tl.where(blind, float("inf"), row_max + tl.log2(row_sum))
     first_row = (tl.program_id(0) // blocks).to(tl.int64) * q_len

@@ -1,23 +1,19 @@
-"""Launches of the kernels: which configurations there are, which of them fit, and what each kernel is given."""
+"""Launches of the kernels: what each is given, and how it reads memory."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any
 
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from attn_exp.kernels import tuning
 from attn_exp.kernels.backward_kernels import dkdv_kernel, dq_kernel, rows_kernel
 from attn_exp.kernels.forward_kernel import forward_kernel
 
 LOG2_E = math.log2(math.e)
-# Shared memory of one block on an H100 or H200, less what Triton keeps for itself.
-SHARED_BYTES = 224 * 1024
-# Rows of the backward pass are padded to this: no block has more.
-LARGEST_BLOCK = 128
 ROWS_BLOCK = 64
 
 
@@ -36,15 +32,15 @@ class Scores:
 
     def kernel_arguments(self) -> dict[str, Any]:
         """`inner` and `outer` fold scale and softcap into the factors that the kernels multiply by anyway."""
-        capped = self.softcap is not None
+        cap = self.softcap
         return {
-            "inner": self.scale / self.softcap if self.softcap is not None else 1.0,
-            "outer": (self.softcap if self.softcap is not None else self.scale) * LOG2_E,
+            "inner": 1.0 if cap is None else self.scale / cap,
+            "outer": (self.scale if cap is None else cap) * LOG2_E,
             "offset": self.offset if self.causal else 0,
             "window": self.window or 0,
             "CAUSAL": self.causal,
             "WINDOWED": self.window is not None,
-            "SOFTCAPPED": capped,
+            "SOFTCAPPED": cap is not None,
         }
 
 
@@ -86,7 +82,7 @@ def launch_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(lse_log2, delta), (batch, q_heads, q_len padded): what the backward kernels read of each row."""
     batch, q_heads, q_len, value_dim = out_bhsd.shape
-    padded_len = triton.cdiv(q_len, LARGEST_BLOCK) * LARGEST_BLOCK
+    padded_len = triton.cdiv(q_len, tuning.LARGEST_BACKWARD_BLOCK) * tuning.LARGEST_BACKWARD_BLOCK
     lse, delta = torch.empty(2, batch, q_heads, padded_len, dtype=torch.float32, device=out_bhsd.device)
     rows_kernel[(padded_len // ROWS_BLOCK * q_heads * batch,)](
         out_bhsd,
@@ -195,7 +191,7 @@ def launch_dq(
 
 def padded(dim: int) -> int:
     """The width of a tile that holds `dim` columns: Triton's tiles are powers of two, its products at least 16 wide."""
-    return max(16, triton.next_power_of_2(dim))
+    return max(16, 1 << (dim - 1).bit_length())
 
 
 def tma_reads(tensor: torch.Tensor) -> bool:
@@ -204,38 +200,6 @@ def tma_reads(tensor: torch.Tensor) -> bool:
         return False
     aligned = all(stride > 0 and stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:-1])
     return aligned and tensor.data_ptr() % 16 == 0
-
-
-def fit_blocks(arguments: dict[str, Any]) -> None:
-    """Give descriptors the block shape of the configuration about to run (a hook of `triton.Config`)."""
-    for name, rows, columns in (
-        ("q", "BLOCK_M", "BLOCK_D"),
-        ("k", "BLOCK_N", "BLOCK_D"),
-        ("v", "BLOCK_N", "BLOCK_DV"),
-        ("d_out", "BLOCK_M", "BLOCK_DV"),
-    ):
-        if isinstance(arguments.get(name), TensorDescriptor):
-            arguments[name].block_shape = [1, 1, arguments[rows], arguments[columns]]
-    for name in ("lse_log2", "delta"):
-        if isinstance(arguments.get(name), TensorDescriptor):
-            arguments[name].block_shape = [arguments["BLOCK_M"]]
-
-
-def make_config(
-    kernel: Any,
-    block_m: int,
-    block_n: int,
-    warps: int,
-    stages: int,
-    *,
-    overlap: bool = False,
-    maxnreg: int | None = None,
-) -> triton.Config:
-    """One point of the autotuner's space: queries and keys of a block, warps, stages of the loads' pipeline."""
-    meta: dict[str, Any] = {"BLOCK_M": block_m, "BLOCK_N": block_n}
-    if kernel is forward_kernel:
-        meta["OVERLAP"] = overlap
-    return triton.Config(meta, num_warps=warps, num_stages=stages, maxnreg=maxnreg, pre_hook=fit_blocks)
 
 
 def _tma(wanted: bool | None, *tensors: torch.Tensor) -> bool:
@@ -285,85 +249,8 @@ def _run(
     if config is None:
         q = arguments["q"].base if arguments["TMA"] else arguments["q"]
         width = max(arguments["BLOCK_D"], arguments["BLOCK_DV"])
-        _autotuned(kernel, q.element_size(), width)[grid](**arguments)
+        tuning.autotuned(kernel, q.element_size(), width)[grid](**arguments)
         return
     options = config.all_kwargs()
-    fit_blocks(arguments | options)
+    tuning.fit_blocks(arguments | options)
     kernel[grid](**arguments, **options)
-
-
-@cache
-def _autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
-    return triton.autotune(
-        configs_of(kernel, item_bytes, width),
-        key=["bucket", "GROUP", "DIM", "VALUE_DIM", "CAUSAL", "WINDOWED", "SOFTCAPPED", "TMA"],
-        prune_configs_by={"early_config_prune": partial(_prune, kernel, item_bytes)},
-    )(kernel)
-
-
-def configs_of(kernel: Any, item_bytes: int, width: int) -> list[triton.Config]:
-    """The configurations worth trying for tiles of `width` columns, measured on an H200; the last one always fits."""
-    if triton.knobs.runtime.interpret:
-        # Unequal blocks, so that tests with short lengths meet every kind of block.
-        return [make_config(kernel, 32, 16, 4, 1)]
-    table = _FLOAT32 if item_bytes == 4 else _SIXTEEN_BITS
-    nearest = min(known for known in table[kernel] if known >= min(width, 256))
-    return [make_config(kernel, *numbers) for numbers in table[kernel][nearest]]
-
-
-def _prune(
-    kernel: Any, item_bytes: int, configs: list[triton.Config], named: dict[str, Any], **kwargs: Any
-) -> list[triton.Config]:
-    """Keep what fits into shared memory, and no block of more than twice the queries (or keys) that there are."""
-    arguments = named | kwargs
-    held, streamed = ("BLOCK_N", "BLOCK_M") if kernel is dkdv_kernel else ("BLOCK_M", "BLOCK_N")
-    length = arguments["kv_len"] if kernel is dkdv_kernel else arguments["q_len"]
-    both = arguments["BLOCK_D"] + arguments["BLOCK_DV"]
-    held_width = arguments["BLOCK_D"] if kernel is forward_kernel else both
-
-    def fits(config: triton.Config) -> bool:
-        tiles = config.kwargs[held] * held_width + config.num_stages * config.kwargs[streamed] * both
-        return tiles * item_bytes <= SHARED_BYTES
-
-    fitting = [config for config in configs if fits(config)] or configs[-1:]
-    short = [config for config in fitting if config.kwargs[held] < 2 * max(16, length)]
-    return short or [min(fitting, key=lambda config: int(config.kwargs[held]))]
-
-
-# Queries of a block, keys of a block, warps, pipeline stages; by the width of the tiles.
-_Table = dict[Any, dict[int, list[tuple[Any, ...]]]]
-_SIXTEEN_BITS: _Table = {
-    forward_kernel: {
-        64: [(128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (16, 64, 4, 3)],
-        128: [(128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (16, 64, 4, 3)],
-        256: [(128, 64, 8, 2), (64, 64, 4, 2), (16, 32, 4, 2)],
-    },
-    dkdv_kernel: {
-        64: [(64, 128, 8, 3), (64, 128, 4, 2), (64, 64, 4, 2)],
-        128: [(64, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2)],
-        256: [(64, 64, 8, 2), (32, 64, 8, 2), (32, 64, 4, 1)],
-    },
-    dq_kernel: {
-        64: [(128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 2), (16, 64, 4, 2)],
-        128: [(128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (16, 64, 4, 2)],
-        256: [(128, 64, 8, 1), (64, 64, 8, 2), (16, 32, 4, 1)],
-    },
-}
-# Products of float32 run on the ordinary cores: small blocks, whose operands fit into registers.
-_FLOAT32: _Table = {
-    forward_kernel: {
-        64: [(64, 64, 8, 2), (64, 32, 4, 2), (16, 32, 4, 2)],
-        128: [(64, 32, 8, 2), (32, 32, 4, 2), (16, 32, 4, 1)],
-        256: [(32, 32, 8, 1), (16, 16, 4, 1)],
-    },
-    dkdv_kernel: {
-        64: [(32, 64, 8, 1), (32, 32, 4, 1)],
-        128: [(32, 32, 8, 1), (16, 32, 8, 1)],
-        256: [(16, 32, 8, 1), (16, 16, 8, 1)],
-    },
-    dq_kernel: {
-        64: [(64, 32, 8, 1), (32, 32, 4, 1)],
-        128: [(32, 32, 8, 1), (32, 16, 8, 1)],
-        256: [(32, 16, 8, 1), (16, 16, 8, 1)],
-    },
-}
