@@ -39,6 +39,7 @@ CASES = {
     "causal bottom-right, rows without keys": case(causal=True, q_len=70, kv_len=37),
     "causal top-left, longer keys": case(causal=True, align="top_left", q_len=37, kv_len=90),
     "causal top-left, shorter keys": case(causal=True, align="top_left", q_len=90, kv_len=37),
+    "causal top-left, keys that no query sees": case(causal=True, align="top_left", q_len=20, kv_len=300),
     "window": case(causal=True, window=20, q_len=90, kv_len=90),
     "window of one key": case(causal=True, window=1, q_len=50, kv_len=50),
     "window wider than the keys": case(causal=True, window=500, q_len=50, kv_len=50),

@@ -198,7 +198,7 @@ def dq_kernel(
     first_query = block * BLOCK_M
     queries = first_query + tl.arange(0, BLOCK_M)
     begin, full_begin, full_end, end = keys_of(
-        first_query, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED
+        first_query, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, True
     )
     q_tile = load_tile(q, q_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_D, DIM, TMA)
     d_out_tile = load_tile(d_out, d_out_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM, TMA)

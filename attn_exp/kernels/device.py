@@ -101,11 +101,14 @@ def keys_of(
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
+    AT_LEAST_ONE: tl.constexpr,
 ):
     """(begin, full_begin, full_end, end): the keys that a block of queries sees, and those that all of them see.
 
     Blocks of BLOCK_N keys start at multiples of BLOCK_N. Those from `full_begin` to `full_end` need no mask, those
-    around them do, all others are hidden and skipped.
+    around them do, all others are hidden and skipped. AT_LEAST_ONE block is there if asked for, hidden or not: ptxas
+    (CUDA 12.8) serializes some kernels' matrix products where the loop over the blocks may be empty, "due to non wgmma
+    instructions defining accumulator registers", and others' where it may not.
     """
     last_query = tl.minimum(first_query + BLOCK_M, q_len) - 1
     begin = 0
@@ -118,6 +121,8 @@ def keys_of(
     if WINDOWED:
         begin = tl.maximum(first_query + offset - window + 1, 0) // BLOCK_N * BLOCK_N
         full_begin = tl.maximum(last_query + offset - window + 1, 0)
+    if AT_LEAST_ONE:
+        end = tl.maximum(end, begin + 1)
     return begin, full_begin, full_end // BLOCK_N * BLOCK_N, end
 
 
@@ -135,8 +140,7 @@ def queries_of(
 ):
     """(begin, end): the queries that see a block of keys, in blocks of BLOCK_M that start at multiples of BLOCK_M.
 
-    At least one block, hidden or not, inside the queries: where the loop over them may be empty, ptxas (CUDA 12.8)
-    serializes the matrix products ("non wgmma instructions defining accumulator registers").
+    At least one block, for the reason that `keys_of` gives, and inside the queries even if it is hidden.
     """
     last_key = tl.minimum(first_key + BLOCK_N, kv_len) - 1
     begin = 0

@@ -64,7 +64,7 @@ def forward_kernel(
     first_query = block * BLOCK_M
     queries = first_query + tl.arange(0, BLOCK_M)
     begin, full_begin, full_end, end = keys_of(
-        first_query, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED
+        first_query, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, not OVERLAP
     )
     q_tile = load_tile(q, q_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_D, DIM, TMA)
     total = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
