@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -11,7 +11,7 @@ from attn_exp.case import PASSES, Case, case_from_config
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
 from attn_exp.nvml import GpuInfo
-from attn_exp.record import Compile, Measuring, Request, backend_label
+from attn_exp.record import Compile, Measuring, Request, Status, backend_label
 
 GPU_TIMERS = ("device", "event", "kernel", "graph", "wall", "dispatch")
 CPU_TIMERS = ("cpu",)
@@ -39,6 +39,7 @@ _KEYS = (
     "lengths",
     "layout",
     "caches",
+    "stop_on",
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
 # Where results go says nothing about the job, and a tracking URI may hold a password.
@@ -62,6 +63,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     check_name("sweep", config["sweep"])
     measuring = _measuring(config, device)
     compile_ = _compile(config["compile"])
+    _check_statuses(config["stop_on"])
     if not isinstance(config["caches"], bool):
         raise UserError(f"caches={config['caches']} is neither true nor false")
     return Request(
@@ -183,6 +185,15 @@ def _misfit(error: str, fields: dict[str, Any]) -> str:
     kind = {"int": "a whole number", "float": "a number"}.get(found[1], "what it should be")
     key = "seed" if found[2] == "seed" else f"stopping.{found[2]}"
     return f"{key}={fields.get(found[2])} is not {kind}"
+
+
+def _check_statuses(stop_on: Any) -> None:
+    known = get_args(Status)
+    for status in stop_on if isinstance(stop_on, list) else [stop_on]:
+        if status not in known:
+            raise UserError(
+                f"stop_on={status} is no list of statuses: {nearest(str(status), known)}write stop_on=[inaccurate]"
+            )
 
 
 def _compile(config: dict[str, Any]) -> Compile:

@@ -112,7 +112,19 @@ def csv_text(records: Iterable[Record]) -> str:
     """One row a record with all its numbers, for spreadsheets and scripts."""
     buffer = io.StringIO()
     names = [
-        *("job", "status", "reason", "backend", "model", *case_columns(), "device", "timer", "seed", "flags"),
+        *(
+            "job",
+            "status",
+            "reason",
+            "backend",
+            "compile",
+            "model",
+            *case_columns(),
+            "device",
+            "timer",
+            "seed",
+            "flags",
+        ),
         *(f"{name}/{metric}" for name in _SHORT for metric in (*_CSV_METRICS, *_errors(name))),
         *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]

@@ -28,7 +28,7 @@ BAD = {
     "dtype=fp15": "did you mean 'fp16'? the choices are bf16, fp16, fp32",
     "-m backend=flash,flsh": "backend=flsh does not exist: did you mean 'flash'?",
     "+experiment=gtp2": "did you mean 'gpt2'?",
-    "experiment=gpt2": "write +experiment=...",
+    "experiment=flux": "write +experiment=...",
     "tracker=wandb": "the choices are mlflow, none",
     "isolation=cold": "the choices are fresh, none, warm",
     "+batch=1": "write batch=1 without the +",

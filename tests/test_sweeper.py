@@ -34,7 +34,7 @@ SPREAD = [
     ["+pair={b:1,s:16384}", "batch=${pair.b}", "seq_len=${pair.s}"],
     ["model={q_heads:6,kv_heads:2}"],
     ["model.q_heads=3", "model={q_heads:6,kv_heads:2}", "batch=3"],
-    ["+experiment=gpt2", "batch=2"],
+    ["+experiment=flux", "batch=2"],
     ["+experiment=sdpa_sweep", "batch=1", "causal=false", "seq_len=128", "backend=math"],
     ["backend=eager", "backend._target_=their.Own", "backend.name=own"],
     ["hydra.job.name=other", "batch=2"],
@@ -48,7 +48,7 @@ WRONG = [
     ["+batch=2"],
     ["~nope"],
     ["~seed=7"],
-    ["experiment=gpt2"],
+    ["experiment=flux"],
     ["nope@here=1"],
 ]
 

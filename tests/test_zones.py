@@ -11,10 +11,15 @@ PURE = {"case", "record", "flops", "stats", "metrics", "hardware", "errors", "fl
 WORKER = {
     "accuracy",
     "backends.base",
+    "backends.compiled",
+    "backends.flex",
+    "backends.package",
     "backends.eager",
     "backends.reference",
     "backends.sdpa",
+    "canaries",
     "ceilings",
+    "compilation",
     "environment",
     "inputs",
     "attempt",
@@ -27,6 +32,7 @@ WORKER = {
     "proofs.bench",
     "proofs.clocks",
     "proofs.verdicts",
+    "survey",
     "timers",
     "timers.blocker",
     "timers.cpu",
@@ -37,6 +43,7 @@ WORKER = {
     "timers.kernel",
     "timers.loop",
     "timers.wall",
+    "tolerance",
 }
 # Imports every module named on the command line, in order, and prints what each brought in of the heavy packages.
 _PROBE = """
