@@ -12,6 +12,8 @@ WORKER = {
     "accuracy",
     "backends.base",
     "backends.compiled",
+    "backends.cudnn_graph",
+    "backends.cudnn_plan",
     "backends.flex",
     "backends.package",
     "backends.eager",
