@@ -20,11 +20,12 @@ LEAST_CUDNN = {"binding": 8903, "wrapper": 91200}
 
 
 class CudnnGraph(Described):
-    """The graph is built once, with statistics only if gradients are wanted; output and gradients are written anew.
+    """cuDNN's fused attention as a graph of the cudnn package, without PyTorch's dispatch.
 
+    A graph is built once, with statistics only if gradients are wanted; each call writes into the same tensors.
     `api` is `binding` (`cudnn.pygraph`) or `wrapper` (`cudnn.Graph`); `layout` is how the tensors lie, `bshd`, `bhsd`
-    or None for the case's; `deterministic` sums up dq in a fixed order, for which cuDNN before 9.25 keeps all scores'
-    gradients in its workspace.
+    or None for the case's; `deterministic` sums up dq in a fixed order, for which cuDNN on Hopper keeps the gradients
+    of all scores in its workspace (from 9.25 on not with CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 in the environment).
     """
 
     # What depends on the version and the GPU (head dimensions beyond 128, windows, ragged offsets) cuDNN says itself.
