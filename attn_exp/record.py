@@ -126,7 +126,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """All that a job leaves. `metrics` has entries if and only if `status` is `ok`, a `reason` if and only if not."""
+    """All that a job leaves. `metrics` has entries if and only if `status` is `ok`, a `reason` if and only if not.
+
+    `canaries` are microseconds of fixed work (`sleep`, `copy`, `matmul`, `sdpa`), measured once a worker: what they
+    differ by between two sessions is the session's.
+    """
 
     request: Request
     status: Status
@@ -136,6 +140,7 @@ class Record:
     flags: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
     ceilings: dict[str, float] = field(default_factory=dict)
+    canaries: dict[str, float] = field(default_factory=dict)
     telemetry: tuple[dict[str, Any], ...] = ()
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = 0.0

@@ -1,0 +1,1 @@
+"""Compare: from records to a decision. Reads records, never torch, Hydra or MLflow at import."""
