@@ -1,10 +1,12 @@
 """Choices: what a comparison is asked for, from the words of a command line."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
-from attn_exp.compare.render import ENDINGS, FORMATS
+from attn_exp.compare.render import FORMATS
 from attn_exp.errors import UserError, nearest
 
 # A difference that matters, unless told otherwise: what `same` rules out.
@@ -61,7 +63,9 @@ def choice_of(arguments: Sequence[str]) -> Choice:
                 given["history"] = True
                 continue
             if word.startswith("-") or "/" not in word:
-                raise UserError(f"'{word}' is not of the form key=value: {_near(word)}for example sweep={word.strip('-')}")
+                raise UserError(
+                    f"'{word}' is not of the form key=value: {_near(word)}for example sweep={word.strip('-')}"
+                )
             key, value = "sweep", word
         if key not in _READERS:
             raise UserError(f"there is no key '{key}': {_near(key)}the keys are {', '.join(_READERS)}")
@@ -74,6 +78,24 @@ def choice_of(arguments: Sequence[str]) -> Choice:
     choice = Choice(**given | {"sweep": tuple(sweeps)})  # type: ignore[arg-type]
     _check(choice)
     return choice
+
+
+def choice_from(keys: Mapping[str, Any]) -> Choice:
+    """What a call from Python asks for: the same keys, values as text or as they are (`margin=0.03`, `by=["dtype"]`).
+
+    Raises:
+        UserError: a key or value that does not exist.
+    """
+    given: dict[str, Any] = {}
+    for key, value in keys.items():
+        if key not in _READERS or key in ("sweep", "against", "format", "out", "rows"):
+            raise UserError(f"there is no key '{key}': {_near(key)}the keys are {', '.join(_READERS)}")
+        given[key] = _READERS[key](key, value) if isinstance(value, str) else value
+        if isinstance(value, (list, tuple)):
+            given[key] = tuple(map(str, value))
+        elif isinstance(value, Path):
+            given[key] = str(value)
+    return Choice(**given)
 
 
 def _check(choice: Choice) -> None:
@@ -131,18 +153,6 @@ def _format(key: str, value: str) -> str:
     if value not in FORMATS:
         raise UserError(f"format={value} is not known: {nearest(value, FORMATS)}the formats are {', '.join(FORMATS)}")
     return value
-
-
-def _out(key: str, value: str) -> str:
-    return _text(key, value)
-
-
-def format_of(choice: Choice) -> str:
-    """The output's format: as asked for, else by the file's ending, else a table."""
-    if choice.format:
-        return choice.format
-    ending = choice.out[choice.out.rfind(".") :] if choice.out and "." in choice.out else ""
-    return ENDINGS.get(ending, "table")
 
 
 _READERS = {field.name: _text for field in fields(Choice)} | {

@@ -74,7 +74,9 @@ def _rival(letter: str, result: Result) -> list[str]:
     known = own or _yaml("backend/eager")
     words = [f"{letter}={base}"]
     words += [
-        f"{letter}.{key}={word(value)}" for key, value in flat(options).items() if flat(known).get(key, MISSING) != value
+        f"{letter}.{key}={word(value)}"
+        for key, value in flat(options).items()
+        if flat(known).get(key, MISSING) != value
     ]
     return words
 

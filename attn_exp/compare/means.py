@@ -74,8 +74,8 @@ def _mean(
         else:
             left_out[_why(row, case.get(baseline) if baseline else None, baseline)] += 1
     value = geometric_mean(logs) if logs else None
-    extremes = (math.exp(min(logs)), math.exp(max(logs))) if logs else (None, None)
-    return Mean(where, direction, label, value, *extremes, len(logs), best, tuple(sorted(left_out.items())))
+    least, most = (math.exp(min(logs)), math.exp(max(logs))) if logs else (None, None)
+    return Mean(where, direction, label, value, least, most, len(logs), best, tuple(sorted(left_out.items())))
 
 
 def _why(row: "Standing | None", base: "Standing | None", baseline: str | None) -> str:

@@ -50,7 +50,7 @@ class Spreads:
 
     def delta(self, result: Result) -> float:
         """The smallest difference that means something on the result's device."""
-        return max(DELTA_FLOOR, self.deltas.get(device_key(result.environment), DELTA_FLOOR))
+        return max(DELTA_FLOOR, self.deltas.get(device_key(dict(result.environment)), DELTA_FLOOR))
 
     def between_rows(self, one: Result, other: Result) -> float:
         """What two rows of one session may differ by though they are equal, as a relative difference.

@@ -5,10 +5,15 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from attn_exp.case import case_columns
 from attn_exp.compare.result import Result, decode
 from attn_exp.errors import UserError, nearest
 from attn_exp.record import FILE_NAME, RecordError
+
+if TYPE_CHECKING:
+    import pandas
 
 HOME = "multirun"
 
@@ -26,6 +31,12 @@ class Sweep:
     def when(self) -> float:
         """When its last job ended, in seconds since 1970: sweeps are put in this order."""
         return max((result.finished_at for result in self.results), default=0.0)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """A pandas DataFrame with a row a record and pass: names, case, status, flags, and each metric of the pass."""
+        import pandas
+
+        return pandas.DataFrame([row for result in self.results for row in _rows(result)])
 
 
 def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:
@@ -74,6 +85,22 @@ def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple
         except (RecordError, OSError) as error:
             broken.append(str(error))
     return tuple(results), tuple(broken)
+
+
+def _rows(result: Result) -> list[dict[str, Any]]:
+    case = {name: getattr(result.case, name) for name in case_columns()}
+    rows = []
+    for direction in result.measuring.passes:
+        own = {name.partition("/")[2]: value for name, value in result.metrics.items() if name.startswith(direction)}
+        rows.append(
+            {"sweep": result.sweep, "job": result.job, "backend": result.label, "model": result.model}
+            | case
+            | {"pass": direction, "status": result.status, "reason": result.reason, "device": result.device}
+            | {"timer": result.measuring.timer, "gpu": result.device_name, "flags": " ".join(result.flags)}
+            | {"kernel": result.kernels.get(direction), "finished_at": result.finished_at}
+            | own
+        )
+    return rows
 
 
 def _folders(word: str, home: Path) -> list[Path]:

@@ -4,7 +4,8 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -76,14 +77,22 @@ def latex(page: Page, *, limit: int | None = None) -> str:
 
 
 # What `format=` can be, and the endings of files that say it by themselves.
-FORMATS: dict[str, Callable[..., str]] = {
-    "table": table,
-    "markdown": markdown,
-    "csv": csv_text,
-    "json": json_text,
-    "latex": latex,
-}
-ENDINGS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex"}
+FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "latex": ".tex"}
+
+
+def text_of(
+    page: Page, form: str | None = None, file: str | None = None, *, colour: bool = False, limit: int | None = None
+) -> str:
+    """A page in the format asked for, else by the file's ending, else as a table."""
+    ending = Path(file).suffix if file else ""
+    form = form or next((name for name, own in FORMATS.items() if own == ending), "table")
+    if form == "csv":
+        return csv_text(page)
+    if form == "json":
+        return json_text(page)
+    if form == "markdown":
+        return markdown(page, limit=limit)
+    return latex(page, limit=limit) if form == "latex" else table(page, colour=colour, limit=limit)
 
 
 def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:

@@ -1,11 +1,11 @@
 """Rivals: the backends of a sweep beside each other, case by case and pass by pass."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.compare.cell import Cell, Metric, cells_of
+from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.comparison import Comparison, about, case_order
 from attn_exp.compare.duels import Duel, duel
 from attn_exp.compare.means import Mean, means
@@ -14,6 +14,16 @@ from attn_exp.compare.ratio import Ratio, Spreads, ratio
 from attn_exp.compare.read import Sweep
 from attn_exp.compare.result import Result
 from attn_exp.errors import UserError, nearest
+
+# In what rows of one sweep may be unlike, so that they do not stand in one group.
+_UNLIKE: dict[str, Callable[[Result], str]] = {
+    "devices": lambda result: result.device_name,
+    "power limits": lambda result: str(result.environment.get("power_limit_w")),
+    "timers": lambda result: result.measuring.timer,
+    "regimes": lambda result: result.measuring.regime,
+    "methods": lambda result: result.method_version,
+    "states of the L2 cache": lambda result: result.l2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +175,8 @@ def _mixed(groups: Sequence[Sequence[Cell]]) -> list[str]:
     """A sentence for each way in which a sweep's rows are unlike, which is why they do not all stand together."""
     results = {id(cell.result): cell.result for group in groups for cell in group if cell.result.status == "ok"}
     said = []
-    for what, get in (
-        ("devices", lambda result: result.device_name),
-        ("power limits", lambda result: result.environment.get("power_limit_w")),
-        ("timers", lambda result: result.measuring.timer),
-        ("regimes", lambda result: result.measuring.regime),
-        ("methods", lambda result: result.method_version),
-        ("states of the L2 cache", lambda result: result.l2),
-    ):
-        counts = Counter(str(get(result)) for result in results.values())
+    for what, get in _UNLIKE.items():
+        counts = Counter(get(result) for result in results.values())
         if len(counts) > 1:
             each = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
             said.append(f"several {what}: {each}; rows of one are never compared with rows of another")

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from attn_exp.tables import figures, plain
 
-# text: as it is; figure: four significant digits; ratio: three decimals; percent: of a share, two decimals, with its
-# sign; half: of a share, one decimal.
+# How a value is written; percent (two decimals and a sign) and half (one decimal) are of shares.
 Form = Literal["text", "figure", "ratio", "percent", "half"]
 Tone = Literal["good", "bad", "open", "best", ""]
 
@@ -17,8 +16,8 @@ Tone = Literal["good", "bad", "open", "best", ""]
 class Column:
     """One column: `name` in files and data frames, `head` in tables (empty: files alone), how its values are written.
 
-    `spare` says how dispensable it is in a narrow table: the largest goes first, 0 never goes. `joined` makes one text of
-    several values of the row, for tables alone.
+    `spare` says how dispensable it is in a narrow table: the largest goes first, 0 never goes. `joined` makes one text
+    of several values of the row, for tables alone.
     """
 
     name: str
@@ -80,7 +79,9 @@ def written(value: Any, form: Form) -> str:
         return figures(value) if value >= 1e-3 or value == 0 else f"{value:.3e}"
     if form == "ratio":
         return f"{value:.3f}" if value < 100 else f"{value:.0f}"
-    return f"{100 * value:+.2f}" if form == "percent" else f"{100 * value:.1f}"
+    if form == "percent":
+        return f"{100 * value:+.2f}" if abs(value) < 10 else f"{100 * value:+.0f}"
+    return f"{100 * value:.1f}"
 
 
 def rounded(value: Any) -> Any:

@@ -38,7 +38,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 _CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
 _KEYWORDS = ("and", "or", "not", "in")
-_EXAMPLE = "for example where=\"causal and seq_len >= 4096\""
+_EXAMPLE = 'for example where="causal and seq_len >= 4096"'
 _DEEPEST = 50
 
 

@@ -27,6 +27,6 @@ def word(value: Any) -> str:
 
 
 def compile_mode(compiled: Any) -> str | None:
-    """The mode that a request compiles its backend in, None if it does not; `compiled` is an object, a tree or a name."""
+    """The mode that a request compiles in, None if it does not; `compiled` is an object, a tree or a name."""
     mode = compiled.get("mode") if isinstance(compiled, Mapping) else getattr(compiled, "mode", compiled)
     return None if mode in _NOT_COMPILED else "default" if mode is True else str(mode)
