@@ -233,8 +233,8 @@ def _sessions(rows: Sequence[Change], metric: Metric) -> list[str]:
         factor = f"{low:+.2f} %" if high - low < 0.005 else f"{low:+.2f} to {high:+.2f} %"
         scatter = 100 * max(one.scatter for one in sessions)
         said.append(
-            f"the new session's {' and '.join(names)} took {factor} of the old one's time more or less: "
-            f"divided out of {len(sessions)} cells (they scatter by {scatter:.2f} %)"
+            f"canaries {' and '.join(names)}: time {factor} in the new session, divided out of {len(sessions)} cells "
+            f"(they scatter by {scatter:.2f} %)"
         )
     if without:
         said.append(

@@ -52,8 +52,9 @@ def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
         UserError: there is no such name.
     """
     if name not in known:
-        first = [*_OWN, *case_columns()]
-        raise UserError(f"{key} knows no '{name}': {nearest(name, known)}there are {', '.join(first)}, flags, metrics")
+        near = nearest(name, known).rstrip()
+        some = f"there are {', '.join([*_OWN, *case_columns()])}, flags and metrics"
+        raise UserError(f"{key} knows no '{name}': {near or some}")
     return known[name]
 
 

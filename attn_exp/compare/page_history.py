@@ -1,7 +1,8 @@
 """The page of a history: a row a cell, a column a sweep in files, a curve in tables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from attn_exp.compare.history import History, Trend
 from attn_exp.compare.page_parts import about_part, case_part, case_values, day, head_lines, shared_line
@@ -26,8 +27,8 @@ def history_page(found: History) -> Page:
         Column("change", "change %", "percent"),
         Column("per_sweep", "a sweep %", "percent", spare=2),
         Column("scatter", "+-%", "half", spare=1),
-        Column("curve", "trend", joined=_curve(names)),
-        *(Column(name, "") for name in names),
+        Column("curve", "trend", joined=_curve([f"at_{name}" for name in names])),
+        *(Column(f"at_{name}", "") for name in names),
         Column("level_changed", "level changed"),
         Column("coincides", ""),
         Column("last_status", "status" if any(row.lost for row in found.rows) else ""),
@@ -83,16 +84,18 @@ def _turn_note(row: Trend, names: Sequence[str]) -> str:
     return f"{row.cell.result.label} {row.cell.result.case.label()} {row.cell.direction} {', '.join(said)}"
 
 
-def _curve(names: Sequence[str]):  # type: ignore[no-untyped-def]
-    def draw(values: dict[str, float | None]) -> str:
-        present = [value for name in names if (value := values[name]) is not None]
+def _curve(columns: Sequence[str]) -> Callable[[dict[str, Any]], str]:
+    """What draws a row's relative values as one character a sweep, blank where there is none."""
+
+    def draw(values: dict[str, Any]) -> str:
+        present = [values[name] for name in columns if values[name] is not None]
         low, high = min(present), max(present)
         height = max(high - low, _FULL_HEIGHT)
         floor = (low + high - height) / 2
-        steps = [
-            " " if (value := values[name]) is None else _LEVELS[math.floor((value - floor) / height * 7.999)]
-            for name in names
-        ]
-        return "".join(steps)
+        return "".join(" " if values[name] is None else _level((values[name] - floor) / height) for name in columns)
 
     return draw
+
+
+def _level(share: float) -> str:
+    return _LEVELS[min(len(_LEVELS) - 1, max(0, math.floor(share * len(_LEVELS))))]

@@ -4,30 +4,52 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from attn_exp.case import case_columns
+from attn_exp.case import Case, case_columns
 from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.duels import Duel
 from attn_exp.compare.sheet import Column, Sheet, written
 
 
+# More varying fields of a case than this stand in tables as one label.
+_MOST_COLUMNS = 5
+
+
 def case_part(cells: Sequence[Cell]) -> tuple[dict[str, Any], tuple[Column, ...]]:
-    """What all cells share of model, case, timer and device; and columns for those, shown only where they vary."""
+    """What all cells share of model, case, timer and device; and columns for those, shown only where they vary.
+
+    Where so much of the case varies that no table would hold it, tables have the case's label instead.
+    """
     names = ("model", *case_columns(), "timer", "device")
-    columns, shared = [], {}
-    for position, name in enumerate(names):
-        values = {repr(value): value for cell in cells for value in [case_values(cell)[position]]}
-        if len(values) == 1:
-            shared[name] = next(iter(values.values()))
-        columns.append(Column(name, "" if len(values) <= 1 else name, spare=4 if name in ("model", "device") else 0))
-    return {name: value for name, value in shared.items() if value is not None}, tuple(columns)
+    several = [
+        len({repr(value) for value in values}) > 1
+        for values in zip(*(case_values(cell)[:-1] for cell in cells), strict=True)
+    ]
+    first = case_values(cells[0])[:-1]
+    shared = {name: value for name, value, many in zip(names, first, several, strict=True) if not many}
+    of_case = [name for name, many in zip(names, several, strict=True) if many and name in case_columns()]
+    labelled = len(of_case) > _MOST_COLUMNS
+    columns = [
+        Column(
+            name,
+            name if many and not (labelled and name in of_case) else "",
+            spare=4 if name in ("model", "device") else 0,
+        )
+        for name, many in zip(names, several, strict=True)
+    ]
+    label = Column("case", "case" if labelled else "", joined=_case_label)
+    return {name: value for name, value in shared.items() if value is not None}, (*columns, label)
+
+
+def _case_label(values: dict[str, Any]) -> str:
+    return Case(**{name: values[name] for name in case_columns()}).label()
 
 
 def case_values(cell: Cell) -> tuple[Any, ...]:
-    """The values of the columns of `case_part`."""
+    """The values of the columns of `case_part`; the label is made of the others."""
     result = cell.result
     case = tuple(getattr(result.case, name) for name in case_columns())
-    return (result.model, *case, result.measuring.timer, result.device)
+    return (result.model, *case, result.measuring.timer, result.device, None)
 
 
 def value_columns(metric: Metric, prefix: str = "", head: str = "") -> tuple[Column, ...]:

@@ -18,7 +18,7 @@ def published_page(found: Published) -> Page:
         Column("library", "published"),
         Column("version", "version", spare=2),
         Column("published_tflops", "their TFLOPS", "figure"),
-        Column("ratio", "ours / theirs", "ratio"),
+        Column("ratio", "ratio", "ratio"),
         Column("published_gpu", "their GPU", spare=1),
         Column("gpu", ""),
         Column("same_gpu", "same GPU"),

@@ -40,7 +40,9 @@ def markdown(page: Page, *, limit: int | None = None) -> str:
             continue
         rows = sheet.texts()[: limit if sheet is page.sheets[0] else None]
         escaped = [{head: text.replace("|", "\\|") for head, text in row.items()} for row in rows]
-        parts.append("\n".join([*title, grid(escaped, _heads(sheet), "pipe"), *_more(sheet, rows)]))
+        parts.append(
+            "\n".join([*title, grid(escaped, _filled(rows, _heads(sheet)), "pipe"), *_more(sheet, rows, "\n")])
+        )
     parts.append("\n".join(f"- {note}" for note in page.notes))
     return "\n\n".join(part for part in parts if part)
 
@@ -71,7 +73,9 @@ def latex(page: Page, *, limit: int | None = None) -> str:
             parts.append("\n".join([*title, *(f"% {line}" for line in _commands(sheet))]))
             continue
         rows = sheet.texts()[: limit if sheet is page.sheets[0] else None]
-        parts.append("\n".join([*title, grid(rows, _heads(sheet), "latex_booktabs"), *_more(sheet, rows, "% ")]))
+        parts.append(
+            "\n".join([*title, grid(rows, _filled(rows, _heads(sheet)), "latex_booktabs"), *_more(sheet, rows, "% ")])
+        )
     parts.append("\n".join(f"% {note}" for note in page.notes))
     return "\n\n".join(part for part in parts if part)
 

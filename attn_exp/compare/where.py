@@ -137,12 +137,12 @@ class _Parser:
             raise self._error("'not' is not expected there")
         if left.name is None:
             # A word alone is meant for a field: text or a number says nothing by itself.
-            self._field(str(left.constant))
+            self._field(left.constant)
         return lambda cell: bool(left.get(cell))
 
     def _compare(self, left: _Operand, sign: str, right: _Operand) -> Test:
         if left.name is None and right.name is None:
-            self._field(str(left.constant))
+            self._field(left.constant if isinstance(left.constant, str) else right.constant)
         if left.name is not None and right.name is None:
             right = self._checked(left, right, sign)
         if right.name is not None and left.name is None:
@@ -189,7 +189,9 @@ class _Parser:
             value = _CONSTANTS[token.lower()]
         return _Operand(lambda _: value, None, value)
 
-    def _field(self, name: str) -> Getter:
+    def _field(self, name: Any) -> Getter:
+        if not isinstance(name, str):
+            raise self._error("it compares two constants")
         return getter(name, self._known, f'where="{self._expression}"')
 
     def _take(self, token: str) -> bool:
