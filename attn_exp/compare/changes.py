@@ -13,7 +13,7 @@ from typing import Literal
 from attn_exp.compare.canary import Session, session
 from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.comparison import Comparison, about, case_order
-from attn_exp.compare.duels import Duel, duel
+from attn_exp.compare.duels import Duel, duels
 from attn_exp.compare.environment import Difference, differences
 from attn_exp.compare.join import Pair, joined, nothing_in_common
 from attn_exp.compare.ratio import Spreads, gain, half_width, p_value
@@ -208,8 +208,8 @@ def _duels(rows: Sequence[Change]) -> tuple[Duel, ...]:
                     (other for other in rivals if other.result.key != cell.result.key),
                     key=lambda other: (verdicts[id(other)] != "same", other.value),
                 )
-                found.append(duel(cell, others[0] if others else cell))
-    return tuple(found)
+                found.append((cell, others[0] if others else cell))
+    return duels(found)
 
 
 def _refused(unlike: Sequence[Difference]) -> list[str]:

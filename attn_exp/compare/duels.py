@@ -1,7 +1,8 @@
 """Duels: the command that would decide what two separate measurements leave open."""
 
 import shlex
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any
@@ -26,16 +27,24 @@ class Duel:
     command: str
 
 
-def duel(a: Cell, b: Cell) -> Duel:
-    """The duel of two cells of one case and pass."""
-    return Duel(a, b, duel_command(a.result, b.result, a.direction))
+def duels(pairs: Sequence[tuple[Cell, Cell]]) -> tuple[Duel, ...]:
+    """The duels of pairs of cells, each pair of one case and pass; one command where both passes are open."""
+    passes: dict[Any, set[str]] = defaultdict(set)
+    for a, b in pairs:
+        passes[frozenset((a.result.key, b.result.key))].add(a.direction)
+    return tuple(
+        Duel(a, b, duel_command(a.result, b.result, passes[frozenset((a.result.key, b.result.key))])) for a, b in pairs
+    )
 
 
-def duel_command(a: Result, b: Result, direction: str) -> str:
+def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     """The command that measures two backends side by side on the case of `a`, which is that of `b`."""
-    words = ["python", "-m", "attn_exp.duel", *_rival("a", a), *_rival("b", b), *case_words(a.case, a.model)]
-    if direction != "backward":
-        words.append(f"passes=[{direction}]")
+    first, second = sorted((a, b), key=lambda result: (result.label, result.job))
+    words = ["python", "-m", "attn_exp.duel", *_rival("a", first), *_rival("b", second)]
+    words += case_words(a.case, a.model)
+    if set(passes) == {"forward"}:
+        # A backward needs its forward.
+        words.append("passes=[forward]")
     if a.device == "cpu":
         words.append("device=cpu")
     if a.measuring.timer != _DEFAULT_TIMER.get(a.device):

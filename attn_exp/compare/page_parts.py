@@ -54,7 +54,7 @@ def case_values(cell: Cell) -> tuple[Any, ...]:
 
 def value_columns(metric: Metric, prefix: str = "", head: str = "") -> tuple[Column, ...]:
     """The columns of a cell's value; beside a time its rate."""
-    extra = (Column(f"{prefix}tflops", "TFLOPS" if not prefix else "", "figure", spare=2),)
+    extra = (Column(f"{prefix}tflops", "TFLOPS" if not prefix else "", "figure", spare=3),)
     return (
         Column(f"{prefix}{metric.name}", head or metric.head, "figure"),
         Column(f"{prefix}half_width", "" if prefix else "+-%", "half", spare=5),

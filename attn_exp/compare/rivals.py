@@ -7,7 +7,7 @@ from typing import Any
 
 from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.comparison import Comparison, about, case_order
-from attn_exp.compare.duels import Duel, duel
+from attn_exp.compare.duels import Duel, duels
 from attn_exp.compare.means import Mean, means
 from attn_exp.compare.picks import Pick, picks
 from attn_exp.compare.ratio import Ratio, Spreads, ratio
@@ -89,7 +89,7 @@ def compare_rivals(
         means=means(rows, labels, by, baseline),
         by=by,
         picks=picks(rows, metric),
-        ties=_ties(rows),
+        ties=_ties(rows, metric),
     )
 
 
@@ -158,7 +158,7 @@ def _rank(cell: Cell, metric: Metric) -> float:
     return -cell.value if metric.more_is_better else cell.value
 
 
-def _ties(rows: Sequence[Standing]) -> tuple[Duel, ...]:
+def _ties(rows: Sequence[Standing], metric: Metric) -> tuple[Duel, ...]:
     tied: dict[int, list[Standing]] = defaultdict(list)
     for row in rows:
         if row.best:
@@ -166,9 +166,9 @@ def _ties(rows: Sequence[Standing]) -> tuple[Duel, ...]:
     found = []
     for group in tied.values():
         if len(group) > 1:
-            first, second = sorted(group, key=lambda row: -(row.gain.value if row.gain else 0.0))[:2]
-            found.append(duel(first.cell, second.cell))
-    return tuple(found)
+            first, second = sorted(group, key=lambda row: _rank(row.cell, metric))[:2]
+            found.append((first.cell, second.cell))
+    return duels(found)
 
 
 def _mixed(groups: Sequence[Sequence[Cell]]) -> list[str]:

@@ -80,7 +80,8 @@ def written(value: Any, form: Form) -> str:
     if form == "ratio":
         return f"{value:.3f}" if value < 100 else f"{value:.0f}"
     if form == "percent":
-        return f"{100 * value:+.2f}" if abs(value) < 10 else f"{100 * value:+.0f}"
+        text = f"{100 * value:+.2f}" if abs(value) < 10 else f"{100 * value:+.0f}"
+        return "+0.00" if text == "-0.00" else text
     return f"{100 * value:.1f}"
 
 
@@ -91,12 +92,12 @@ def rounded(value: Any) -> Any:
     return str(value) if isinstance(value, (tuple, list)) else value
 
 
-def interval(low: str, high: str, form: Form = "ratio") -> Callable[[dict[str, Any]], str]:
-    """What joins two bounds to `[0.98, 1.02]`."""
+def interval(low: str, high: str, *, form: Form = "ratio", instead: str = "status") -> Callable[[dict[str, Any]], str]:
+    """What joins two bounds to `[0.98, 1.02]`; where there are none, the column `instead` unless that is `ok`."""
 
     def join(values: dict[str, Any]) -> str:
         if values[low] is None or values[high] is None:
-            return ""
+            return "" if values[instead] == "ok" else str(values[instead])
         return f"[{written(values[low], form)}, {written(values[high], form)}]"
 
     return join
