@@ -17,7 +17,7 @@ def _state(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTN_EXP_STATE", str(tmp_path / "state"))
 
 
-@pytest.fixture()
+@pytest.fixture
 def against(tmp_path):
     """Compares new records with old ones."""
     count = iter(range(1000))
@@ -68,8 +68,8 @@ def test_rates_are_better_when_they_are_more(against):
 
 
 def test_statuses_make_lost_fixed_failed_gone_and_new(against):
-    lengths = {name: sweeps.case(seq_len=length) for name, length in
-               {"lost": 128, "fixed": 256, "failed": 512, "gone": 1024, "new": 2048, "both": 4096, "bad": 8192}.items()}  # fmt: skip
+    names = ("lost", "fixed", "failed", "gone", "new", "both", "bad")
+    lengths = {name: sweeps.case(seq_len=128 << index) for index, name in enumerate(names)}
     old = [
         sweeps.job(of=lengths["lost"]),
         sweeps.failed(of=lengths["fixed"]),
@@ -86,8 +86,8 @@ def test_statuses_make_lost_fixed_failed_gone_and_new(against):
         sweeps.job(of=lengths["both"]),
     ]
     found = against(old, new, metric="forward/time_us")
-    names = {case: name for name, case in lengths.items()}
-    assert {names[row.cell.result.case]: row.verdict for row in found.rows} == {
+    by_case = {case: name for name, case in lengths.items()}
+    assert {by_case[row.cell.result.case]: row.verdict for row in found.rows} == {
         "lost": "lost",
         "fixed": "fixed",
         "failed": "failed",

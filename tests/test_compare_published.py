@@ -20,7 +20,7 @@ def line(**changes):
     return ROW.format(**given | changes)
 
 
-@pytest.fixture()
+@pytest.fixture
 def beside(tmp_path):
     count = iter(range(100))
 
@@ -63,7 +63,7 @@ def test_a_library_that_was_not_measured_stands_beside_the_fastest(beside):
 
 def test_only_the_same_problem_meets(beside):
     others = [line(causal="false"), line(dtype="fp8"), line(dtype="float16"), line(side="backward")]
-    with pytest.raises(UserError, match="no figure in .* is of a shape in the sweep: that has b4 h16 s1024 d128"):
+    with pytest.raises(UserError, match=r"no figure in .* is of a shape in the sweep: that has b4 h16 s1024 d128"):
         beside([sweeps.job(bwd_us=None)], *others)
     assert len(beside([sweeps.job()], *others, line(dtype="bf16")).rows) == 2  # the backward and the short name
 

@@ -165,7 +165,6 @@ def test_any_tree_means_what_it_says(cells, tree):
 def test_no_text_does_anything_but_filter_or_be_refused(cells, text):
     try:
         found = chosen(cells, text)
-    except UserError as error:
-        assert str(error)
-    else:
-        assert set(map(id, found)) <= set(map(id, cells))
+    except UserError:
+        return
+    assert set(map(id, found)) <= set(map(id, cells))

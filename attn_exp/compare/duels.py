@@ -39,9 +39,7 @@ def duels(pairs: Sequence[tuple[Cell, Cell]]) -> tuple[Duel, ...]:
 
 def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     """The command that measures two backends side by side on the case of `a`, which is that of `b`."""
-    first, second = sorted((a, b), key=lambda result: (result.label, result.job))
-    words = ["python", "-m", "attn_exp.duel", *_rival("a", first), *_rival("b", second)]
-    words += case_words(a.case, a.model)
+    words = ["python", "-m", "attn_exp.duel", *_rival("a", a), *_rival("b", b), *case_words(a.case, a.model)]
     if set(passes) == {"forward"}:
         # A backward needs its forward.
         words.append("passes=[forward]")

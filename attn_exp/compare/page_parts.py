@@ -10,7 +10,6 @@ from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.duels import Duel
 from attn_exp.compare.sheet import Column, Sheet, written
 
-
 # More varying fields of a case than this stand in tables as one label.
 _MOST_COLUMNS = 5
 

@@ -166,8 +166,10 @@ def _ties(rows: Sequence[Standing], metric: Metric) -> tuple[Duel, ...]:
     found = []
     for group in tied.values():
         if len(group) > 1:
-            first, second = sorted(group, key=lambda row: _rank(row.cell, metric))[:2]
-            found.append((first.cell, second.cell))
+            cells = sorted((row.cell for row in group), key=lambda cell: _rank(cell, metric))[:2]
+            # In one order for both passes, so that one command can serve both.
+            first, second = sorted(cells, key=lambda cell: (cell.result.label, cell.result.job))
+            found.append((first, second))
     return duels(found)
 
 
