@@ -40,15 +40,25 @@ def fitted(
 ) -> tuple[str, list[str]]:
     """The grid in `width` columns, and the names that it had to leave out; the first of `dispensable` goes first."""
     kept, left_out = list(shown), []
-    text = grid(rows, kept)
-    for name in dispensable:
-        if name in kept and len(kept) > 1 and max(map(len, text.splitlines())) > width:
-            kept.remove(name)
-            left_out.append(name)
-            text = grid(rows, kept)
-    return text, left_out
+    waiting = [name for name in dispensable if name in kept]
+    while waiting and len(kept) > 1 and _width(rows, kept) > width:
+        left_out.append(waiting.pop(0))
+        kept.remove(left_out[-1])
+    return grid(rows, kept), left_out
+
+
+def _width(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> int:
+    """How wide tabulate's `simple` form will be: a header has two spaces of its own, and two stand between columns."""
+    widths = [max((len(line) for line in name.replace("_", "\n").split("\n")), default=0) + 2 for name in shown]
+    for index, name in enumerate(shown):
+        widths[index] = max(widths[index], max((len(_text(row[name])) for row in rows), default=0))
+    return sum(widths) + 2 * (len(shown) - 1)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def _is_number(value: Any) -> bool:
-    text = "" if value is None else str(value).lstrip(">+-")
+    text = _text(value).lstrip(">+-")
     return not text or text.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()

@@ -290,3 +290,38 @@ def test_two_sweeps_of_one_name_are_two_sweeps(tmp_path):
     found = compare(tmp_path / "b" / "nightly", tmp_path / "a" / "nightly")
     assert [row.change for row in found.rows] == pytest.approx([0.2])
     assert [one.name for one in found.sweeps] == [str(tmp_path / side / "nightly") for side in "ab"]
+
+
+def on_cpu(count, common, sigma, seed, shift=None, **more):
+    """Cells of a CPU on which all share `common`, and each scatters by `sigma` (logarithms)."""
+    draw = random.Random(seed)
+    return [
+        sweeps.job(
+            fwd_us=100.0 * math.exp(common + draw.gauss(0, sigma)) * (1 + (shift or {}).get(index, 0)),
+            bwd_us=None,
+            of=sweeps.case(batch=index + 1),
+            device="cpu",
+            environment={"cpu": "EPYC"},
+            measuring={"timer": "cpu"},
+            **more,
+        )
+        for index in range(count)
+    ]
+
+
+def test_what_a_busy_cpu_does_to_all_cells_is_no_verdict_on_them(against):
+    """As seen: half of the cells differ by 2 to 5 % from one sweep to the next, partly all together."""
+    told = 0
+    for seed in range(10):
+        found = against(on_cpu(36, 0.0, 0.03, seed), on_cpu(36, -0.05, 0.03, 1000 + seed))
+        told += len(found.rows) - sum(row.verdict in ("same", "undecided") for row in found.rows)
+    assert told <= 4  # 360 cells
+    found = against(on_cpu(36, 0.0, 0.01, 1), on_cpu(36, 0.0, 0.01, 2, {3: 0.3}))
+    assert [row.cell.result.case.batch for row in found.rows if row.verdict == "slower"] == [4]
+
+
+def test_with_canaries_what_a_cpu_s_cells_have_in_common_counts(against):
+    canaries = {"canaries": sweeps.CANARIES}
+    found = against(on_cpu(36, 0.0, 0.005, 1, **canaries), on_cpu(36, 0.2, 0.005, 2, **canaries))
+    assert verdicts(found) == {"slower"}
+    assert verdicts(against(on_cpu(36, 0.0, 0.005, 1), on_cpu(36, 0.2, 0.005, 2))) == {"undecided"}

@@ -23,6 +23,7 @@ uri, experiment  read from an MLflow store, uri=sqlite:///mlruns/mlflow.db
 Exit codes: 0; 1 a regression; 2 something to type differently; 3 files that are no records were skipped.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -80,6 +81,8 @@ def _write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
+    # Thousands of records are millions of objects without a cycle: looking for some takes a sixth of the time.
+    gc.disable()
     # Whoever reads through `head` has read enough.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))

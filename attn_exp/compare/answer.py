@@ -56,11 +56,19 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     elif against:
         margin = choice.margin or choice.fail_if_slower or MARGIN
         found = compare_sweeps(
-            old, new, cells_old, cells_new, metric, spreads, margin=margin, anyway=choice.anyway, notes=_basis(spreads)
+            old,
+            new,
+            cells_old,
+            cells_new,
+            metric,
+            spreads,
+            margin=margin,
+            anyway=choice.anyway,
+            notes=_basis(spreads, results),
         )
     else:
         found = compare_rivals(
-            new, cells_new, metric, spreads, baseline=choice.baseline, by=choice.by, notes=_basis(spreads)
+            new, cells_new, metric, spreads, baseline=choice.baseline, by=choice.by, notes=_basis(spreads, results)
         )
     return sorted_rows(found, choice.sort) if choice.sort else found
 
@@ -118,14 +126,13 @@ def _filtered(cells: Sequence[list[Cell]], where: str | None) -> list[list[Cell]
     return [[cell for cell in own if id(cell) in kept] for own in cells]
 
 
-def _basis(spreads: Spreads) -> list[str]:
+def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
     """What the intervals rest on."""
     if spreads.fixed is not None:
         return [f"equal rows are taken to differ by up to {100 * spreads.fixed:g} % (spread=)"]
-    largest = max(spreads.deltas.values(), default=DELTA_FLOOR)
     return [
         "intervals: both rows' own over rounds, and what equal rows of different moments differ by "
-        f"({100 * largest:.1f} % here; more under a power cap, between sessions, between GPUs)"
+        f"({100 * min(map(spreads.delta, results), default=DELTA_FLOOR):.1f} % and more)"
     ]
 
 

@@ -5,6 +5,7 @@ cell differs by from session to session, canaries divided out where both sweeps 
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import Literal
 
 from attn_exp.compare.canary import Session, session
 from attn_exp.compare.cell import Cell, Metric
+from attn_exp.compare.change_notes import kernel_notes, refused_notes, session_notes
 from attn_exp.compare.comparison import Comparison, about, case_order
 from attn_exp.compare.duels import Duel, duels
-from attn_exp.compare.environment import Difference, differences
+from attn_exp.compare.environment import differences
 from attn_exp.compare.join import Pair, joined, nothing_in_common
 from attn_exp.compare.ratio import Spreads, gain, half_width, p_value
 from attn_exp.compare.read import Sweep
@@ -117,13 +119,15 @@ def compare_sweeps(
             f"{_names(new)} and {_names(old)} cannot be compared ({'; '.join(map(str, unlike))}): "
             "choose cells with where=, or type anyway=true to compare them all the same"
         )
-    rows = _judged([_change(pair, metric, spreads) for pair in pairs], metric, margin)
+    cells = [_opened(pair, metric) for pair in pairs]
+    scatter = _scatter(cells)
+    rows = _judged([_closed(cell, metric, spreads, scatter) for cell in cells], metric, margin)
     rows.sort(key=lambda row: (VERDICTS.index(row.verdict), *case_order(row.cell)))
     return Changes(
         metric=metric,
         sweeps=tuple(about(sweep) for sweep in (*old, *new)),
         differences=found,
-        notes=(*notes, *_refused(unlike), *_sessions(rows, metric), *_kernels(rows)),
+        notes=(*notes, *refused_notes(unlike), *session_notes(rows, metric), *kernel_notes(rows)),
         broken=tuple(sentence for sweep in (*old, *new) for sentence in sweep.broken),
         rows=tuple(rows),
         margin=margin,
@@ -132,8 +136,18 @@ def compare_sweeps(
     )
 
 
-def _change(pair: Pair, metric: Metric, spreads: Spreads) -> Change:
-    """The change of one cell, its verdict still open where there are two values."""
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """Two values of one cell: the logarithm of how many times better the new one is, the session divided out."""
+
+    old: Cell
+    new: Cell
+    log: float
+    session: Session | None
+
+
+def _opened(pair: Pair, metric: Metric) -> Change | _Open:
+    """One cell with its logarithm, or with its verdict where there are no two values to take it from."""
     old, new = pair
     if old is None or new is None or old.value is None or new.value is None:
         return Change(old, new, _without_two_values(old, new))
@@ -141,19 +155,42 @@ def _change(pair: Pair, metric: Metric, spreads: Spreads) -> Change:
     if log is None:
         return Change(old, new, "same" if old.value == new.value else "undecided")
     between = session(old.result, new.result, new.direction) if metric.follows_clock else None
+    # A session in which everything takes longer makes every cell look worse by that much.
+    return _Open(old, new, log + (math.log(between.factor) if between else 0.0), between)
+
+
+def _closed(cell: Change | _Open, metric: Metric, spreads: Spreads, scatter: float) -> Change:
+    """The change of one cell, its verdict still open."""
+    if isinstance(cell, Change):
+        return cell
+    old, new = cell.old.result, cell.new.result
     if not metric.follows_clock:
-        spread = spreads.with_canaries(old.result, new.result, 0.0)
-    elif between is None:
-        spread = spreads.between_sessions(old.result, new.result)
+        spread = spreads.with_canaries(old, new, 0.0)
+    elif cell.session is None:
+        spread = spreads.between_sessions(old, new)
     else:
-        spread = spreads.with_canaries(old.result, new.result, between.scatter)
-        # A session in which everything takes longer makes every cell look worse by that much.
-        log += math.log(between.factor)
-    half = half_width(new, old, spread)
-    sign = 1 if metric.more_is_better else -1
-    low, high = sorted((sign * log - half, sign * log + half))
-    bounds = (math.expm1(sign * log), math.expm1(low), math.expm1(high))
-    return Change(old, new, "undecided", *bounds, spread, p_value(log, half), between)
+        spread = spreads.with_canaries(old, new, cell.session.scatter)
+    if new.device == "cpu" and metric.follows_clock and spreads.fixed is None:
+        spread = max(spread, scatter)
+    half = half_width(cell.new, cell.old, spread)
+    log = cell.log if metric.more_is_better else -cell.log
+    bounds = (math.expm1(log), math.expm1(log - half), math.expm1(log + half))
+    return Change(cell.old, cell.new, "undecided", *bounds, spread, p_value(log, half), cell.session)
+
+
+def _scatter(cells: Sequence[Change | _Open]) -> float:
+    """What the cells of a CPU differ by from session to session, by those cells themselves: 95 % of them, robustly.
+
+    Other programs move a CPU's times by more than anything known beforehand, and hardly any two cells alike. What all
+    have in common counts as such, too, unless canaries were divided out. The price: a change of most cells hides.
+    """
+    logs = [cell.log for cell in cells if isinstance(cell, _Open) and cell.new.result.device == "cpu"]
+    if not logs:
+        return 0.0
+    divided = all(cell.session is not None for cell in cells if isinstance(cell, _Open))
+    middle = statistics.median(logs) if divided else 0.0
+    # The median of |x| is 0.6745 standard deviations of a normal x.
+    return math.expm1(1.96 / 0.6745 * statistics.median(abs(log - middle) for log in logs))
 
 
 def _without_two_values(old: Cell | None, new: Cell | None) -> Verdict:
@@ -210,50 +247,6 @@ def _duels(rows: Sequence[Change]) -> tuple[Duel, ...]:
                 )
                 found.append((cell, others[0] if others else cell))
     return duels(found)
-
-
-def _refused(unlike: Sequence[Difference]) -> list[str]:
-    return [f"compared all the same (anyway=true): {one}, in {one.cells} cells" for one in unlike]
-
-
-def _sessions(rows: Sequence[Change], metric: Metric) -> list[str]:
-    """What was divided out, by which canaries, and what was not."""
-    if not metric.follows_clock:
-        return []
-    found: dict[tuple[str, ...], list[Session]] = {}
-    without = 0
-    for row in rows:
-        if row.session is not None:
-            found.setdefault(row.session.names, []).append(row.session)
-        elif row.change is not None:
-            without += 1
-    said = []
-    for names, sessions in found.items():
-        low, high = (100 * (pick(one.factor for one in sessions) - 1) for pick in (min, max))
-        factor = f"{low:+.2f} %" if high - low < 0.005 else f"{low:+.2f} to {high:+.2f} %"
-        scatter = 100 * max(one.scatter for one in sessions)
-        said.append(
-            f"canaries {' and '.join(names)}: time {factor} in the new session, divided out of {len(sessions)} cells "
-            f"(they scatter by {scatter:.2f} %)"
-        )
-    if without:
-        said.append(
-            f"{without} cells have no canary in both sweeps: what lies between the sessions is still in their change, "
-            "and in what is taken for no difference"
-        )
-    return said
-
-
-def _kernels(rows: Sequence[Change]) -> list[str]:
-    found = Counter(names for row in rows if (names := row.other_kernel) is not None)
-    return [
-        f"another kernel ran in {count} cells: {_cut(old)} -> {_cut(new)}" for (old, new), count in found.most_common(3)
-    ]
-
-
-def _cut(name: str) -> str:
-    name = name.split("(")[0]
-    return name if len(name) <= 60 else f"{name[:57]}..."
 
 
 def _names(sweeps: Sequence[Sweep]) -> str:

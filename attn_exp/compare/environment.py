@@ -23,8 +23,8 @@ REFUSED = frozenset(
 )
 # The same for jobs of the CPU, where the processor is what is measured.
 REFUSED_ON_CPU = REFUSED | {"cpu", "cpu_threads"}
-# Measured anew in each session, or how long it was measured: neither says that things are unlike.
-_NO_DIFFERENCE = frozenset({"event_floor_us", "event_quantum_us", "nvml", "sampled_for"})
+# Measured anew in each session: these say nothing of what was set up.
+_NO_DIFFERENCE = frozenset({"event_floor_us", "event_quantum_us", "nvml"})
 _OF_MEASURING = ("timer", "regime", "seed")
 
 

@@ -167,7 +167,11 @@ def _value(name: str, text: str) -> Any:
         return DTYPES.get(text.lower(), text.lower())
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    return int(text) if text.lstrip("-").isdigit() else text
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() else number
 
 
 def _beside(figure: Figure, cells: Sequence[Cell]) -> list[Beside]:

@@ -19,6 +19,10 @@ from attn_exp.verdict import DELTA_FLOOR
 POWER_CAPPED_SPREAD = 0.022
 # Of 32 cells above 50 us measured by two programs minutes apart, the farthest pair (results/h200/sdpa_sweep).
 SESSION_SPREAD = 0.022
+# Three sweeps of 36 equal cells in turn on a CPU of 2 cores with other programs at work: from one sweep to the next
+# half of the cells differed by more than 2.3 to 5.4 %, of which 1.0 to 5.4 % by what all of them had in common.
+PROCESSOR_SPREAD = 0.05
+PROCESSOR_SESSION_SPREAD = 0.10
 # Two H200s of one host, the same call: 3.694 and 3.621 ms.
 OTHER_GPU_SPREAD = 0.02
 
@@ -49,8 +53,9 @@ class Spreads:
     fixed: float | None = None
 
     def delta(self, result: Result) -> float:
-        """The smallest difference that means something on the result's device."""
-        return max(DELTA_FLOOR, self.deltas.get(device_key(dict(result.environment)), DELTA_FLOOR))
+        """The smallest difference that means something between rows of the result's device."""
+        floor = PROCESSOR_SPREAD if result.device == "cpu" else DELTA_FLOOR
+        return max(floor, self.deltas.get(device_key(dict(result.environment)), floor))
 
     def between_rows(self, one: Result, other: Result) -> float:
         """What two rows of one session may differ by though they are equal, as a relative difference.
@@ -70,7 +75,8 @@ class Spreads:
         """What the same cell may differ by from one session to another, with nothing to divide the session out."""
         if self.fixed is not None:
             return self.fixed
-        delta = max(self.delta(one), self.delta(other), SESSION_SPREAD)
+        known = PROCESSOR_SESSION_SPREAD if one.device == "cpu" else SESSION_SPREAD
+        delta = max(self.delta(one), self.delta(other), known)
         return math.hypot(delta, OTHER_GPU_SPREAD) if _other_gpu(one, other) else delta
 
     def with_canaries(self, one: Result, other: Result, scatter: float) -> float:
