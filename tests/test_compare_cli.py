@@ -155,6 +155,7 @@ def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
         (["sweep=new", "sort=tim_us"], "sort= knows no 'tim_us': did you mean"),
         (["sweep=new", "where=causal and"], "is no filter"),
         (["sweep=new", "published=nowhere.csv"], "cannot be read as CSV"),
+        (["sweep=new", "published=a.csv", "metric=tflops"], "published figures stand beside times"),
         (["sweep=new", "uri=sqlite:///nowhere.db"], "there is no database"),
         (["sweep=new", "out=nowhere/out.md"], "cannot write nowhere/out.md"),
         (["sweep=."], "has no records"),

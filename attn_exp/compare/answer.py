@@ -50,6 +50,10 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     cells_old = [cell for cells in chosen_cells[: len(against)] for cell in cells]
     cells_new = [cell for cells in chosen_cells[len(against) :] for cell in cells]
     if choice.published:
+        if not metric.name.endswith("time_us"):
+            raise UserError(
+                f"published figures stand beside times: leave metric={metric} out, or metric=kernel_time_us"
+            )
         found: Comparison = compare_published(new, cells_new, Path(choice.published))
     elif choice.history:
         found = compare_history(new, chosen_cells, metric, spreads, anyway=choice.anyway)
