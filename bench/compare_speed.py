@@ -1,7 +1,7 @@
 """python bench/compare_speed.py [RECORDS ...]: how long `python -m attn_exp.compare` takes, from folders and sqlite.
 
 For each number of records (default 100, 1000, 10000; 100000 takes some minutes and 2 GB of disk) two sweeps of half as
-many jobs are made, each with as much as a real one on a GPU (450 samples, 57 metrics), and compared in a process of
+many jobs are made, each with as much as a real one on a GPU (450 samples, 56 metrics), and compared in a process of
 its own: wall time, processor time, and memory at its peak. The sqlite database has MLflow's tables, filled directly:
 storing 10,000 runs through MLflow takes minutes and is not what is asked here.
 """
