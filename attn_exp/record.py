@@ -167,6 +167,8 @@ class Record:
     """All that a job leaves. `metrics` has entries if and only if `status` is `ok`, a `reason` if and only if not.
 
     `notes` are the backend's own figures (workspace bytes, plan building), `compiled` is None if nothing was.
+    `canaries` are microseconds of fixed work (`sleep`, `copy`, `matmul`, `sdpa`), measured once a worker: what they
+    differ by between two sessions is the session's.
     """
 
     request: Request

@@ -6,7 +6,23 @@ from pathlib import Path
 
 import attn_exp
 
-PURE = {"case", "record", "flops", "stats", "metrics", "hardware", "errors", "flags", "verdict", "calibration", "host"}
+PURE = {
+    "case",
+    "record",
+    "flops",
+    "stats",
+    "metrics",
+    "hardware",
+    "errors",
+    "flags",
+    "verdict",
+    "calibration",
+    "host",
+    "tables",
+}
+# A comparison answers at once: nothing heavy either, in the whole package. Those that read or show stand apart from
+# those that only reckon.
+COMPARE_READS = {"__main__", "answer", "mlflow", "published", "read", "render"}
 # Modules that may import torch. Whatever is not listed here must not: a new module is checked by default.
 WORKER = {
     "accuracy",
@@ -19,6 +35,7 @@ WORKER = {
     "backends.eager",
     "backends.reference",
     "backends.sdpa",
+    "backends.triton",
     "canaries",
     "ceilings",
     "compilation",
@@ -50,7 +67,7 @@ WORKER = {
 # Imports every module named on the command line, in order, and prints what each brought in of the heavy packages.
 _PROBE = """
 import importlib, json, sys
-heavy = ("torch", "hydra", "omegaconf", "mlflow", "numpy")
+heavy = ("torch", "hydra", "omegaconf", "mlflow", "numpy", "pandas", "matplotlib", "sqlite3", "tabulate")
 seen, brought = set(), {}
 for name in sys.argv[1:]:
     importlib.import_module("attn_exp." + name)
@@ -77,6 +94,22 @@ def brought(names):
 def test_pure_modules_import_nothing_heavy():
     assert modules() >= PURE
     assert brought(sorted(PURE)) == {}
+
+
+def test_comparing_imports_nothing_heavy():
+    names = {name for name in modules() if name.split(".")[0] == "compare"}
+    assert {f"compare.{name}" for name in COMPARE_READS} <= names
+    # sqlite3 comes with the module that reads a database, and only with that.
+    assert brought(sorted(names - {"compare.mlflow"})) == {}
+
+
+def test_what_only_reckons_neither_reads_nor_writes():
+    folder = Path(attn_exp.__file__).parent / "compare"
+    for path in folder.glob("*.py"):
+        if path.stem not in COMPARE_READS | {"__init__", "result", "duels"}:
+            text = path.read_text()
+            for word in ("open(", "read_text", "read_bytes", "write_text", "print(", "os.environ"):
+                assert word not in text, (path.name, word)
 
 
 def test_no_module_outside_the_worker_imports_torch():
