@@ -103,7 +103,7 @@ def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
         module="attn_exp.duel",
     )
     assert done.returncode == 0, done.stderr
-    assert "unsupported  b=cudnn: cuDNN runs on NVIDIA GPUs alone" in done.stdout
+    assert "unsupported  b=cudnn: cudnn runs on NVIDIA GPUs alone" in done.stdout
     assert "a=eager" in done.stdout
     alone = run("a=eager", "b=cudnn", *CASE, "tracker=none", cwd=tmp_path, module="attn_exp.duel")
     assert alone.returncode == 1

@@ -22,7 +22,7 @@ SPREAD = [
     ["batch=2"],
     ["backend=flash", "batch=8"],
     ["batch=8", "backend=flash", "seq_len=64", "backend=math"],
-    ["model=llama3_8b", "model.q_heads=16", "dtype=fp32", "dtype.tolerance.out=0.5"],
+    ["model=llama3_8b", "model.q_heads=16", "dtype=fp32", "compile=default"],
     ["stopping.budget_s=0.1", "stopping.min_rounds=3"],
     ["passes=[forward]", "timer=cpu", "timer.also=[]"],
     ["+backend.window=[1,2]", "+backend.options={a:1,b:{c:x}}"],
