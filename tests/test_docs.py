@@ -93,6 +93,7 @@ def test_the_readme_has_the_results_that_are_kept():
     embed = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(embed)
     assert embed.embedded(TEXTS["README.md"]) == TEXTS["README.md"], "run python docs/embed.py"
+    assert embed.with_backends(TEXTS["docs/backends.md"]) == TEXTS["docs/backends.md"], "run python docs/embed.py"
 
 
 def test_the_pictures_are_small_and_all_shown():
@@ -216,9 +217,10 @@ def test_every_metric_is_explained():
 
 
 def test_every_option_and_key_is_explained():
-    text = TEXTS["docs/configuration.md"]
     for path in conf_folder().glob("*/*.yaml"):
+        text = TEXTS["docs/backends.md"] if path.parent.name == "backend" else TEXTS["docs/configuration.md"]
         assert f"`{path.stem}`" in text or f"+{path.parent.name}={path.stem}" in text, path
+    text = TEXTS["docs/configuration.md"]
     config = yaml.safe_load((conf_folder() / "config.yaml").read_text())
     for key in set(config) - {"defaults", "hydra"}:
         assert re.search(rf"`{key}[`.]", text), key
