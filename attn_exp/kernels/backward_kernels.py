@@ -112,6 +112,12 @@ def dkdv_kernel(
     batch = tl.program_id(0) // blocks // kv_heads
     keys = first_key + tl.arange(0, BLOCK_N)
     begin, end = queries_of(first_key, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED)
+    PARTS: tl.constexpr = 2 if CAUSAL and not WINDOWED else 1
+    masked_end = end
+    if PARTS == 2:
+        # From here on every query sees all keys of the block.
+        masked_end = tl.cdiv(tl.maximum(first_key + BLOCK_N - 1 - offset, 0), BLOCK_M) * BLOCK_M
+        masked_end = tl.minimum(tl.maximum(masked_end, begin + BLOCK_M), end)
     k_tile = load_tile(k, k_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_D, DIM, TMA)
     if WANT_DK:
         v_tile = load_tile(v, v_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
@@ -122,29 +128,34 @@ def dkdv_kernel(
     for member in range(GROUP):
         head = kv_head * GROUP + member
         row = batch * kv_heads * GROUP + head
-        for query in tl.range(begin, end, BLOCK_M):
-            q_tile = load_tile(q, q_strides, batch, head, query, q_len, BLOCK_M, BLOCK_D, DIM, TMA)
-            row_lse = _load_rows(lse_log2, row, padded_len, query, BLOCK_M, TMA)
-            scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
-            if SOFTCAPPED:
-                scores = tanh(scores * inner, PRECISE=k_tile.dtype == tl.float32)
-            shown = scores
-            if CAUSAL:
-                # Every block, though few need it: a branch here would make the compiler serialize the products.
-                queries = query + tl.arange(0, BLOCK_M)
-                seen = visible(queries[None, :], keys[:, None], kv_len, offset, window, CAUSAL, WINDOWED)
-                shown = tl.where(seen, scores, -float("inf"))
-            weights = tl.exp2(shown * outer - row_lse[None, :])
-            d_out_tile = load_tile(d_out, d_out_strides, batch, head, query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM, TMA)
-            if WANT_DV:
-                dv_total = tl.dot(weights.to(k_tile.dtype), d_out_tile, dv_total, input_precision="ieee")
-            if WANT_DK:
-                row_delta = _load_rows(delta, row, padded_len, query, BLOCK_M, TMA)
-                d_weights = tl.dot(v_tile, tl.trans(d_out_tile), input_precision="ieee")
-                d_scores = weights * (d_weights - row_delta[None, :])
+        # Blocks that need no mask have a loop of their own: a branch would make the compiler serialize the products.
+        for part in tl.static_range(PARTS):
+            part_begin = begin if part == 0 else masked_end
+            part_end = masked_end if part == 0 else end
+            for query in tl.range(part_begin, part_end, BLOCK_M):
+                q_tile = load_tile(q, q_strides, batch, head, query, q_len, BLOCK_M, BLOCK_D, DIM, TMA)
+                row_lse = _load_rows(lse_log2, row, padded_len, query, BLOCK_M, TMA)
+                scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
                 if SOFTCAPPED:
-                    d_scores = d_scores * (1.0 - scores * scores)
-                dk_total = tl.dot(d_scores.to(k_tile.dtype), q_tile, dk_total, input_precision="ieee")
+                    scores = tanh(scores * inner, PRECISE=k_tile.dtype == tl.float32)
+                shown = scores
+                if CAUSAL and part == 0:
+                    queries = query + tl.arange(0, BLOCK_M)
+                    seen = visible(queries[None, :], keys[:, None], kv_len, offset, window, CAUSAL, WINDOWED)
+                    shown = tl.where(seen, scores, -float("inf"))
+                weights = tl.exp2(shown * outer - row_lse[None, :])
+                d_out_tile = load_tile(
+                    d_out, d_out_strides, batch, head, query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM, TMA
+                )
+                if WANT_DV:
+                    dv_total = tl.dot(weights.to(k_tile.dtype), d_out_tile, dv_total, input_precision="ieee")
+                if WANT_DK:
+                    row_delta = _load_rows(delta, row, padded_len, query, BLOCK_M, TMA)
+                    d_weights = tl.dot(v_tile, tl.trans(d_out_tile), input_precision="ieee")
+                    d_scores = weights * (d_weights - row_delta[None, :])
+                    if SOFTCAPPED:
+                        d_scores = d_scores * (1.0 - scores * scores)
+                    dk_total = tl.dot(d_scores.to(k_tile.dtype), q_tile, dk_total, input_precision="ieee")
     if WANT_DK:
         store_tile(dk_total * scale, dk, dk_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_D, DIM)
     if WANT_DV:

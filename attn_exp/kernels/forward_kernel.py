@@ -73,6 +73,7 @@ def forward_kernel(
     # Of the block before; as integers, because Triton would send values it knows as 16-bit floats to shared memory.
     pending = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if q_tile.dtype == tl.float32 else tl.int16)
     pending_rescale = tl.full([BLOCK_M], 1.0, tl.float32)
+    # Not with warp_specialize=True: Triton 3.6 compiles that for Hopper, and the kernel hangs.
     for key in tl.range(begin, end, BLOCK_N):
         k_tile = load_tile(k, k_strides, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_D, DIM, TMA)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
@@ -109,7 +110,16 @@ def forward_kernel(
     blind = row_sum == 0.0
     row_sum = tl.where(blind, 1.0, row_sum)
     store_tile(
-        total / row_sum[:, None], out, out_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM
+        total * (1.0 / row_sum)[:, None],
+        out,
+        out_strides,
+        batch,
+        head,
+        first_query,
+        q_len,
+        BLOCK_M,
+        BLOCK_DV,
+        VALUE_DIM,
     )
     # +inf, as FlashAttention-2 stores it: the backward pass's exp2(score - lse) is then 0 without a test.
     lse = tl.where(blind, float("inf"), row_max + tl.log2(row_sum))

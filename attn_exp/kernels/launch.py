@@ -15,6 +15,8 @@ from attn_exp.kernels.forward_kernel import forward_kernel
 
 LOG2_E = math.log2(math.e)
 ROWS_BLOCK = 64
+# Columns of dk and dv that one program sums. At head_dim 256 two kernels with 5 products are faster than one with 4.
+WIDEST_SUMS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,12 @@ def launch_dkdv(
     want_dk: bool = True,
     want_dv: bool = True,
 ) -> None:
-    """Fill `dk_bhsd` and `dv_bhsd`, or one of them."""
+    """Fill `dk_bhsd` and `dv_bhsd`, or one of them; one after the other where both are too wide for the registers."""
+    if want_dk and want_dv and padded(q_bhsd.shape[3]) + padded(v_bhsd.shape[3]) > WIDEST_SUMS:
+        tensors = (q_bhsd, k_bhsd, v_bhsd, d_out_bhsd, lse_log2, delta, dk_bhsd, dv_bhsd)
+        launch_dkdv(*tensors, scores, config=config, tma=tma, want_dv=False)
+        launch_dkdv(*tensors, scores, config=config, tma=tma, want_dk=False)
+        return
     batch, kv_heads, kv_len, _ = k_bhsd.shape
     tma = _tma(tma, q_bhsd, k_bhsd, v_bhsd, d_out_bhsd)
     q, k, v, d_out = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd, d_out_bhsd))
