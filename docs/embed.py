@@ -1,4 +1,5 @@
-"""python docs/embed.py: puts results/h200/ into the README and the backends' table into docs/backends.md again;
+"""python docs/embed.py: puts results/h200/ into the README and the backends' table into docs/backends.md again.
+
 `tests/test_docs.py` fails while they differ.
 
 A block begins with `<!-- table: FILE -->` (a text file as it is) or `<!-- summary: FILE -->` (a sentence made from

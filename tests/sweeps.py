@@ -25,7 +25,6 @@ MEASURING = Measuring(
     regime="sustained",
     passes=("forward", "backward"),
     seed=123,
-    tolerance={"out": 0.01, "gradient": 0.015},
 )
 H200 = {
     "host": "node1",
