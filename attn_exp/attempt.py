@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from attn_exp.backends.package import Unavailable
+from attn_exp.backends.package import Refused, Unavailable
+from attn_exp.compilation import break_reason
 from attn_exp.flops import CONVENTION
 from attn_exp.inputs import DISTRIBUTION
 from attn_exp.machine import Machine
-from attn_exp.record import PassRecord, Record, Request, Status
+from attn_exp.record import CompileRecord, PassRecord, Record, Request, Status
 
 # How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
 _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
@@ -40,6 +41,8 @@ class Attempt:
     metrics: dict[str, float] = field(default_factory=dict)
     flags: set[str] = field(default_factory=set)
     ceilings: dict[str, float] = field(default_factory=dict)
+    compiled: CompileRecord | None = None
+    notes: dict[str, float] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
@@ -57,6 +60,8 @@ class Attempt:
             work()
         except Stopped as stopped:
             self.status, self.reason = stopped.status, stopped.reason
+        except Refused as error:
+            self.status, self.reason = "unsupported", f"{self.request.backend['name']}: {error}"
         except Unavailable as error:
             self.status, self.reason = "unavailable", str(error)
         except ImportError as error:
@@ -65,8 +70,10 @@ class Attempt:
             self.status, self.reason = "out_of_memory", _sentence(error)
         except Exception as error:  # a backend may raise anything, and it must end as a status, not as a dead worker
             traceback.print_exc()
-            self.status = "out_of_memory" if _CPU_MEMORY_ERROR.search(str(error)) else "error"
-            self.reason = _sentence(error)
+            broken = break_reason(error)
+            memory = _CPU_MEMORY_ERROR.search(str(error))
+            self.status = "unsupported" if broken else "out_of_memory" if memory else "error"
+            self.reason = broken or _sentence(error)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -92,6 +99,9 @@ class Attempt:
             flags=tuple(sorted(self.flags)),
             environment=machine.environment | found,
             ceilings=self.ceilings,
+            canaries=machine.canaries,
+            compiled=self.compiled,
+            notes=self.notes,
             telemetry=tuple(self.telemetry),
             stages_s={name: round(seconds, 6) for name, seconds in self.stages_s.items()},
             started_at=self.started_at,

@@ -114,6 +114,14 @@ class Case:
         return self.kv_len - self.q_len if self.align == "bottom_right" else 0
 
     @property
+    def dense(self) -> bool:
+        """Whether every query sees every key: without a mask, or with one that hides nothing, as in decoding."""
+        if self.lengths is not None:
+            return False
+        hidden = self.window is not None and self.window < self.kv_len
+        return not self.causal or (self.q_len == 1 and self.align == "bottom_right" and not hidden)
+
+    @property
     def keyless(self) -> str | None:
         """Which queries see no key, so that their softmax is 0 / 0, and what to set instead; None if all see one."""
         if self.causal and self.align == "bottom_right" and self.q_len > self.kv_len:

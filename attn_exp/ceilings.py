@@ -29,7 +29,7 @@ def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
     rates: list[float] = []
     started = time.perf_counter()
     while time.perf_counter() - started < load_s or len(rates) < 4:
-        rates.append(calls * 2 * n**3 / _seconds(device, multiply))
+        rates.append(calls * 2 * n**3 / seconds(device, multiply))
     return statistics.median(rates[len(rates) // 2 :])
 
 
@@ -38,13 +38,11 @@ def copy_ceiling(device: str) -> float:
     source = torch.randint(256, (_COPY_BYTES[device],), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
-    return (
-        2 * _COPY_BYTES[device] / statistics.median(_seconds(device, lambda: target.copy_(source)) for _ in range(10))
-    )
+    return 2 * _COPY_BYTES[device] / statistics.median(seconds(device, lambda: target.copy_(source)) for _ in range(10))
 
 
-def _seconds(device: str, run: Callable[[], object]) -> float:
-    """How long the device takes for `run`; by events on a GPU, since other threads may hold up this one."""
+def seconds(device: str, run: Callable[[], object]) -> float:
+    """How long the device takes for `run`, in seconds; by events on a GPU, since other threads may hold up this one."""
     if device == "cpu":
         began = time.perf_counter()
         run()

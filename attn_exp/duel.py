@@ -1,11 +1,12 @@
 """python -m attn_exp.duel a=BACKEND b=BACKEND [c=BACKEND ...] [a.OPTION=VALUE ...] [KEY=VALUE ...]
 
 Measures two or more backends of one case side by side in one process, a block each in turn (ABBA), and says which is
-faster, by how much, and whether that can be told at all. Options of one rival are given behind its letter; all other
-keys are those of `python -m attn_exp`.
+faster, by how much, and whether that can be told at all. Options of one rival are given behind its letter, how it is
+compiled too; all other keys are those of `python -m attn_exp`.
 
   python -m attn_exp.duel a=flash b=cudnn batch=8 seq_len=4096
   python -m attn_exp.duel a=flash b=math c=eager model=gpt2 causal=false
+  python -m attn_exp.duel a=eager b=eager b.compile=default
 """
 
 import re
@@ -33,7 +34,7 @@ from attn_exp.isolate import make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.metrics import ranking_medians
 from attn_exp.plots import plot_ratios
-from attn_exp.record import DUEL_NAME, Record, Request, write_whole
+from attn_exp.record import DUEL_NAME, Record, Request, backend_label, write_whole
 from attn_exp.report import time_text
 from attn_exp.run import dry_run, near, plain
 from attn_exp.store import read_sweep
@@ -42,6 +43,7 @@ from attn_exp.trackers.base import SweepInfo, redacted
 from attn_exp.verdict import Comparison, compare_all
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
+_COMPILE = re.compile(r"\.compile[.=]")
 _CLOCK_MISMATCH = 0.01
 # What equal things were seen to differ by on a busy machine, with a wide margin.
 BUSY_DELTA = 0.25
@@ -77,12 +79,12 @@ def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
         elif match[2] is None:
             rivals[match[1]] = [f"backend={match[3]}"]
         else:
-            options.append((match[1], f"backend{match[2]}={match[3]}"))
+            options.append((match[1], f"{match[2]}={match[3]}"))
     for letter, option in options:
         if letter not in rivals:
             raise UserError(f"{letter} has options and no backend: write {letter}=flash, or another backend")
         # An option that the backend's file does not name is added to it.
-        rivals[letter].append(f"++{option}")
+        rivals[letter].append(option.removeprefix(".") if _COMPILE.match(option) else f"++backend{option}")
     if len(rivals) < 2:
         raise UserError("a duel needs two backends, for example: python -m attn_exp.duel a=flash b=math batch=8")
     return rivals, shared
@@ -173,8 +175,9 @@ def _duel(arguments: list[str]) -> int:
 
 def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
     request = request_from_config(config, gpus)
+    who = backend_label(request.backend["name"], request.compile)
     # Two option sets of one backend, or one backend against itself, need two folders.
-    return replace(request, job=f"{letter}-{request.job}", label=f"{letter}={request.backend['name']}")
+    return replace(request, job=f"{letter}-{request.job}", label=f"{letter}={who}")
 
 
 def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str:

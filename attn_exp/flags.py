@@ -1,7 +1,7 @@
 """Flags: what a reader should know about a number that is still a number. Each with the mark that tables show."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attn_exp.host import others_cores
@@ -54,6 +54,16 @@ def timing_flags(ranking: Timing, others: tuple[Timing, ...]) -> set[str]:
         ):
             found.add("launch_bound")
     return found
+
+
+def flag_marks(flags: Iterable[str]) -> str:
+    """The marks of flags, in their order; one that is not known here has none."""
+    return "".join(FLAGS[flag][0] for flag in flags if flag in FLAGS)
+
+
+def flag_notes(flags: Iterable[str]) -> list[str]:
+    """A line for each flag that occurs: its mark, its name and what it says."""
+    return [f"{FLAGS[flag][0]} {flag}: {FLAGS[flag][1]}" for flag in sorted(set(flags) & set(FLAGS))]
 
 
 def telemetry_flags(readings: Sequence[dict[str, Any]], highest_clock_mhz: float | None) -> set[str]:

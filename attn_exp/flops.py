@@ -69,6 +69,15 @@ def flops_sdpa_convention(case: Case, direction: str) -> float:
     return total * (1.0 if direction == "forward" else 2.5)
 
 
+def flops_common_convention(case: Case, direction: str) -> float:
+    """The count of most published figures (flash-attention's benchmarks, cuDNN frontend's): matrix products alone.
+
+    4 M N D a head (2 M N (d_qk + d_v)), halved exactly under a causal mask, 2.5 times for backward.
+    """
+    total = case.batch * case.q_heads * 2 * case.q_len * case.kv_len * (case.head_dim + case.value_dim)
+    return total * (0.5 if case.causal else 1.0) * (1.0 if direction == "forward" else 2.5)
+
+
 def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
     """Bytes that one pass must move: every input read once, every output written once.
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -11,15 +11,16 @@ from attn_exp.case import PASSES, Case, case_from_config
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
 from attn_exp.nvml import GpuInfo
-from attn_exp.record import Measuring, Request
+from attn_exp.record import Compile, Measuring, Request, Status, backend_label
 
 GPU_TIMERS = ("device", "event", "kernel", "graph", "wall", "dispatch")
 CPU_TIMERS = ("cpu",)
 REGIMES = ("sustained", "burst")
+COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 # What every configuration has.
-_GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping")
+_GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
     "batch",
     "q_len",
@@ -37,6 +38,8 @@ _KEYS = (
     "softcap",
     "lengths",
     "layout",
+    "caches",
+    "stop_on",
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
 # Where results go says nothing about the job, and a tracking URI may hold a password.
@@ -59,15 +62,21 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     backend = _named(dict(config["backend"]))
     check_name("sweep", config["sweep"])
     measuring = _measuring(config, device)
+    compile_ = _compile(config["compile"])
+    _check_statuses(config["stop_on"])
+    if not isinstance(config["caches"], bool):
+        raise UserError(f"caches={config['caches']} is neither true nor false")
     return Request(
-        job=f"{backend['name']}-{_identity(case, backend, measuring, device)}",
+        job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device)}",
         sweep=config["sweep"],
         model=str(config["model"].get("name", "custom")),
         device=device,
         case=case,
         backend=backend,
         measuring=measuring,
-        label=f"{backend['name']} {case.label()}",
+        compile=compile_,
+        caches=config["caches"],
+        label=f"{backend_label(backend['name'], compile_)} {case.label()}",
         config={key: value for key, value in config.items() if key not in _NOT_KEPT},
     )
 
@@ -178,7 +187,40 @@ def _misfit(error: str, fields: dict[str, Any]) -> str:
     return f"{key}={fields.get(found[2])} is not {kind}"
 
 
-def _identity(case: Case, backend: dict[str, Any], measuring: Measuring, device: str) -> str:
-    """What makes two jobs the same job: case, backend with its options, measuring options, kind of device."""
-    what = msgspec.to_builtins({"case": case, "backend": backend, "measuring": measuring, "device": device})
+def _check_statuses(stop_on: Any) -> None:
+    known = get_args(Status)
+    for status in stop_on if isinstance(stop_on, list) else [stop_on]:
+        if status not in known:
+            raise UserError(
+                f"stop_on={status} is no list of statuses: {nearest(str(status), known)}write stop_on=[inaccurate]"
+            )
+
+
+def _compile(config: dict[str, Any]) -> Compile:
+    try:
+        found = msgspec.convert({key: value for key, value in config.items() if key != "name"}, Compile)
+    except msgspec.ValidationError as error:
+        raise UserError(f"compile does not fit ({error}): choose compile=default or another mode") from error
+    if found.mode not in COMPILE_MODES:
+        near = nearest(found.mode, COMPILE_MODES)
+        raise UserError(f"compile.mode={found.mode} is no mode: {near}choose one of {', '.join(COMPILE_MODES)}")
+    if found.mode == "none" and (found.options or found.fullgraph):
+        raise UserError("compile.options and compile.fullgraph need a compilation: set compile=default")
+    return found
+
+
+def _identity(
+    case: Case, backend: dict[str, Any], measuring: Measuring, compile_: Compile, caches: bool, device: str
+) -> str:
+    """What makes two jobs the same job: case, backend and compiler with their options, measuring, kind of device."""
+    what = msgspec.to_builtins(
+        {
+            "case": case,
+            "backend": backend,
+            "measuring": measuring,
+            "compile": compile_,
+            "caches": caches,
+            "device": device,
+        }
+    )
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]

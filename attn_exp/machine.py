@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from attn_exp.backends.package import Unavailable
+from attn_exp.canaries import canaries
 from attn_exp.ceilings import copy_ceiling, matmul_ceiling
 from attn_exp.environment import environment
 from attn_exp.host import host_reading
@@ -31,6 +32,7 @@ class Machine:
     state: GpuState | None = None
     environment: dict[str, Any] = field(default_factory=dict)
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
+    canaries: dict[str, float] = field(default_factory=dict)
     expected: tuple[Any, Expected] | None = None
 
     @classmethod
@@ -70,6 +72,8 @@ class Machine:
             # Not the loading thread's own figure: while libraries load, it waits for the interpreter's lock.
             matmul = matmul_ceiling(self.device, dtype, 0.0)
             copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
+            if not self.canaries:
+                self.canaries = canaries(self.device)
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 

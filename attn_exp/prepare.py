@@ -14,6 +14,7 @@ from attn_exp.accuracy import inaccuracy
 from attn_exp.attempt import Attempt, Stopped
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
 from attn_exp.ceilings import synchronize
+from attn_exp.compilation import compile_calls, forget, found, use_caches, without_recompiling
 from attn_exp.inputs import make_inputs
 from attn_exp.machine import Machine
 from attn_exp.record import Kernel, PassRecord, TensorError
@@ -68,21 +69,26 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         synchronize(device)
         held_before += machine.held_bytes() - before
     with attempt.stage("first_call"):
+        forget()
+        use_caches(request.caches)
         began = time.perf_counter()
         calls = backend.prepare(case, inputs)
+        if request.compile.mode != "none":
+            calls = compile_calls(calls, inputs, request.compile)
         prepared_s = time.perf_counter() - began
     with calls.scope():
         timed, tensors, first_s = _first_calls(attempt, calls, device, prepared_s)
         with attempt.stage("accuracy"):
             errors = _errors(tensors, expected)
         del tensors
+        attempt.compiled, attempt.notes = found(), calls.notes
         own_bytes = machine.held_bytes() - held_before
     for direction in request.measuring.passes:
         attempt.passes[direction] = PassRecord(first_call_s=first_s[direction], errors=errors[direction])
     wrong = inaccuracy({name: error for found in errors.values() for name, error in found.items()})
     if wrong:
         raise Stopped("inaccurate", wrong)
-    return Rival(backend, timed, calls.scope, own_bytes)
+    return Rival(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes)
 
 
 def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: str) -> float:
@@ -99,9 +105,12 @@ def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: st
     attempt.passes[direction] = replace(
         attempt.passes[direction], peak_memory_bytes=peak_bytes, kernels=kernels[:_KERNELS_KEPT]
     )
+    if took := getattr(rival.backend, "took", None):
+        named = took(direction, machine.device, kernels)
+        attempt.passes[direction] = replace(attempt.passes[direction], took=named)
     if lossy:
         attempt.flags.add("profiler_lossy")
-    else:
+    elif attempt.request.compile.mode == "none" or not getattr(rival.backend, "transparent", False):
         _check_claim(rival.backend, direction, machine.device, kernels)
     return sum(kernel.count for kernel in kernels)
 

@@ -85,12 +85,13 @@ class TensorError:
 
 @dataclass(frozen=True, kw_only=True)
 class PassRecord:
-    """What one pass (forward or backward) left."""
+    """What one pass (forward or backward) left. `took` is whose kernels ran, of a backend that may choose."""
 
     first_call_s: float | None = None
     peak_memory_bytes: int | None = None
     errors: dict[str, TensorError] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()
+    took: str | None = None
     timings: tuple[Timing, ...] = ()
 
 
@@ -115,8 +116,37 @@ class Measuring:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compile:
+    """How a backend's attention goes through torch.compile: `mode` none, or Inductor's, with more Inductor `options`.
+
+    With `fullgraph` a graph break is a refusal.
+    """
+
+    mode: str = "none"
+    fullgraph: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def backend_label(name: str, compile_: Compile) -> str:
+    """A backend as tables name it: with what it was compiled by, since that makes it another competitor."""
+    return name if compile_.mode == "none" else f"{name}+{compile_.mode}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRecord:
+    """What Dynamo made of a job: `graphs`, `breaks` by reason, and how often it had to compile a frame again."""
+
+    graphs: int
+    breaks: dict[str, int]
+    recompilations: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the parent asks of a worker: one job. Written as `request.yaml` into the job's folder."""
+    """What the parent asks of a worker: one job. Written as `request.yaml` into the job's folder.
+
+    `caches` lets compilers read what earlier processes compiled.
+    """
 
     job: str
     sweep: str
@@ -125,6 +155,8 @@ class Request:
     case: Case
     backend: dict[str, Any]
     measuring: Measuring
+    compile: Compile = field(default_factory=Compile)
+    caches: bool = True
     gpu_uuid: str | None = None
     label: str = ""
     config: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +164,12 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """All that a job leaves. `metrics` has entries if and only if `status` is `ok`, a `reason` if and only if not."""
+    """All that a job leaves. `metrics` has entries if and only if `status` is `ok`, a `reason` if and only if not.
+
+    `notes` are the backend's own figures (workspace bytes, plan building), `compiled` is None if nothing was.
+    `canaries` are microseconds of fixed work (`sleep`, `copy`, `matmul`, `sdpa`), measured once a worker: what they
+    differ by between two sessions is the session's.
+    """
 
     request: Request
     status: Status
@@ -142,6 +179,9 @@ class Record:
     flags: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
     ceilings: dict[str, float] = field(default_factory=dict)
+    canaries: dict[str, float] = field(default_factory=dict)
+    compiled: CompileRecord | None = None
+    notes: dict[str, float] = field(default_factory=dict)
     telemetry: tuple[dict[str, Any], ...] = ()
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = 0.0
@@ -153,6 +193,13 @@ class Record:
     def final(self) -> bool:
         """Whether running the job again could not change the outcome."""
         return self.status in FINAL
+
+    @property
+    def label(self) -> str:
+        """Who computed it, as tables say: `flash`, `flex+max-autotune`, `auto (cudnn)`."""
+        label = backend_label(str(self.request.backend.get("name", "?")), self.request.compile)
+        took = dict.fromkeys(measured.took for measured in self.passes.values() if measured.took)
+        return f"{label} ({', '.join(took)})" if took else label
 
     @property
     def device_name(self) -> str:

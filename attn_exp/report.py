@@ -2,20 +2,16 @@
 
 import csv
 import io
-import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from attn_exp.case import case_columns
-from attn_exp.flags import FLAGS
+from attn_exp.flags import flag_marks, flag_notes
 from attn_exp.record import Record
+from attn_exp.tables import SHORT, WIDTH, figures, fitted, plain
 
-WIDTH = 120
-_SHORT = {"forward": "fwd", "backward": "bwd"}
 _CASE_NAMES = ("backend", "model", *case_columns(), "timer", "device")
 # What a table can do without if the terminal is narrow, the first first.
 _DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
@@ -67,13 +63,13 @@ def job_line(record: Record) -> str:
     passes = []
     for name in record.request.measuring.passes:
         time_us, tflops = record.metrics[f"{name}/time_us"], record.metrics.get(f"{name}/tflops")
-        passes.append(f"{_SHORT[name]} {time_text(time_us)}" + (f" {_figures(tflops)} TFLOPS" if tflops else ""))
+        passes.append(f"{SHORT[name]} {time_text(time_us)}" + (f" {figures(tflops)} TFLOPS" if tflops else ""))
     return f"{head}  {'  '.join(passes)}  {marks(record)}".rstrip()
 
 
 def marks(record: Record) -> str:
     """The short marks of a record's flags."""
-    return "".join(FLAGS[flag][0] for flag in record.flags if flag in FLAGS)
+    return flag_marks(record.flags)
 
 
 def table(records: Sequence[Record], width: int = WIDTH) -> str:
@@ -84,13 +80,7 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
     shared.pop("backend", None)  # who it was stands in every row, also if it was the same everywhere
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
-    text = _grid(rows, shown)
-    left_out = []
-    for name in _DISPENSABLE:
-        if max(map(len, text.splitlines())) > width and name in shown:
-            shown.remove(name)
-            left_out.append(name)
-            text = _grid(rows, shown)
+    text, left_out = fitted(rows, shown, _DISPENSABLE, width)
     devices = sorted({record.device_name for record in records})
     lines = [
         ", ".join(
@@ -102,8 +92,7 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
     if left_out:
         names = ", ".join(" ".join(name.split()) for name in left_out)
         lines.append(f"not shown for want of width: {names}; table.csv has all")
-    used = sorted({flag for record in records for flag in record.flags if flag in FLAGS})
-    lines += [f"{FLAGS[flag][0]} {flag}: {FLAGS[flag][1]}" for flag in used]
+    lines += flag_notes(flag for record in records for flag in record.flags)
     lines += [f"* {reason}" for reason in sorted({record.reason for record in records if record.reason})]
     return "\n".join(line if line is text else textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
 
@@ -112,8 +101,9 @@ def csv_text(records: Iterable[Record]) -> str:
     """One row a record with all its numbers, for spreadsheets and scripts."""
     buffer = io.StringIO()
     names = [
-        *("job", "status", "reason", "backend", "model", *case_columns(), "device", "timer", "seed", "flags"),
-        *(f"{name}/{metric}" for name in _SHORT for metric in (*_CSV_METRICS, *_errors(name))),
+        *("job", "status", "reason", "backend", "compile", "model", *case_columns()),
+        *("device", "timer", "seed", "flags"),
+        *(f"{name}/{metric}" for name in SHORT for metric in (*_CSV_METRICS, *_errors(name))),
         *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
@@ -134,7 +124,8 @@ def write_tables(records: Sequence[Record], folder: Path) -> list[Path]:
 def _order(record: Record) -> tuple[Any, ...]:
     """Rivals of one case stand together, cases in the order of their sizes."""
     case = [getattr(record.request.case, name) for name in case_columns()]
-    return (record.request.model, *case, record.request.backend["name"], record.request.job)
+    sizes = [(value is not None, value) for value in case]
+    return (record.request.model, *sizes, record.label, record.request.job)
 
 
 def _errors(direction: str) -> list[str]:
@@ -143,18 +134,18 @@ def _errors(direction: str) -> list[str]:
 
 def _row(record: Record) -> dict[str, Any]:
     request = record.request
-    row: dict[str, Any] = {"backend": request.backend["name"], "model": request.model}
-    row |= {name: _plain(getattr(request.case, name)) for name in case_columns()}
+    row: dict[str, Any] = {"backend": record.label, "model": request.model}
+    row |= {name: plain(getattr(request.case, name)) for name in case_columns()}
     row |= {"timer": request.measuring.timer, "device": request.device}
     row["status"] = record.status if record.status == "ok" else f"{record.status}*"
-    for name, short in _SHORT.items():
+    for name, short in SHORT.items():
         found = record.metrics
         if f"{name}/time_us" in found:
             half = found.get(f"{name}/time_half_width")
-            row[f"{short}\nus"] = _figures(found[f"{name}/time_us"])
+            row[f"{short}\nus"] = figures(found[f"{name}/time_us"])
             row[f"{short}\n+-%"] = "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
             tflops = found.get(f"{name}/tflops")
-            row[f"{short}\nTFLOPS"] = _figures(tflops) if tflops else ""
+            row[f"{short}\nTFLOPS"] = figures(tflops) if tflops else ""
             row[f"{short}\nerror"] = f"{max(v for k, v in found.items() if k in _error_keys(name)):.1e}"
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}
@@ -166,14 +157,6 @@ def _error_keys(direction: str) -> set[str]:
     return {f"{direction}/{name}" for name in _errors(direction)}
 
 
-def _header(name: str) -> str:
-    return name.replace("_", "\n")
-
-
-def _plain(value: Any) -> Any:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-
-
 def _csv_row(record: Record, names: Sequence[str]) -> dict[str, Any]:
     request, found = record.request, record.environment
     row: dict[str, Any] = {
@@ -181,6 +164,7 @@ def _csv_row(record: Record, names: Sequence[str]) -> dict[str, Any]:
         "status": record.status,
         "reason": record.reason or "",
         "backend": request.backend["name"],
+        "compile": request.compile.mode,
         "model": request.model,
         "device": request.device,
         "timer": request.measuring.timer,
@@ -195,26 +179,3 @@ def _csv_row(record: Record, names: Sequence[str]) -> dict[str, Any]:
         row[f"{name}/kernels"] = " | ".join(kernel.name.split("(")[0] for kernel in measured.kernels)
     row |= {name: f"{value:.6g}" for name, value in record.metrics.items() if name in names}
     return row
-
-
-def _figures(value: float) -> str:
-    """Four significant digits, and never an exponent."""
-    if value >= 1000:
-        return f"{value:.0f}"
-    digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
-    return f"{value:.{min(digits, 6)}f}"
-
-
-def _grid(rows: Sequence[dict[str, Any]], shown: Sequence[str]) -> str:
-    numbers = [all(_is_number(row[name]) for row in rows) for name in shown]
-    return tabulate(
-        [[row[name] for name in shown] for row in rows],
-        headers=[_header(name) for name in shown],
-        disable_numparse=True,
-        colalign=["right" if number else "left" for number in numbers],
-    )
-
-
-def _is_number(value: Any) -> bool:
-    text = "" if value is None else str(value).lstrip(">")
-    return not text or text.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()

@@ -1,4 +1,6 @@
-"""python docs/embed.py: puts results/h200/ into the README again; `tests/test_docs.py` fails while they differ.
+"""python docs/embed.py: puts results/h200/ into the README and the backends' table into docs/backends.md again.
+
+`tests/test_docs.py` fails while they differ.
 
 A block begins with `<!-- table: FILE -->` (a text file as it is) or `<!-- summary: FILE -->` (a sentence made from
 bench/sdpa_sweep.py's summary.json) and ends with `<!-- end -->`.
@@ -8,7 +10,10 @@ import json
 import re
 from pathlib import Path
 
+from attn_exp.backends.__main__ import ask, markdown
+
 ROOT = Path(__file__).resolve().parent.parent
+_BACKENDS = re.compile(r"(<!-- backends -->\n).*?(<!-- end -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- (table|summary): (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -40,6 +45,14 @@ def sentence(file: Path) -> str:
     )
 
 
+def with_backends(text: str) -> str:
+    """The text of docs/backends.md with the table that the backends themselves declare."""
+    answers = ask("cpu", None)
+    return _BACKENDS.sub(lambda match: f"{match[1]}{markdown(answers)}\n{match[2]}", text)
+
+
 if __name__ == "__main__":
+    backends = ROOT / "docs" / "backends.md"
+    backends.write_text(with_backends(backends.read_text()))
     readme = ROOT / "README.md"
     readme.write_text(embedded(readme.read_text()))

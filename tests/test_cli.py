@@ -24,11 +24,11 @@ BAD = {
     "modle.q_heads=3": "did you mean 'model.q_heads'?",
     "stopping.budget=1": "did you mean 'stopping.budget_s'?",
     "zzz=1": "there is no key 'zzz': the keys are align, backend, batch",
-    "backend=flsh": "backend=flsh does not exist: did you mean 'flash'? the choices are auto, cudnn",
+    "backend=flsh": "backend=flsh does not exist: did you mean 'flash'? the choices are aten_cudnn, auto",
     "dtype=fp15": "did you mean 'fp16'? the choices are bf16, fp16, fp32",
     "-m backend=flash,flsh": "backend=flsh does not exist: did you mean 'flash'?",
-    "+experiment=gtp2": "did you mean 'gpt2'?",
-    "experiment=gpt2": "write +experiment=...",
+    "+experiment=flx": "did you mean 'flux'?",
+    "experiment=flux": "write +experiment=...",
     "tracker=wandb": "the choices are mlflow, none",
     "isolation=cold": "the choices are fresh, none, warm",
     "+batch=1": "write batch=1 without the +",
@@ -206,7 +206,7 @@ def test_what_the_sweep_prints_fits_the_terminal_and_says_what_is_next(six):
     assert [line for line in lines[6:] if len(line) > 120] == []
     assert lines[-1] == "records and table.csv are in multirun/six; look at them with: python -m attn_exp.ui"
     assert sum(line.startswith("flash ") for line in lines) == 3
-    assert any(line.startswith("* cuDNN runs on NVIDIA GPUs alone") for line in lines)
+    assert any(line.startswith("* cudnn runs on NVIDIA GPUs alone") for line in lines)
 
 
 def test_the_csv_says_what_the_records_say(six):

@@ -86,8 +86,8 @@ def test_the_models_have_their_published_shapes(model):
     assert {path.stem for path in CONF.glob("model/*.yaml")} >= set(SHAPES)
 
 
-def test_the_gpt2_experiment_is_the_notebooks_size():
-    case = request("+experiment=gpt2", "device=cpu").case
+def test_the_notebooks_experiment_has_its_size():
+    case = request("+experiment=cudnn_notebook", "device=cpu").case
     sizes = {"batch": 4, "q_heads": 12, "kv_heads": 12, "q_len": 1024, "kv_len": 1024, "head_dim": 64, "value_dim": 64}
     assert case == Case(**sizes, dtype="float16", causal=True)
 

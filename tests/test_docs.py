@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,13 @@ from typing import get_args
 import cli
 import inprocess
 import pytest
+import sweeps
 import yaml
 
 from attn_exp import ui
+from attn_exp.compare.__main__ import main as compare_main
+from attn_exp.compare.changes import VERDICTS
+from attn_exp.compare.render import FORMATS
 from attn_exp.compose import compose_config
 from attn_exp.conf import conf_folder
 from attn_exp.duel import rivals_of
@@ -88,6 +93,7 @@ def test_the_readme_has_the_results_that_are_kept():
     embed = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(embed)
     assert embed.embedded(TEXTS["README.md"]) == TEXTS["README.md"], "run python docs/embed.py"
+    assert embed.with_backends(TEXTS["docs/backends.md"]) == TEXTS["docs/backends.md"], "run python docs/embed.py"
 
 
 def test_the_pictures_are_small_and_all_shown():
@@ -118,6 +124,44 @@ def test_every_duel_composes(arguments, monkeypatch):
     rivals, shared = rivals_of(arguments)
     for own in rivals.values():
         assert request_from_config(plain(compose_config([*own, *shared], "a")), [GPU]).device == "cuda"
+
+
+def sweeps_to_compare(folder):
+    """The sweeps, figures and database that the pages' comparisons speak of."""
+    names = ("first", "second", "old", "new", "monday", "tuesday", "friday", *(f"nightly-{day}" for day in range(9)))
+    for day, name in enumerate(names):
+        records = [sweeps.job(backend, us, of=sweeps.case(seq_len=4096), finished_at=sweeps.NOON + 86400 * day)
+                   for backend, us in (("flash", 100.0), ("cudnn", 80.0))]  # fmt: skip
+        sweeps.write(folder / "multirun" / name, records)
+    (folder / "figures.csv").write_text("library,seq_len,tflops\nFA2,4096,300\n")
+    (folder / "mlruns").mkdir()
+    with sqlite3.connect(folder / "mlruns" / "mlflow.db") as database:
+        database.executescript(
+            """CREATE TABLE experiments (experiment_id, name); INSERT INTO experiments VALUES (1, 'attn_exp');
+            CREATE TABLE runs (run_uuid, experiment_id, artifact_uri, lifecycle_stage, start_time);
+            CREATE TABLE tags (key, value, run_uuid);"""
+        )
+        for job in (folder / "multirun" / "first").iterdir():
+            database.execute("INSERT INTO runs VALUES (?, 1, ?, 'active', 0)", (job.name, str(job)))
+            for tag in (("attn_exp.kind", "job"), ("attn_exp.sweep", "first")):
+                database.execute("INSERT INTO tags VALUES (?, ?, ?)", (*tag, job.name))
+
+
+@pytest.mark.parametrize("arguments", [words for words in of_module("attn_exp.compare") if words], ids=" ".join)
+def test_every_comparison_runs(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sweeps_to_compare(tmp_path)
+    assert compare_main(arguments) == 0
+    assert capsys.readouterr().out or (tmp_path / "report.md").read_text()
+
+
+def test_the_page_on_comparing_names_every_verdict_format_and_example(tmp_path, monkeypatch):
+    page = TEXTS["docs/comparing.md"]
+    for name in (*VERDICTS, *FORMATS):
+        assert f"`{name}`" in page, name
+    monkeypatch.chdir(tmp_path)
+    sweeps_to_compare(tmp_path)
+    exec(fenced(page, "python")[0], {})
 
 
 def test_the_other_commands_are_there(capsys):
@@ -173,9 +217,10 @@ def test_every_metric_is_explained():
 
 
 def test_every_option_and_key_is_explained():
-    text = TEXTS["docs/configuration.md"]
     for path in conf_folder().glob("*/*.yaml"):
+        text = TEXTS["docs/backends.md"] if path.parent.name == "backend" else TEXTS["docs/configuration.md"]
         assert f"`{path.stem}`" in text or f"+{path.parent.name}={path.stem}" in text, path
+    text = TEXTS["docs/configuration.md"]
     config = yaml.safe_load((conf_folder() / "config.yaml").read_text())
     for key in set(config) - {"defaults", "hydra"}:
         assert re.search(rf"`{key}[`.]", text), key

@@ -17,6 +17,8 @@ def test_letters_are_rivals_and_the_rest_is_shared():
     rivals, shared = rivals_of(["a=flash", "b=flash", "b.option=3", "batch=8", "model=gpt2"])
     assert rivals == {"a": ["backend=flash"], "b": ["backend=flash", "++backend.option=3"]}
     assert shared == ["batch=8", "model=gpt2"]
+    rivals, _ = rivals_of(["a=flash", "b=flash", "b.compile=default", "b.compile.fullgraph=true"])
+    assert rivals["b"] == ["backend=flash", "compile=default", "compile.fullgraph=true"]
 
 
 @pytest.mark.parametrize(("given", "words"), [(["a=flash"], "two backends"), (["a=flash", "b.x=1"], "b has options")])
@@ -103,7 +105,7 @@ def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
         module="attn_exp.duel",
     )
     assert done.returncode == 0, done.stderr
-    assert "unsupported  b=cudnn: cuDNN runs on NVIDIA GPUs alone" in done.stdout
+    assert "unsupported  b=cudnn: cudnn runs on NVIDIA GPUs alone" in done.stdout
     assert "a=eager" in done.stdout
     alone = run("a=eager", "b=cudnn", *CASE, "tracker=none", cwd=tmp_path, module="attn_exp.duel")
     assert alone.returncode == 1

@@ -13,7 +13,7 @@ BAD = {
     "ignoressigterm": ("timeout", "longer than 4 s"),
     "exhaustsmemory": ("out_of_memory", ""),
     "onenan": ("inaccurate", "not finite"),
-    "cudnn": ("unsupported", "cuDNN"),
+    "cudnn": ("unsupported", "NVIDIA GPUs"),
 }
 
 

@@ -91,7 +91,7 @@ def test_one_pass_alone_is_measured_alone(machine, tmp_path, direction):
         ("fakes.MaskOffByOne", "out is off by"),
         ("fakes.NoMask", "out is off by"),
         ("fakes.OneRowWrong", "out is off by"),
-        ("fakes.ZeroGradients", "dq is off by 1 of its norm, allowed is 1.5e-05"),
+        ("fakes.ZeroGradients", "dq is off by 1 of its norm, allowed is"),
         ("fakes.SwappedGradients", "dq is off by"),
     ],
 )
@@ -106,9 +106,8 @@ def test_a_wrong_result_is_inaccurate_and_is_never_timed(machine, tmp_path, back
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("backend", ["fakes.WrongScale", "fakes.MaskOffByOne", "fakes.NoMask", "fakes.ZeroGradients"])
 def test_the_tolerances_of_half_precision_catch_the_same_mistakes(machine, tmp_path, backend, dtype):
-    tolerance = {"bfloat16": {"out": 0.01, "gradient": 0.015}, "float16": {"out": 0.002, "gradient": 0.003}}[dtype]
     case = replace(CASE, dtype=dtype, q_len=256, kv_len=256, head_dim=64, value_dim=64)
-    assert measured(backend, machine, tmp_path, case, tolerance=tolerance).status == "inaccurate"
+    assert measured(backend, machine, tmp_path, case).status == "inaccurate"
 
 
 def test_a_wrong_forward_is_inaccurate_also_where_the_backward_alone_is_measured(machine, tmp_path):
@@ -187,13 +186,13 @@ def test_an_allocation_that_no_machine_has_is_out_of_memory(machine, tmp_path):
 
 def test_a_rival_of_the_same_case_meets_the_same_reference_and_another_case_a_new_one(machine, tmp_path):
     measured("fakes.Honest", machine, tmp_path)
-    first = machine.reference
+    first = machine.expected
     measured("fakes.OneNan", machine, tmp_path)
-    assert machine.reference is first
+    assert machine.expected is first
     for change in ({"seed": 7}, {"passes": ("forward",)}, {"case": replace(CASE, causal=False)}):
         measured("fakes.Honest", machine, tmp_path, **change)
-        assert machine.reference is not first
-        first = machine.reference
+        assert machine.expected is not first
+        first = machine.expected
 
 
 def test_a_bad_rival_leaves_the_machine_fit_for_a_good_one(machine, tmp_path):

@@ -74,8 +74,8 @@ def test_the_installed_command_runs(target, tmp_path):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("attn-exp backend=fl", {"backend=flash"}),
-        ("attn-exp -m batch=1,2 model=", {"model=flux", "model=gpt2", "model=llama3_8b", "model=sdpa_bench"}),
+        ("attn-exp backend=fl", {"backend=flash", "backend=flex"}),
+        ("attn-exp -m batch=1,2 model=ll", {"model=llama3_8b", "model=llama3_70b"}),
         ("attn-exp +experiment=sdp", {"+experiment=sdpa_sweep"}),
         ("attn-exp stopping.bud", {"stopping.budget_s="}),
     ],

@@ -22,7 +22,7 @@ SPREAD = [
     ["batch=2"],
     ["backend=flash", "batch=8"],
     ["batch=8", "backend=flash", "seq_len=64", "backend=math"],
-    ["model=llama3_8b", "model.q_heads=16", "dtype=fp32", "dtype.tolerance.out=0.5"],
+    ["model=llama3_8b", "model.q_heads=16", "dtype=fp32", "compile=default"],
     ["stopping.budget_s=0.1", "stopping.min_rounds=3"],
     ["passes=[forward]", "timer=cpu", "timer.also=[]"],
     ["+backend.window=[1,2]", "+backend.options={a:1,b:{c:x}}"],
@@ -34,7 +34,7 @@ SPREAD = [
     ["+pair={b:1,s:16384}", "batch=${pair.b}", "seq_len=${pair.s}"],
     ["model={q_heads:6,kv_heads:2}"],
     ["model.q_heads=3", "model={q_heads:6,kv_heads:2}", "batch=3"],
-    ["+experiment=gpt2", "batch=2"],
+    ["+experiment=flux", "batch=2"],
     ["+experiment=sdpa_sweep", "batch=1", "causal=false", "seq_len=128", "backend=math"],
     ["backend=eager", "backend._target_=their.Own", "backend.name=own"],
     ["hydra.job.name=other", "batch=2"],
@@ -48,7 +48,7 @@ WRONG = [
     ["+batch=2"],
     ["~nope"],
     ["~seed=7"],
-    ["experiment=gpt2"],
+    ["experiment=flux"],
     ["nope@here=1"],
 ]
 

@@ -6,12 +6,33 @@ from pathlib import Path
 
 import attn_exp
 
-PURE = {"case", "record", "flops", "stats", "metrics", "hardware", "errors", "flags", "verdict", "calibration", "host"}
+PURE = {
+    "case",
+    "record",
+    "flops",
+    "stats",
+    "metrics",
+    "hardware",
+    "errors",
+    "flags",
+    "verdict",
+    "calibration",
+    "host",
+    "tables",
+}
+# A comparison answers at once: nothing heavy either, in the whole package. Those that read or show stand apart from
+# those that only reckon.
+COMPARE_READS = {"__main__", "answer", "mlflow", "published", "read", "render"}
 # Modules that may import torch. Whatever is not listed here must not: a new module is checked by default.
 WORKER = {
     "accuracy",
     "backends.base",
     "backends.bshd",
+    "backends.compiled",
+    "backends.cudnn_graph",
+    "backends.cudnn_plan",
+    "backends.flex",
+    "backends.package",
     "backends.eager",
     "backends.fa2",
     "backends.fa3",
@@ -23,7 +44,10 @@ WORKER = {
     "kernels.helion_attention",
     "backends.reference",
     "backends.sdpa",
+    "backends.triton",
+    "canaries",
     "ceilings",
+    "compilation",
     "environment",
     "inputs",
     "attempt",
@@ -36,6 +60,7 @@ WORKER = {
     "proofs.bench",
     "proofs.clocks",
     "proofs.verdicts",
+    "survey",
     "timers",
     "timers.blocker",
     "timers.cpu",
@@ -46,11 +71,12 @@ WORKER = {
     "timers.kernel",
     "timers.loop",
     "timers.wall",
+    "tolerance",
 }
 # Imports every module named on the command line, in order, and prints what each brought in of the heavy packages.
 _PROBE = """
 import importlib, json, sys
-heavy = ("torch", "hydra", "omegaconf", "mlflow", "numpy")
+heavy = ("torch", "hydra", "omegaconf", "mlflow", "numpy", "pandas", "matplotlib", "sqlite3", "tabulate")
 seen, brought = set(), {}
 for name in sys.argv[1:]:
     importlib.import_module("attn_exp." + name)
@@ -77,6 +103,22 @@ def brought(names):
 def test_pure_modules_import_nothing_heavy():
     assert modules() >= PURE
     assert brought(sorted(PURE)) == {}
+
+
+def test_comparing_imports_nothing_heavy():
+    names = {name for name in modules() if name.split(".")[0] == "compare"}
+    assert {f"compare.{name}" for name in COMPARE_READS} <= names
+    # sqlite3 comes with the module that reads a database, and only with that.
+    assert brought(sorted(names - {"compare.mlflow"})) == {}
+
+
+def test_what_only_reckons_neither_reads_nor_writes():
+    folder = Path(attn_exp.__file__).parent / "compare"
+    for path in folder.glob("*.py"):
+        if path.stem not in COMPARE_READS | {"__init__", "result", "duels"}:
+            text = path.read_text()
+            for word in ("open(", "read_text", "read_bytes", "write_text", "print(", "os.environ"):
+                assert word not in text, (path.name, word)
 
 
 def test_no_module_outside_the_worker_imports_torch():

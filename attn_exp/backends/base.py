@@ -73,6 +73,8 @@ class Described:
     supports: ClassVar[Supports]
     package: ClassVar[Package | None] = None
     claims: ClassVar[dict[tuple[str, str], str]] = {}
+    # Whether torch.compile sees into it and makes other kernels of it than it claims.
+    transparent: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
         self.name = name

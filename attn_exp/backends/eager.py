@@ -21,6 +21,7 @@ class Eager(Described):
         packed=True,
         value_dims="any",
     )
+    transparent = True
     # A softmax kernel of its own, which no fused attention has.
     claims = {(device, direction): r"(?i)softmax" for device in ("cuda", "cpu") for direction in PASSES}
 
@@ -53,7 +54,7 @@ def sequence_ids(case: Case, device: torch.device) -> torch.Tensor:
 
 def masked(case: Case) -> bool:
     """Whether any key is hidden from any query."""
-    return case.causal or case.lengths is not None
+    return not case.dense
 
 
 def formula(case: Case, mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

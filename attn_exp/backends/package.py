@@ -10,6 +10,10 @@ class Unavailable(Exception):
     """The backend's package or hardware is not there; the message says what would bring it."""
 
 
+class Refused(Exception):
+    """The backend finds out while it prepares that it cannot compute the case; the message says why."""
+
+
 @dataclass(frozen=True)
 class Package:
     """A distribution that a backend imports: its name for pip, the module, and the command that installs it."""

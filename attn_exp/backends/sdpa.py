@@ -2,7 +2,9 @@
 
 import re
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,65 +18,84 @@ from torch.backends.cuda import (
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_exp.backends.base import Calls, calls_of
+from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.supports import Supports
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
+from attn_exp.record import Kernel
 
 # What PyTorch says of the backends that were not asked for.
 _OTHERS = re.compile(r"(not used because:|has been runtime disabled\.)$")
+CHOICES = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 
-class Sdpa:
-    """SDPA's own choice (`auto`): nothing is forced, no kernel is claimed, and the record shows what it took."""
+class Sdpa(Described):
+    """SDPA's own choice (`auto`): nothing is forced, no kernel is claimed, and the record names what it took."""
 
-    choice: SDPBackend | None = None
-    # What names the pass's main kernel, by device and pass.
-    claims: dict[tuple[str, str], str] = {}
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    supports = Supports(
+        devices=("cuda", "cpu"), dtypes=("bfloat16", "float16", "float32"), align=("top_left",), value_dims="any"
+    )
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """SDPA's causal mask is aligned top-left; the rest is asked of PyTorch itself, in its own words."""
-        if case.causal and not case.square and case.align != "top_left":
-            return "SDPA's is_causal aligns the mask top-left: set align=top_left"
-        if case.window is not None:
-            return "SDPA has no sliding window: set window=null, or use backend=eager"
-        if self.choice is None:
-            return None
-        return self._refusal(case, device)
+        """What SDPA cannot be told (its causal mask is aligned top-left), then PyTorch's reasons in its own words."""
+        return super().unsupported(case, device) or self._refusal(case, device)
 
     def _refusal(self, case: Case, device: str) -> str | None:
-        raise NotImplementedError(f"{type(self).__name__} forces a choice and must say what it refuses")
+        """Why PyTorch would not take what is forced here; nothing is."""
+        return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """The SDPA call with the choice forced around it, not inside it."""
         attention = partial(
-            F.scaled_dot_product_attention, is_causal=case.causal, enable_gqa=case.q_heads != case.kv_heads
+            F.scaled_dot_product_attention, is_causal=not case.dense, enable_gqa=case.q_heads != case.kv_heads
         )
         return calls_of(attention, inputs, self._scope)
 
     def _scope(self) -> AbstractContextManager[Any]:
-        if self.choice is None:
-            # Not nullcontext: an outer choice must not leak into "its own choice".
-            return sdpa_kernel(
-                [
-                    SDPBackend.CUDNN_ATTENTION,
-                    SDPBackend.FLASH_ATTENTION,
-                    SDPBackend.EFFICIENT_ATTENTION,
-                    SDPBackend.MATH,
-                ]
-            )
+        # Not nullcontext: an outer choice must not leak into "its own choice".
+        return sdpa_kernel(list(CHOICES.values()))
+
+    def took(self, direction: str, device: str, kernels: Sequence[Kernel]) -> str | None:
+        """Which of SDPA's backends these kernels belong to; None if they are nobody's."""
+        for name, forced in (("cudnn", Cudnn), ("flash", Flash), ("efficient", Efficient), ("math", Math)):
+            claim = forced.claims.get((device, direction))
+            if claim and any(re.search(claim, kernel.name) for kernel in kernels):
+                return name
+        return None
+
+
+class Priority(Sdpa):
+    """SDPA with an order of preference: the first of `order` that can compute the case is taken."""
+
+    def __init__(self, name: str, order: Sequence[str]) -> None:
+        super().__init__(name)
+        unknown = [choice for choice in order if choice not in CHOICES]
+        if unknown or not order:
+            raise TypeError(f"order={list(order)} must name some of {', '.join(CHOICES)}")
+        self.order = [CHOICES[choice] for choice in order]
+
+    def _scope(self) -> AbstractContextManager[Any]:
+        return sdpa_kernel(self.order, set_priority=True)
+
+
+class Forced(Sdpa):
+    """One of SDPA's backends, whatever SDPA would have chosen."""
+
+    choice: SDPBackend
+
+    def _scope(self) -> AbstractContextManager[Any]:
         return sdpa_kernel(self.choice)
 
-    def claimed_kernels(self, direction: str, device: str) -> str | None:
-        """The pattern of the pass's main kernel, or operator on a CPU."""
-        return self.claims.get((device, direction))
 
-
-class Flash(Sdpa):
+class Flash(Forced):
     """FlashAttention 2 as it ships with PyTorch; on a CPU PyTorch's own flash kernel."""
 
+    supports = replace(Sdpa.supports, value_dims="equal")
     choice = SDPBackend.FLASH_ATTENTION
     claims = {
         ("cuda", "forward"): r"flash_fwd",
@@ -85,13 +106,14 @@ class Flash(Sdpa):
 
     def _refusal(self, case: Case, device: str) -> str | None:
         if device == "cpu":
-            return _cpu_flash_refusal(case)
+            return None
         return _ask(can_use_flash_attention, SDPBackend.FLASH_ATTENTION, case)
 
 
-class Efficient(Sdpa):
+class Efficient(Forced):
     """The memory-efficient attention that PyTorch took over from xFormers (CUTLASS)."""
 
+    supports = replace(Sdpa.supports, devices=("cuda",))
     choice = SDPBackend.EFFICIENT_ATTENTION
     claims = {
         ("cuda", "forward"): r"fmha_cutlassF",
@@ -99,14 +121,13 @@ class Efficient(Sdpa):
     }
 
     def _refusal(self, case: Case, device: str) -> str | None:
-        if device == "cpu":
-            return "memory-efficient attention has no CPU kernel: use backend=flash, math, auto or eager"
         return _ask(can_use_efficient_attention, SDPBackend.EFFICIENT_ATTENTION, case)
 
 
-class Cudnn(Sdpa):
+class Cudnn(Forced):
     """cuDNN's fused attention, forced through SDPA."""
 
+    supports = replace(Sdpa.supports, devices=("cuda",), dtypes=("bfloat16", "float16"))
     choice = SDPBackend.CUDNN_ATTENTION
     claims = {
         ("cuda", "forward"): r"cudnn.*(sdpa|flash|mha).*(fprop|fwd|forward)|cudnn_generated_fort_native_sdpa.*fprop",
@@ -114,15 +135,14 @@ class Cudnn(Sdpa):
     }
 
     def _refusal(self, case: Case, device: str) -> str | None:
-        if device == "cpu":
-            return "cuDNN runs on NVIDIA GPUs alone: use backend=flash, math, auto or eager on a CPU"
         return _ask(can_use_cudnn_attention, SDPBackend.CUDNN_ATTENTION, case)
 
 
-class Math(Sdpa):
+class Math(Forced):
     """SDPA's unfused formula: two matrix products and a softmax, every intermediate in memory."""
 
     choice = SDPBackend.MATH
+    transparent = True
     claims = {
         ("cuda", "forward"): r"(?i)softmax",
         ("cuda", "backward"): r"(?i)softmax",
@@ -130,15 +150,20 @@ class Math(Sdpa):
         ("cpu", "backward"): r"_softmax_backward_data",
     }
 
-    def _refusal(self, case: Case, device: str) -> str | None:
-        return None
+
+class AtenCudnn(Cudnn):
+    """cuDNN's fused attention by the ATen operator that SDPA calls, without SDPA's dispatch."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """The operator's call; it saves the log-sum-exp if a backward will need it."""
+        return calls_of(
+            partial(_aten_cudnn, saves_lse=inputs.q_bhsd.requires_grad, causal=not case.dense), inputs, self._scope
+        )
 
 
-def _cpu_flash_refusal(case: Case) -> str | None:
-    # aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, use_flash_attention_cpp
-    if case.head_dim != case.value_dim:
-        return f"PyTorch's CPU flash attention needs equal head dimensions, not {case.head_dim} and {case.value_dim}"
-    return None
+def _aten_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, saves_lse: bool, causal: bool) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, saves_lse, 0.0, causal)[0]
+    return out
 
 
 def _ask(can_use: Any, choice: SDPBackend, case: Case) -> str | None:
@@ -152,13 +177,14 @@ def _ask(can_use: Any, choice: SDPBackend, case: Case) -> str | None:
     k = empty(case.kv_heads, case.kv_len, case.head_dim)
     v = empty(case.kv_heads, case.kv_len, case.value_dim)
     grouped = case.q_heads != case.kv_heads
-    if can_use(SDPAParams(q, k, v, None, 0.0, case.causal, grouped), False):
+    causal = not case.dense
+    if can_use(SDPAParams(q, k, v, None, 0.0, causal, grouped), False):
         return None
     # The reasons come as Python warnings from the call alone; can_use_* prints them past Python (torch 2.11).
     with warnings.catch_warnings(record=True) as caught, sdpa_kernel(choice):
         warnings.simplefilter("always")
         try:
-            F.scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=grouped)
+            F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
         except RuntimeError as error:
             # "... (Triggered internally at <file>:<line>.)" says where in PyTorch, not why.
             reasons = [str(warning.message).split(" (Triggered internally")[0].strip() for warning in caught]

@@ -5,6 +5,9 @@ from typing import Literal
 
 from attn_exp.case import ALIGNMENTS, PASSES, Case
 
+_OTHERS = "or see python -m attn_exp.backends"
+_DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Supports:
@@ -36,16 +39,25 @@ class Supports:
     def refusal(self, case: Case, device: str) -> str | None:
         """Why a case is beyond this, in one sentence that says what to set instead; None if it is not."""
         checks = (
-            (device in self.devices, f"runs on {_words(self.devices)} alone"),
+            (device in self.devices, f"runs on {_DEVICES[self.devices[0]]} alone: see python -m attn_exp.backends"),
             (case.dtype in self.dtypes, f"computes {_words(self.dtypes)}, not {case.dtype}"),
             (self.grouped or case.q_heads == case.kv_heads, "has no grouped heads: set model.kv_heads=null"),
             (
-                not case.causal or case.square or case.align in self.align,
+                case.dense or case.square or case.align in self.align,
                 f"aligns a causal mask {_words(self.align)}: set align={self.align[0] if self.align else ''}",
             ),
-            (self.window or case.window is None, "has no sliding window: set window=null"),
-            (self.softcap or case.softcap is None, "has no softcap: set softcap=null"),
-            (self.packed or case.lengths is None, "has no packed sequences: set lengths=null"),
+            (
+                self.window or case.dense or case.window is None,
+                f"has no sliding window: set window=null, {_OTHERS}",
+            ),
+            (
+                self.softcap or case.softcap is None,
+                f"has no softcap: set softcap=null, {_OTHERS}",
+            ),
+            (
+                self.packed or case.lengths is None,
+                f"has no packed sequences: set lengths=null, {_OTHERS}",
+            ),
         )
         for fits, otherwise in checks:
             if not fits:

@@ -41,9 +41,9 @@ class XformersCutlass(Described):
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """The mask is an object of xFormers', made once, and not timed."""
         fmha = loaded("cutlass")
-        bias = attention_bias(
-            fmha, case.lengths or (), inputs.q_bhsd.device, causal=case.causal, window=case.window, align=case.align
-        )
+        # In decoding a mask hides nothing, and a window that hides nothing would have no backward.
+        masks = {} if case.dense else {"causal": case.causal, "window": case.window, "align": case.align}
+        bias = attention_bias(fmha, case.lengths or (), inputs.q_bhsd.device, **masks)
         forced = (fmha.cutlass.FwOp, fmha.cutlass.BwOp)
         return bshd_calls(partial(fmha.memory_efficient_attention, attn_bias=bias, op=forced), inputs)
 
@@ -98,8 +98,8 @@ def attention_bias(
     lengths: tuple[int, ...],
     device: torch.device,
     *,
-    causal: bool,
-    window: int | None,
+    causal: bool = False,
+    window: int | None = None,
     align: str = "bottom_right",
 ) -> Any:
     """A case's mask as xFormers' object; its windows count keys kept, the query's own included, as a case's do."""

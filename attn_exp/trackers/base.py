@@ -132,7 +132,7 @@ class Background:
 
 def run_name(record: Record) -> str:
     """Backend and case in a few characters."""
-    return f"{record.request.backend.get('name', '?')} · {record.request.case.label()}"
+    return f"{record.label} · {record.request.case.label()}"
 
 
 def params(record: Record) -> dict[str, str]:
@@ -142,6 +142,8 @@ def params(record: Record) -> dict[str, str]:
     found |= {"backend" if key == "name" else f"backend.{key}": value for key, value in _flat(request.backend).items()}
     found |= {"model": request.model, "device": request.device, "seed": measuring.seed, "timer": measuring.timer}
     found |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
+    found |= {"compile": request.compile.mode, "caches": request.caches}
+    found |= {f"compile.{key}": value for key, value in _flat(request.compile.options).items()}
     for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
         found[f"stopping.{name}"] = getattr(measuring, name)
     found["regime"], found["l2"] = measuring.regime, measuring.l2
@@ -165,6 +167,7 @@ def tags(record: Record) -> dict[str, str]:
         "reason": record.reason,
         "flags": ",".join(record.flags),
         "gpu": record.device_name,
+        "label": record.label,
         "torch": environment.get("versions", {}).get("torch"),
         "method_version": record.method_version,
     }

@@ -1,0 +1,21 @@
+"""The plain formula through Inductor: what torch.compile makes of attention that nobody fused by hand."""
+
+from dataclasses import replace
+
+from attn_exp.backends.base import Calls
+from attn_exp.backends.eager import Eager
+from attn_exp.case import Case
+from attn_exp.compilation import compile_calls
+from attn_exp.inputs import Inputs
+from attn_exp.record import Compile
+
+
+class Compiled(Eager):
+    """`eager` with `compile=default`, under a name of its own."""
+
+    claims = {}
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """The formula, compiled in its first calls."""
+        calls = compile_calls(super().prepare(case, inputs), inputs, Compile(mode="default"))
+        return replace(calls, attention=None)  # it is compiled already

@@ -1,0 +1,166 @@
+"""cuDNN's fused attention as a graph of its own, by the `cudnn` package: no PyTorch operator in the timed call."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from attn_exp.backends.base import Calls, Described, Gradients
+from attn_exp.backends.cudnn_plan import NODE, Operand, band_of, band_options, build, operand, packed_operand
+from attn_exp.backends.package import Package, Unavailable
+from attn_exp.backends.sdpa import Cudnn
+from attn_exp.backends.supports import Supports
+from attn_exp.case import LAYOUTS, Case
+from attn_exp.inputs import Inputs
+
+# The least cuDNN as `cudnn.backend_version` counts. The wrapper asks for 9.12 itself (cudnn/wrapper.py, Graph).
+LEAST_CUDNN = {"binding": 8903, "wrapper": 91200}
+
+
+class CudnnGraph(Described):
+    """cuDNN's fused attention as a graph of the cudnn package, without PyTorch's dispatch.
+
+    A graph is built once, with statistics only if gradients are wanted; each call writes into the same tensors.
+    `api` is `binding` (`cudnn.pygraph`) or `wrapper` (`cudnn.Graph`); `layout` is how the tensors lie, `bshd`, `bhsd`
+    or None for the case's; `deterministic` sums up dq in a fixed order, for which cuDNN on Hopper keeps the gradients
+    of all scores in its workspace (from 9.25 on not with CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 in the environment).
+    """
+
+    # What depends on the version and the GPU (head dimensions beyond 128, windows, ragged offsets) cuDNN says itself.
+    supports = Supports(
+        window=True, packed=True, value_dims="any", head_dim_multiple=8, largest_head_dim=256, capability=(8, 0)
+    )
+    package = Package(distribution="nvidia-cudnn-frontend", module="cudnn", install="pip install 'attn_exp[cudnn]'")
+    claims = Cudnn.claims
+
+    def __init__(self, name: str, api: str = "binding", layout: str | None = None, deterministic: bool = False) -> None:
+        super().__init__(name)
+        # load_backend reports a TypeError as options that the backend does not take.
+        if api not in LEAST_CUDNN:
+            raise TypeError(f"api={api!r} is not one of {', '.join(LEAST_CUDNN)}")
+        if layout is not None and layout not in LAYOUTS:
+            raise TypeError(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}, or null for the case's")
+        if not isinstance(deterministic, bool):
+            raise TypeError(f"deterministic={deterministic!r} is neither true nor false")
+        self.api, self.layout, self.deterministic = api, layout, deterministic
+
+    def unsupported(self, case: Case, device: str) -> str | None:
+        """Besides what is declared: the wrapper cannot be told of ragged offsets, which packed sequences need."""
+        refusal = super().unsupported(case, device)
+        if refusal is None and case.lengths is not None and self.api == "wrapper":
+            return f"{self.name} has no packed sequences through cudnn.Graph: set backend.api=binding"
+        return refusal
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """Lay the inputs out, build the forward's graph, allocate outputs; the backward's is built when first wanted.
+
+        So that each pass's first call bears its own cost. `notes` get the backward's figures then.
+        """
+        cudnn = self.package.load()
+        outdated = cudnn_refusal(_cudnn_version(cudnn), self.api)
+        if outdated:
+            raise Unavailable(outdated)
+        placed = inputs.laid_out(self.layout or case.layout)
+        given = {name: _told(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
+        out_bhsd = torch.empty_like(placed.d_out_bhsd)
+        outputs = [_told(case, out_bhsd)]
+        with_stats = inputs.q_bhsd.requires_grad
+        if with_stats:
+            outputs.append(operand(_stats(case, out_bhsd.device)))
+        options = self._options(cudnn, case)
+        plan = build(
+            cudnn,
+            self.api,
+            partial(_forward, generate_stats=with_stats, **options),
+            given | _sequence_lengths(case, out_bhsd.device),
+            outputs,
+        )
+        notes = plan.notes("forward")
+
+        def forward() -> torch.Tensor:
+            plan.run()
+            return out_bhsd
+
+        def backward(out: torch.Tensor) -> Callable[[], Gradients]:
+            saved = {"o": _told(case, out), "dO": _told(case, placed.d_out_bhsd), "stats": outputs[1]}
+            gradients = tuple(torch.empty_like(tensor) for tensor in placed.qkv)
+            backward_plan = build(
+                cudnn,
+                self.api,
+                partial(_backward, **options, **self._backward_options(case)),
+                given | saved | _sequence_lengths(case, out.device),
+                [_told(case, gradient) for gradient in gradients],
+            )
+            notes.update(backward_plan.notes("backward"))
+
+            def call() -> Gradients:
+                backward_plan.run()
+                return gradients
+
+            return call
+
+        return Calls(forward, backward, notes=notes)
+
+    def _options(self, cudnn: ModuleType, case: Case) -> dict[str, Any]:
+        padding = {} if case.lengths is None else {"use_padding_mask": True}
+        return {"attn_scale": case.head_dim**-0.5, **band_options(cudnn, band_of(case)), **padding}
+
+    def _backward_options(self, case: Case) -> dict[str, Any]:
+        options: dict[str, Any] = {"use_deterministic_algorithm": True} if self.deterministic else {}
+        if case.lengths is not None:
+            # Else the workspace is as large as if every sequence were as long as the longest.
+            options |= {"max_total_seq_len_q": case.q_len, "max_total_seq_len_kv": case.kv_len}
+        return options
+
+
+def cudnn_refusal(version: int, api: str) -> str | None:
+    """Why a cuDNN of this version number is too old, or None."""
+    least = LEAST_CUDNN[api]
+    if version >= least:
+        return None
+    return f"backend.api={api} needs cuDNN {dotted(least)}, here is {dotted(version)}: pip install -U nvidia-cudnn-cu13"
+
+
+def dotted(version: int) -> str:
+    """A version number of cuDNN as people write it: 8903 is 8.9.3, 91900 is 9.19.0."""
+    # The major version counts 1,000 up to cuDNN 8, and 10,000 from cuDNN 9 on (cudnn_version.h).
+    major, rest = divmod(version, 10_000 if version >= 90_000 else 1_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _cudnn_version(cudnn: ModuleType) -> int:
+    try:
+        return int(cudnn.backend_version())
+    except RuntimeError as error:
+        # The front end is imported without the library, and says so when it is first asked something.
+        raise Unavailable(f"libcudnn was not found ({error}): pip install nvidia-cudnn-cu13") from error
+
+
+def _forward(graph: Any, **given: Any) -> Sequence[Any]:
+    made: Sequence[Any] = graph.sdpa(name=NODE, **given)
+    return made
+
+
+def _backward(graph: Any, **given: Any) -> Sequence[Any]:
+    made: Sequence[Any] = graph.sdpa_backward(name=NODE, **given)
+    return made
+
+
+def _told(case: Case, tensor_bhsd: torch.Tensor) -> Operand:
+    return operand(tensor_bhsd) if case.lengths is None else packed_operand(tensor_bhsd, case.lengths)
+
+
+def _stats(case: Case, device: torch.device) -> torch.Tensor:
+    """Room for the softmax statistics (batch, q_heads, q_len, 1), by padded sequences where they are packed."""
+    batch, q_len = (case.batch, case.q_len) if case.lengths is None else (len(case.lengths), max(case.lengths))
+    return torch.empty(batch, case.q_heads, q_len, 1, dtype=torch.float32, device=device)
+
+
+def _sequence_lengths(case: Case, device: torch.device) -> dict[str, Operand]:
+    """How long each of the packed sequences is: (sequences, 1, 1, 1), for queries and for keys."""
+    if case.lengths is None:
+        return {}
+    lengths = torch.tensor(case.lengths, dtype=torch.int32, device=device).reshape(-1, 1, 1, 1)
+    return {"seq_len_q": operand(lengths), "seq_len_kv": operand(lengths)}

@@ -1,0 +1,80 @@
+"""PyTorch's FlexAttention, compiled: the mask as a function that becomes part of a generated Triton kernel."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from attn_exp.backends.base import Attention, Calls, Described, calls_of
+from attn_exp.backends.eager import sequence_ids
+from attn_exp.backends.supports import Supports
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs
+
+
+class Flex(Described):
+    """`torch.nn.attention.flex_attention` under torch.compile; `kernel_options` go to its kernels.
+
+    With `kernel_options={BACKEND: FLASH}` the kernels are FlashAttention 4's (flash-attn-4 has to be installed).
+    """
+
+    supports = Supports(
+        dtypes=("bfloat16", "float16", "float32"), window=True, softcap=True, packed=True, value_dims="any",
+        capability=(8, 0),
+    )  # fmt: skip
+    # Inductor's template kernels (torch/_inductor/kernel/flex), and flash_attn.cute's for BACKEND=FLASH.
+    claims = {
+        ("cuda", "forward"): r"triton_tem_.*flex_attention|(?i:flashattentionforward)",
+        (
+            "cuda",
+            "backward",
+        ): r"triton_tem_.*flex_attention_backward|(?i:flashattentionbackward)",
+    }
+
+    def __init__(self, name: str, kernel_options: dict[str, Any] | None = None) -> None:
+        super().__init__(name)
+        self.kernel_options = kernel_options or {}
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """Build the block mask and the compiled function; Inductor compiles in the first calls."""
+        attention = flex_function(case, inputs.q_bhsd.device, self.kernel_options)
+        return calls_of(torch.compile(attention, dynamic=False), inputs)
+
+
+def flex_function(case: Case, device: torch.device, kernel_options: dict[str, Any]) -> Attention:
+    """FlexAttention of a case as a function of q, k and v, not compiled yet."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    block_mask = None
+    if not case.dense:
+        block_mask = create_block_mask(_mask(case, device), None, None, case.q_len, case.kv_len, device=device)
+    cap = case.softcap or 1.0
+
+    def capped(score: torch.Tensor, b: Any, h: Any, q: Any, k: Any) -> torch.Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return partial(
+        flex_attention,
+        score_mod=None if case.softcap is None else capped,
+        block_mask=block_mask,
+        enable_gqa=case.q_heads != case.kv_heads,
+        kernel_options=kernel_options or None,
+    )
+
+
+def _mask(case: Case, device: torch.device) -> Any:
+    """Whether query index `q` sees key index `k`, for `create_block_mask`."""
+    causal, offset, window = case.causal, case.offset, case.window
+    sequence = sequence_ids(case, device) if case.lengths is not None else None
+
+    def seen(b: Any, h: Any, q: Any, k: Any) -> Any:
+        found = k >= 0
+        if causal:
+            found = found & (k <= q + offset)
+        if window is not None:
+            found = found & (k > q + offset - window)
+        if sequence is not None:
+            found = found & (sequence[q] == sequence[k])
+        return found
+
+    return seen

@@ -1,0 +1,144 @@
+"""Answer: from a choice to a comparison. Reads, filters, and hands over to the kind of comparison asked for."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from attn_exp.calibration import delta_for, device_key
+from attn_exp.compare.cell import Cell, cells_of, metric_of
+from attn_exp.compare.changes import compare_sweeps
+from attn_exp.compare.choice import MARGIN, Choice
+from attn_exp.compare.comparison import Comparison
+from attn_exp.compare.history import compare_history
+from attn_exp.compare.published import compare_published
+from attn_exp.compare.ratio import Spreads
+from attn_exp.compare.read import Sweep, read_folder, sweep_folders
+from attn_exp.compare.result import Result, named
+from attn_exp.compare.rivals import compare_rivals
+from attn_exp.compare.sorting import sorted_rows
+from attn_exp.compare.where import chosen
+from attn_exp.errors import UserError
+from attn_exp.verdict import DELTA_FLOOR
+
+
+def answer(choice: Choice) -> Comparison:
+    """The comparison that a choice asks for, read from folders or from MLflow.
+
+    Raises:
+        UserError: something to type differently.
+    """
+    return compare_read(choice, read_sweeps(choice, choice.sweep), read_sweeps(choice, choice.against))
+
+
+def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Sweep] = ()) -> Comparison:
+    """The comparison that a choice asks for, of sweeps that were read already.
+
+    Raises:
+        UserError: something to type differently.
+    """
+    together = labelled([*against, *sweeps])
+    results = results_of(together)
+    if not results:
+        raise UserError(
+            f"{', '.join(sweep.name for sweep in together)} has no record that can be read: see {_first(together)}"
+        )
+    metric = metric_of(choice.metric, results)
+    spreads = spreads_for(results, choice.spread)
+    chosen_cells = _filtered([cells_of(sweep.results, metric) for sweep in together], choice.where)
+    old, new = together[: len(against)], together[len(against) :]
+    cells_old = [cell for cells in chosen_cells[: len(against)] for cell in cells]
+    cells_new = [cell for cells in chosen_cells[len(against) :] for cell in cells]
+    if choice.published:
+        if not metric.name.endswith("time_us"):
+            raise UserError(
+                f"published figures stand beside times: leave metric={metric} out, or metric=kernel_time_us"
+            )
+        found: Comparison = compare_published(new, cells_new, Path(choice.published))
+    elif choice.history:
+        found = compare_history(new, chosen_cells, metric, spreads, anyway=choice.anyway)
+    elif against:
+        margin = choice.margin or choice.fail_if_slower or MARGIN
+        found = compare_sweeps(
+            old,
+            new,
+            cells_old,
+            cells_new,
+            metric,
+            spreads,
+            margin=margin,
+            anyway=choice.anyway,
+            notes=_basis(spreads, results),
+        )
+    else:
+        found = compare_rivals(
+            new, cells_new, metric, spreads, baseline=choice.baseline, by=choice.by, notes=_basis(spreads, results)
+        )
+    return sorted_rows(found, choice.sort) if choice.sort else found
+
+
+def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
+    """The sweeps that words name, from folders or from MLflow.
+
+    Raises:
+        UserError: there is no such sweep, or nothing in it.
+    """
+    if choice.uri is not None and words:
+        from attn_exp.compare.mlflow import read_store
+
+        return read_store(choice.uri, choice.experiment, words)
+    return [read_folder(folder) for folder in sweep_folders(words, Path(choice.folder))]
+
+
+def labelled(sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """The sweeps with names and labels that are unique over all of them."""
+    found = iter(named(results_of(sweeps)))
+    counts = Counter(sweep.name for sweep in sweeps)
+    labelled = []
+    for sweep in sweeps:
+        name = sweep.name if counts[sweep.name] == 1 else sweep.place
+        results = [next(found) for _ in sweep.results]
+        # Rows of two sweeps are of two sessions: the name tells them apart, also in a folder that was renamed.
+        labelled.append(replace(sweep, name=name, results=tuple(_in_sweep(result, name) for result in results)))
+    return labelled
+
+
+def results_of(sweeps: Iterable[Sweep]) -> list[Result]:
+    """The results of all sweeps."""
+    return [result for sweep in sweeps for result in sweep.results]
+
+
+def spreads_for(results: Iterable[Result], fixed: float | None) -> Spreads:
+    """The spreads of the devices that results come from, as the doctor found them on this machine."""
+    environments = {id(result.environment): result.environment for result in results}.values()
+    devices = {device_key(dict(environment)) for environment in environments}
+    return Spreads({device: delta_for(device) for device in sorted(devices)}, fixed)
+
+
+def _in_sweep(result: Result, name: str) -> Result:
+    return result if result.sweep == name else replace(result, sweep=name)
+
+
+def _filtered(cells: Sequence[list[Cell]], where: str | None) -> list[list[Cell]]:
+    """The cells of each sweep that `where=` chooses, all without it."""
+    every = [cell for own in cells for cell in own]
+    if not every:
+        raise UserError("there is nothing to compare: no record asked for that pass")
+    if not where:
+        return list(cells)
+    kept = {id(cell) for cell in chosen(every, where)}
+    return [[cell for cell in own if id(cell) in kept] for own in cells]
+
+
+def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
+    """What the intervals rest on."""
+    if spreads.fixed is not None:
+        return [f"equal rows are taken to differ by up to {100 * spreads.fixed:g} % (spread=)"]
+    return [
+        "intervals: both rows' own over rounds, and what equal rows of different moments differ by "
+        f"({100 * min(map(spreads.delta, results), default=DELTA_FLOOR):.1f} % and more)"
+    ]
+
+
+def _first(sweeps: Sequence[Sweep]) -> str:
+    return next((sentence for sweep in sweeps for sentence in sweep.broken), "its folder")

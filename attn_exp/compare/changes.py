@@ -1,0 +1,253 @@
+"""Changes: a sweep against an earlier one, cell by cell, with a verdict on each.
+
+The two were not measured side by side: a difference counts once it exceeds both cells' intervals and what the same
+cell differs by from session to session, canaries divided out where both sweeps have them.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from attn_exp.compare.canary import Session, session
+from attn_exp.compare.cell import Cell, Metric
+from attn_exp.compare.change_notes import kernel_notes, refused_notes, session_notes
+from attn_exp.compare.comparison import Comparison, about, case_order
+from attn_exp.compare.duels import Duel, duels
+from attn_exp.compare.environment import differences
+from attn_exp.compare.join import Pair, joined, nothing_in_common
+from attn_exp.compare.ratio import Spreads, gain, half_width, p_value
+from attn_exp.compare.read import Sweep
+from attn_exp.compare.rivals import rivals_of
+from attn_exp.errors import UserError
+from attn_exp.verdict import LEVEL, benjamini_hochberg
+
+Verdict = Literal["lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "same"]
+# In the order in which a reader wants them.
+VERDICTS: tuple[Verdict, ...] = ("lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "same")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One cell in the old and the new sweep, either of which may lack it.
+
+    `change` is the new value over the old one minus 1, the session divided out of it, `low` and `high` bound its 95 %
+    interval; `spread` is the part of that which is not the cells' own. `p` is two-sided, adjusted for the number of
+    cells. All None where there are no two values.
+    """
+
+    old: Cell | None
+    new: Cell | None
+    verdict: Verdict
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    spread: float | None = None
+    p: float | None = None
+    session: Session | None = None
+
+    @property
+    def cell(self) -> Cell:
+        """The new cell, or the old one where there is no new."""
+        found = self.new or self.old
+        assert found is not None
+        return found
+
+    @property
+    def other_kernel(self) -> tuple[str, str] | None:
+        """The longest kernels of the old and the new cell if they are not the same."""
+        if self.old is None or self.new is None:
+            return None
+        names = [cell.result.kernels.get(cell.direction, "") for cell in (self.old, self.new)]
+        return (names[0], names[1]) if names[0] and names[1] and names[0] != names[1] else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes(Comparison):
+    """A sweep against an earlier one. `margin` is the difference that `same` rules out; `duels` would decide."""
+
+    rows: tuple[Change, ...]
+    margin: float
+    duels: tuple[Duel, ...]
+    old: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cells have each verdict, those that none has left out."""
+        found = Counter(row.verdict for row in self.rows)
+        return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+
+    def regressions(self, threshold: float) -> list[Change]:
+        """The cells that were lost, and those that are slower by at least `threshold` (0.03 is 3 %)."""
+        return [
+            row
+            for row in self.rows
+            if row.verdict == "lost" or (row.verdict == "slower" and _worse_by(row, self.metric) >= threshold)
+        ]
+
+
+def compare_sweeps(
+    old: Sequence[Sweep],
+    new: Sequence[Sweep],
+    cells_old: Sequence[Cell],
+    cells_new: Sequence[Cell],
+    metric: Metric,
+    spreads: Spreads,
+    *,
+    margin: float,
+    anyway: bool = False,
+    notes: Sequence[str] = (),
+) -> Changes:
+    """Compare the cells chosen of new sweeps with those of old ones.
+
+    Raises:
+        UserError: nothing in common, or environments that cannot be compared and `anyway` is not set.
+    """
+    pairs = joined(cells_old, cells_new)
+    if not any(one and other for one, other in pairs):
+        raise UserError(
+            f"{_names(new)} and {_names(old)} have nothing in common: {nothing_in_common(cells_old, cells_new)}"
+        )
+    found = differences(
+        (one.result, other.result) for one, other in pairs if one and other and one.value and other.value
+    )
+    unlike = [one for one in found if one.refuses]
+    if unlike and not anyway:
+        raise UserError(
+            f"{_names(new)} and {_names(old)} cannot be compared ({'; '.join(map(str, unlike))}): "
+            "choose cells with where=, or type anyway=true to compare them all the same"
+        )
+    cells = [_opened(pair, metric) for pair in pairs]
+    scatter = _scatter(cells)
+    rows = _judged([_closed(cell, metric, spreads, scatter) for cell in cells], metric, margin)
+    rows.sort(key=lambda row: (VERDICTS.index(row.verdict), *case_order(row.cell)))
+    return Changes(
+        metric=metric,
+        sweeps=tuple(about(sweep) for sweep in (*old, *new)),
+        differences=found,
+        notes=(*notes, *refused_notes(unlike), *session_notes(rows, metric), *kernel_notes(rows)),
+        broken=tuple(sentence for sweep in (*old, *new) for sentence in sweep.broken),
+        rows=tuple(rows),
+        margin=margin,
+        duels=_duels(rows),
+        old=len(old),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """Two values of one cell: the logarithm of how many times better the new one is, the session divided out."""
+
+    old: Cell
+    new: Cell
+    log: float
+    session: Session | None
+
+
+def _opened(pair: Pair, metric: Metric) -> Change | _Open:
+    """One cell with its logarithm, or with its verdict where there are no two values to take it from."""
+    old, new = pair
+    if old is None or new is None or old.value is None or new.value is None:
+        return Change(old, new, _without_two_values(old, new))
+    log = gain(new, old, metric)
+    if log is None:
+        return Change(old, new, "same" if old.value == new.value else "undecided")
+    between = session(old.result, new.result, new.direction) if metric.follows_clock else None
+    # A session in which everything takes longer makes every cell look worse by that much.
+    return _Open(old, new, log + (math.log(between.factor) if between else 0.0), between)
+
+
+def _closed(cell: Change | _Open, metric: Metric, spreads: Spreads, scatter: float) -> Change:
+    """The change of one cell, its verdict still open."""
+    if isinstance(cell, Change):
+        return cell
+    old, new = cell.old.result, cell.new.result
+    if not metric.follows_clock:
+        spread = spreads.with_canaries(old, new, 0.0)
+    elif cell.session is None:
+        spread = spreads.between_sessions(old, new)
+    else:
+        spread = spreads.with_canaries(old, new, cell.session.scatter)
+    if new.device == "cpu" and metric.follows_clock and spreads.fixed is None:
+        spread = max(spread, scatter)
+    half = half_width(cell.new, cell.old, spread)
+    log = cell.log if metric.more_is_better else -cell.log
+    bounds = (math.expm1(log), math.expm1(log - half), math.expm1(log + half))
+    return Change(cell.old, cell.new, "undecided", *bounds, spread, p_value(log, half), cell.session)
+
+
+def _scatter(cells: Sequence[Change | _Open]) -> float:
+    """What the cells of a CPU differ by from session to session, by those cells themselves: 95 % of them, robustly.
+
+    Other programs move a CPU's times by more than anything known beforehand, and hardly any two cells alike. What all
+    have in common counts as such, too, unless canaries were divided out. The price: a change of most cells hides.
+    """
+    logs = [cell.log for cell in cells if isinstance(cell, _Open) and cell.new.result.device == "cpu"]
+    if not logs:
+        return 0.0
+    divided = all(cell.session is not None for cell in cells if isinstance(cell, _Open))
+    middle = statistics.median(logs) if divided else 0.0
+    # The median of |x| is 0.6745 standard deviations of a normal x.
+    return math.expm1(1.96 / 0.6745 * statistics.median(abs(log - middle) for log in logs))
+
+
+def _without_two_values(old: Cell | None, new: Cell | None) -> Verdict:
+    had, has = old is not None and old.value is not None, new is not None and new.value is not None
+    if old is None:
+        return "new" if has else "failed"
+    if new is None:
+        return "gone" if had else "failed"
+    return "lost" if had else "fixed" if has else "failed"
+
+
+def _judged(rows: Sequence[Change], metric: Metric, margin: float) -> list[Change]:
+    """The rows with the verdicts of those that have two values, false ones held to 5 % of all that are told apart."""
+    open_rows = [row for row in rows if row.p is not None]
+    adjusted = iter(benjamini_hochberg([row.p for row in open_rows if row.p is not None]))
+    found = []
+    for row in rows:
+        if row.p is None or row.change is None or row.low is None or row.high is None:
+            found.append(row)
+            continue
+        p = next(adjusted)
+        better = (row.change > 0) == metric.more_is_better
+        verdict: Verdict = "undecided"
+        if p <= LEVEL and (row.low > 0 or row.high < 0):
+            verdict = "faster" if better else "slower"
+        elif max(abs(math.log1p(row.low)), abs(math.log1p(row.high))) <= math.log1p(margin):
+            verdict = "same"
+        found.append(Change(row.old, row.new, verdict, row.change, row.low, row.high, row.spread, p, row.session))
+    return found
+
+
+def _worse_by(row: Change, metric: Metric) -> float:
+    """How much more time the new cell takes, as a share; of a rate what that says of the time."""
+    if row.change is None:
+        return 0.0
+    return 1 / (1 + row.change) - 1 if metric.more_is_better else row.change
+
+
+def _duels(rows: Sequence[Change]) -> tuple[Duel, ...]:
+    """For each undecided cell a duel with a rival of its case, if possible one that did not change.
+
+    Old and new cannot run side by side; but what a duel finds of the two rivals is free of the session, so the same
+    duel in both environments tells which of the two the change is.
+    """
+    verdicts = {id(row.new): row.verdict for row in rows if row.new is not None}
+    found = []
+    for group in rivals_of([row.new for row in rows if row.new is not None]):
+        rivals = [cell for cell in group if cell.value is not None]
+        for cell in rivals:
+            if verdicts[id(cell)] == "undecided":
+                others = sorted(
+                    (other for other in rivals if other.result.key != cell.result.key),
+                    key=lambda other: (verdicts[id(other)] != "same", other.value),
+                )
+                found.append((cell, others[0] if others else cell))
+    return duels(found)
+
+
+def _names(sweeps: Sequence[Sweep]) -> str:
+    return ",".join(sweep.name for sweep in sweeps)

@@ -1,0 +1,69 @@
+"""What every comparison has, whatever it compares: who, by which metric, what to know about it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attn_exp.case import case_columns
+from attn_exp.compare.cell import Cell, Metric
+from attn_exp.compare.environment import Difference
+from attn_exp.compare.read import Sweep
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class About:
+    """One sweep of a comparison: its name and place, how many records it has, where and when they were measured."""
+
+    name: str
+    place: str
+    records: int
+    devices: tuple[str, ...]
+    versions: tuple[str, ...]
+    ended_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A comparison, computed once; tables, files and plots only show it.
+
+    `notes` are sentences that a reader should know, `broken` names the files that are no records, and `differences`
+    are those of the environments that were compared.
+    """
+
+    metric: Metric
+    sweeps: tuple[About, ...]
+    differences: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """The rows as a pandas DataFrame: the columns of `format=csv`, with numbers as numbers."""
+        import pandas
+
+        from attn_exp.compare.pages import page
+
+        return pandas.DataFrame(page(self).sheets[0].dictionaries())
+
+
+def about(sweep: Sweep) -> About:
+    """What stands above a comparison about one sweep."""
+    results = sweep.results
+    devices = sorted({result.device_name for result in results} - {""})
+    torches = {str(result.environment.get("versions", {}).get("torch", "")) for result in results} - {""}
+    return About(sweep.name, sweep.place, len(results), tuple(devices), tuple(sorted(torches)), sweep.when)
+
+
+def case_order(cell: Cell) -> tuple[Any, ...]:
+    """What cells are sorted by: cases in the order of their sizes, rivals of one case together."""
+    case = cell.result.case
+    sizes = tuple(_sortable(getattr(case, name)) for name in case_columns())
+    return (cell.result.model, *sizes, cell.direction != "forward", cell.result.label, cell.result.job)
+
+
+def _sortable(value: Any) -> tuple[str, Any]:
+    # Sizes may be missing or of several kinds (a window, lengths): those sort among themselves.
+    if isinstance(value, (bool, int, float)):
+        return ("", value)
+    return ("~", "") if value is None else (type(value).__name__, value)

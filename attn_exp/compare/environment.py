@@ -1,0 +1,98 @@
+"""Environments: what differs between two results besides the result, and whether they may be compared at all."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attn_exp.compare.result import Result
+
+# With these the numbers measure other things, or other machines: refused, unless told otherwise (docs/comparing.md).
+REFUSED = frozenset(
+    {
+        "device",
+        "gpu",
+        "power_limit_w",
+        "method_version",
+        "timer",
+        "l2",
+        "inputs",
+        "gradients_enabled",
+        "regime",
+    }
+)
+# The same for jobs of the CPU, where the processor is what is measured.
+REFUSED_ON_CPU = REFUSED | {"cpu", "cpu_threads"}
+# Measured anew in each session: these say nothing of what was set up.
+_NO_DIFFERENCE = frozenset({"event_floor_us", "event_quantum_us", "nvml"})
+_OF_MEASURING = ("timer", "regime", "seed")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that differs between two sides, in so many cells; `refuses` if comparing them needs `anyway=true`."""
+
+    name: str
+    old: Any
+    new: Any
+    cells: int
+    refuses: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {_word(self.old)} -> {_word(self.new)}"
+
+
+def differences(pairs: Iterable[tuple[Result, Result]]) -> tuple[Difference, ...]:
+    """What differs between the first and the second of each pair, counted over the pairs; what refuses comes first."""
+    found: Counter[tuple[str, str, str, bool]] = Counter()
+    values: dict[tuple[str, str, str, bool], tuple[Any, Any]] = {}
+    alike: dict[tuple[int, int, int, int], list[tuple[str, Any, Any, bool]]] = {}
+    for old, new in pairs:
+        # Thousands of pairs have a handful of environments: those objects are shared, see `result.decode`.
+        key = (id(old.environment), id(new.environment), id(old.measuring), id(new.measuring))
+        if key not in alike:
+            alike[key] = _between(old, new)
+        here = list(alike[key])
+        if old.l2 != new.l2 and old.l2 and new.l2:
+            here.append(("l2", old.l2, new.l2, True))
+        if old.method_version != new.method_version:
+            here.append(("method_version", old.method_version, new.method_version, True))
+        for name, one, other, refuses in here:
+            known = (name, repr(one), repr(other), refuses)
+            found[known] += 1
+            values[known] = one, other
+    listed = [Difference(key[0], *values[key], cells, key[3]) for key, cells in found.items()]
+    return tuple(sorted(listed, key=lambda one: (not one.refuses, one.name, str(one.old), str(one.new))))
+
+
+def facts(result: Result) -> dict[str, Any]:
+    """What is known of where and how a result was measured, flat: `gpu`, `versions.torch`, `timer` ..."""
+    found: dict[str, Any] = {"device": result.device}
+    for name, value in result.environment.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{inner}": one for inner, one in value.items()}
+        else:
+            found[name] = value
+    found |= {name: getattr(result.measuring, name) for name in _OF_MEASURING}
+    return {name: value for name, value in found.items() if name not in _NO_DIFFERENCE}
+
+
+def _between(old: Result, new: Result) -> list[tuple[str, Any, Any, bool]]:
+    before, after = facts(old), facts(new)
+    refused = REFUSED_ON_CPU if old.device == "cpu" else REFUSED
+    if old.device != "cpu":
+        # The host's processor issues the calls; where the GPU is what is measured it is worth a word, no more.
+        before.pop("cpu_threads", None)
+        after.pop("cpu_threads", None)
+    return [
+        # What one side does not know (a driver without NVML) is no proof that they are unlike.
+        (name, before.get(name), after.get(name), name in refused and name in before and name in after)
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _word(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

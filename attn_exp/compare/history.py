@@ -1,0 +1,195 @@
+"""History: every cell over three or more sweeps, where its level changed, and what changed around it just then."""
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attn_exp.compare.canary import session
+from attn_exp.compare.cell import Cell, Metric
+from attn_exp.compare.comparison import Comparison, about, case_order
+from attn_exp.compare.environment import Difference, differences
+from attn_exp.compare.ratio import Spreads
+from attn_exp.compare.read import Sweep
+from attn_exp.compare.rivals import latest
+from attn_exp.compare.shifts import FEWEST, first_shift, shifts
+from attn_exp.errors import UserError
+from attn_exp.verdict import LEVEL, benjamini_hochberg
+
+LEAST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A change of level: from the sweep with index `at` on, by `change` (of the metric; 0.04 is 4 % more).
+
+    `coincides` are the differences of the environment between that sweep and the one before it.
+    """
+
+    at: int
+    change: float
+    p: float
+    coincides: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """One cell over all sweeps, in the order of time.
+
+    `cells` has None where a sweep lacks it. `relative` is its value over the first one, sessions divided out, None
+    where there is none. `change` is the last of those minus 1, `per_sweep` the slope of a straight line through their
+    logarithms, `scatter` their standard deviation around the levels between turns: what sessions differ by.
+    """
+
+    cells: tuple[Cell | None, ...]
+    relative: tuple[float | None, ...]
+    change: float | None
+    per_sweep: float | None
+    scatter: float | None
+    turns: tuple[Turn, ...]
+
+    @property
+    def cell(self) -> Cell:
+        """The latest cell that there is."""
+        return next(cell for cell in reversed(self.cells) if cell is not None)
+
+    @property
+    def n(self) -> int:
+        """In how many sweeps it has a value."""
+        return sum(value is not None for value in self.relative)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it had a value once and has none in the last sweep."""
+        return self.relative[-1] is None and self.n > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class History(Comparison):
+    """The trends of all cells over `sweeps`, the oldest first; those with turns before the others."""
+
+    rows: tuple[Trend, ...]
+
+
+def compare_history(
+    sweeps: Sequence[Sweep],
+    cells: Sequence[Sequence[Cell]],
+    metric: Metric,
+    spreads: Spreads,
+    *,
+    anyway: bool = False,
+    notes: Sequence[str] = (),
+) -> History:
+    """The history of the cells chosen of each sweep.
+
+    Raises:
+        UserError: fewer than three sweeps, or environments that cannot be compared and `anyway` is not set.
+    """
+    if len(sweeps) < LEAST:
+        raise UserError(f"a history needs {LEAST} sweeps or more, not {len(sweeps)}: sweep=A,B,C or sweep='nightly-*'")
+    order = sorted(range(len(sweeps)), key=lambda index: sweeps[index].when)
+    ordered, by_sweep = [sweeps[index] for index in order], [latest(cells[index])[0] for index in order]
+    series = _series(by_sweep)
+    steps = [_step(series, at) for at in range(1, len(ordered))]
+    found = tuple(dict.fromkeys(one for step in steps for one in step))
+    unlike = [one for one in found if one.refuses]
+    if unlike and not anyway:
+        raise UserError(
+            f"these sweeps cannot be compared ({'; '.join(dict.fromkeys(map(str, unlike)))}): "
+            "choose cells with where=, or type anyway=true to compare them all the same"
+        )
+    trends = _trends(series, metric, spreads, steps)
+    few = sum(trend.n < FEWEST for trend in trends)
+    said = [f"{few} cells have fewer than {FEWEST} values: no changes of level are looked for in those"] if few else []
+    said += [
+        f"between {ordered[at].name} and {ordered[at + 1].name}: {'; '.join(map(str, step))}"
+        for at, step in enumerate(steps)
+        if step
+    ]
+    return History(
+        metric=metric,
+        sweeps=tuple(about(sweep) for sweep in ordered),
+        differences=found,
+        notes=(*notes, *said),
+        broken=tuple(sentence for sweep in ordered for sentence in sweep.broken),
+        rows=tuple(sorted(trends, key=lambda trend: (not trend.turns, not trend.lost, *case_order(trend.cell)))),
+    )
+
+
+def _series(by_sweep: Sequence[Sequence[Cell]]) -> list[tuple[Cell | None, ...]]:
+    found: dict[Any, list[Cell | None]] = defaultdict(lambda: [None] * len(by_sweep))
+    for index, cells in enumerate(by_sweep):
+        for cell in cells:
+            key = (cell.result.key, cell.direction, cell.result.measuring.timer, cell.result.measuring.regime)
+            found[key][index] = cell
+    return [tuple(cells) for cells in found.values() if any(cell and cell.value is not None for cell in cells)]
+
+
+def _step(series: Sequence[Sequence[Cell | None]], at: int) -> tuple[Difference, ...]:
+    """What differs in the environment between a sweep and the one before it, over the cells that both have."""
+    return differences(
+        (one.result, other.result)
+        for cells in series
+        if (one := cells[at - 1]) and (other := cells[at]) and one.value and other.value
+    )
+
+
+def _trends(
+    series: Sequence[tuple[Cell | None, ...]],
+    metric: Metric,
+    spreads: Spreads,
+    steps: Sequence[tuple[Difference, ...]],
+) -> list[Trend]:
+    logs = [_logs(cells, metric) for cells in series]
+    clearest = [first_shift(list(one.values())) if len(one) >= FEWEST else None for one in logs]
+    adjusted = iter(benjamini_hochberg([one.p for one in clearest if one is not None]))
+    found = []
+    for cells, own, first in zip(series, logs, clearest, strict=True):
+        # A false turn among thousands of cells is certain unless their number is taken into account.
+        p = next(adjusted) if first is not None else 1.0
+        turns: list[Turn] = []
+        values, present = list(own.values()), list(own)
+        if p <= LEVEL:
+            smallest = math.log1p(spreads.delta(next(cell for cell in cells if cell is not None).result))
+            for shift in shifts(values, smallest):
+                before, at = present[shift.at - 1], present[shift.at]
+                coincides = tuple(dict.fromkeys(one for step in steps[before:at] for one in step))
+                turns.append(Turn(at, math.expm1(shift.log), max(p, shift.p), coincides))
+        found.append(_trend(cells, own, turns))
+    return found
+
+
+def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequence[Turn]) -> Trend:
+    values, present = list(logs.values()), list(logs)
+    several = len(values) > 1
+    bounds = [0, *(present.index(turn.at) for turn in turns), len(values)]
+    parts = [values[low:high] for low, high in itertools.pairwise(bounds)]
+    residuals = [value - statistics.fmean(part) for part in parts for value in part]
+    free = len(values) - len(parts)
+    slope = statistics.linear_regression(present, values).slope if several else None
+    return Trend(
+        cells=cells,
+        relative=tuple(math.exp(logs[index]) if index in logs else None for index in range(len(cells))),
+        change=math.expm1(values[-1]) if several else None,
+        per_sweep=math.expm1(slope) if slope is not None else None,
+        scatter=math.expm1(math.sqrt(math.fsum(r * r for r in residuals) / free)) if free > 0 else None,
+        turns=tuple(turns),
+    )
+
+
+def _logs(cells: Sequence[Cell | None], metric: Metric) -> dict[int, float]:
+    """The logarithm of each value over the first, sessions divided out, by the sweep's index."""
+    first = next((cell for cell in cells if cell and cell.value), None)
+    found: dict[int, float] = {}
+    for index, cell in enumerate(cells):
+        if first is None or first.value is None or cell is None or not cell.value or cell.value < 0:
+            continue
+        log = math.log(cell.value / first.value)
+        between = session(first.result, cell.result, cell.direction) if metric.follows_clock else None
+        if between is not None:
+            log += math.log(between.factor) * (1 if metric.more_is_better else -1)
+        found[index] = log
+    return found

@@ -1,0 +1,71 @@
+"""Join: the cells of two sides that measure one and the same thing."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attn_exp.case import case_columns
+from attn_exp.compare.cell import Cell
+from attn_exp.compare.fields import distinct
+from attn_exp.compare.rivals import latest
+
+Pair = tuple[Cell | None, Cell | None]
+_SHOWN = 4
+
+
+def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
+    """Every cell of both sides, with its counterpart if there is one.
+
+    Cells are of one case, backend with its options, device and pass. Those that were also measured by the same options
+    find each other first; then those by the same timer, however long it sampled; what is left is joined if there is no
+    choice, and it is for the comparison of environments to refuse it.
+    """
+    waiting: dict[Any, list[Cell]] = defaultdict(list)
+    for cell in latest(old)[0]:
+        waiting[cell.result.key, cell.direction].append(cell)
+    fresh = latest(new)[0]
+    counterpart: dict[int, Cell] = {}
+    for alike in (_same_measuring, _same_timer, _anything):
+        for cell in fresh:
+            if id(cell) not in counterpart:
+                there = waiting.get((cell.result.key, cell.direction), ())
+                found = next((other for other in there if alike(other, cell)), None)
+                if found is not None and (alike is not _anything or len(there) == 1):
+                    counterpart[id(cell)] = found
+                    waiting[cell.result.key, cell.direction].remove(found)
+    pairs: list[Pair] = [(counterpart.get(id(cell)), cell) for cell in fresh]
+    return pairs + [(cell, None) for cells in waiting.values() for cell in cells]
+
+
+def nothing_in_common(old: Sequence[Cell], new: Sequence[Cell]) -> str:
+    """Why no cell of one side is on the other: the first thing of which they have no value in common."""
+    things: list[tuple[str, Callable[[Cell], Any]]] = [
+        ("device", lambda cell: cell.result.device),
+        ("pass", lambda cell: cell.direction),
+        ("backend", lambda cell: cell.result.label),
+    ]
+    things += [(name, lambda cell, name=name: getattr(cell.result.case, name)) for name in case_columns()]  # type: ignore[misc]
+    for name, get in things:
+        before, after = distinct(map(get, old)), distinct(map(get, new))
+        if not set(before) & set(after):
+            return f"{name} is {_some(before)} in the old and {_some(after)} in the new"
+    return "each has backends and cases of the other, but no backend has a case in both"
+
+
+def _same_measuring(one: Cell, other: Cell) -> bool:
+    mine, yours = one.result.measuring, other.result.measuring
+    return mine is yours or mine == yours
+
+
+def _same_timer(one: Cell, other: Cell) -> bool:
+    mine, yours = one.result.measuring, other.result.measuring
+    return (mine.timer, mine.regime) == (yours.timer, yours.regime)
+
+
+def _anything(one: Cell, other: Cell) -> bool:
+    return True
+
+
+def _some(values: Sequence[Any]) -> str:
+    text = ", ".join(str(value) for value in values[:_SHOWN])
+    return text + (" ..." if len(values) > _SHOWN else "")

@@ -1,0 +1,147 @@
+"""Reading from an MLflow store: the records that jobs left there as artifacts.
+
+A sqlite database is asked directly, read-only: MLflow's own search takes 16 s for 10,000 runs, and its import alone
+1 to 3 s. Any other store is asked through MLflow's client.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+from attn_exp.compare.read import Sweep, read_files
+from attn_exp.errors import UserError, nearest
+from attn_exp.record import FILE_NAME
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_PAGE = 1000
+_RUNS = """
+SELECT runs.run_uuid, runs.artifact_uri FROM runs
+JOIN experiments ON experiments.experiment_id = runs.experiment_id AND experiments.name = ?
+JOIN tags AS kind ON kind.run_uuid = runs.run_uuid AND kind.key = 'attn_exp.kind' AND kind.value = 'job'
+JOIN tags AS sweep ON sweep.run_uuid = runs.run_uuid AND sweep.key = 'attn_exp.sweep' AND sweep.value = ?
+WHERE runs.lifecycle_stage = 'active' ORDER BY runs.start_time
+"""
+_SWEEPS = """
+SELECT DISTINCT tags.value FROM tags JOIN runs ON runs.run_uuid = tags.run_uuid
+JOIN experiments ON experiments.experiment_id = runs.experiment_id AND experiments.name = ?
+WHERE tags.key = 'attn_exp.sweep' AND runs.lifecycle_stage = 'active'
+"""
+
+
+def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
+    """The sweeps of these names in an experiment of an MLflow store.
+
+    Raises:
+        UserError: no such store, experiment or sweep.
+    """
+    from attn_exp.trackers.mlflow import absolute_uri, check_database, database_file
+
+    uri = absolute_uri(uri)
+    path = database_file(uri)
+    if path is None:
+        return _by_client(uri, experiment, names)
+    if not path.exists():
+        raise UserError(f"there is no database {path}: give uri=sqlite:///FOLDER/mlflow.db")
+    check_database(path)
+    return _from_database(path, uri, experiment, names)
+
+
+def _from_database(path: Path, uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
+    found = []
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)) as database:
+            experiments = [row[0] for row in database.execute("SELECT name FROM experiments")]
+            _check(experiment, experiments, "experiment", "experiment=")
+            for name in names:
+                rows = database.execute(_RUNS, (experiment, name)).fetchall()
+                if not rows:
+                    there = [row[0] for row in database.execute(_SWEEPS, (experiment,))]
+                    _check(name, there, "sweep", "sweep=")
+                    raise UserError(f"sweep '{name}' has no jobs in {uri}: choose another, or read its folder")
+                found.append(_sweep(name, uri, (_artifact(path, run, place) for run, place in rows)))
+    except sqlite3.Error as error:
+        raise UserError(f"{path} cannot be read ({error}): give uri=sqlite:///FOLDER/mlflow.db") from error
+    return found
+
+
+def _artifact(database: Path, run: str, place: str) -> Path:
+    """Where a run's record lies; beside the database if the whole was moved since."""
+    parts = urlsplit(place)
+    folder = Path(unquote(parts.path) if parts.scheme == "file" else place)
+    moved = database.parent / "artifacts" / run / "artifacts"
+    return (folder if folder.is_dir() or not moved.is_dir() else moved) / FILE_NAME
+
+
+def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
+    """Through MLflow's client: one request a thousand runs, and one a record."""
+    import os
+    import tempfile
+
+    from attn_exp.trackers.base import redacted
+    from attn_exp.trackers.mlflow import ENVIRONMENT
+
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    try:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+    except ImportError as error:
+        raise UserError("MLflow is not installed: pip install mlflow, or name sweeps by their folders") from error
+    client = MlflowClient(tracking_uri=uri)
+    found = []
+    try:
+        there = client.get_experiment_by_name(experiment)
+        if there is None:
+            _check(experiment, [one.name for one in client.search_experiments()], "experiment", "experiment=")
+            raise UserError(f"there is no experiment '{experiment}': choose another with experiment=")
+        with tempfile.TemporaryDirectory(prefix="attn_exp_") as folder:
+            for name in names:
+                runs = _runs(client, there.experiment_id, f"tags.`attn_exp.sweep` = '{name}'")
+                if not runs:
+                    every = _runs(client, there.experiment_id, "tags.`attn_exp.kind` = 'sweep'")
+                    _check(name, [run.data.tags["attn_exp.sweep"] for run in every], "sweep", "sweep=")
+                    raise UserError(f"sweep '{name}' has no jobs there: choose another, or read its folder")
+                jobs = [run.info.run_id for run in runs if run.data.tags.get("attn_exp.kind") == "job"]
+                found.append(_sweep(name, redacted(uri), (_download(client, job, Path(folder)) for job in jobs)))
+    except MlflowException as error:
+        said = redacted(str(error)).partition("\n")[0][:200]
+        raise UserError(f"MLflow at {redacted(uri)} does not answer ({said}): name sweeps by their folders") from error
+    return found
+
+
+def _runs(client: "MlflowClient", experiment: str, condition: str) -> list[Any]:
+    found: list[Any] = []
+    token = None
+    while True:
+        page = client.search_runs([experiment], condition, max_results=_PAGE, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def _download(client: "MlflowClient", run: str, folder: Path) -> Path:
+    """The run's record as a file here; a path without a file if the run has none."""
+    own = folder / run
+    own.mkdir(exist_ok=True)
+    with contextlib.suppress(Exception):  # what one run lacks is named as missing, whatever the store says of it
+        client.download_artifacts(run, FILE_NAME, str(own))
+    return own / FILE_NAME
+
+
+def _sweep(name: str, place: str, paths: Iterable[Path]) -> Sweep:
+    results, broken = read_files(paths, missing_is_broken=True)
+    # A record says the name that it was measured under; here it is the one it was stored under.
+    return Sweep(name, place, tuple(r if r.sweep == name else replace(r, sweep=name) for r in results), broken)
+
+
+def _check(name: str, there: Sequence[str], kind: str, key: str) -> None:
+    if name not in there:
+        known = f"the {kind}s are {', '.join(sorted(there)[-8:])}" if there else f"there is no {kind} yet"
+        raise UserError(f"there is no {kind} '{name}' in that store: {nearest(name, there)}{known}; type {key}NAME")

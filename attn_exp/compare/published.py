@@ -1,0 +1,217 @@
+"""Published: a sweep beside figures that others published, in their convention of counting."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attn_exp.case import PASSES, Case, case_columns
+from attn_exp.compare.cell import Cell, Metric
+from attn_exp.compare.comparison import Comparison, about, case_order
+from attn_exp.compare.fields import DTYPES
+from attn_exp.compare.read import Sweep
+from attn_exp.errors import UserError
+from attn_exp.flops import flops_common_convention
+from attn_exp.hardware import datasheet_peak
+
+# What a published file calls the libraries that our backends run, by how our names begin.
+_LIBRARIES = {
+    "cudnn": ("cudnn",),
+    "fa2": ("flash", "fa2"),
+    "fa3": ("fa3",),
+    "fa4": ("fa4",),
+    "triton": ("triton", "flex"),
+    "standard": ("math", "eager"),
+    "pytorch": ("math", "eager"),
+}
+# Needed to say that a row and a case are the same; a file that lacks others leaves those open.
+_NEEDED = (("tflops",), ("q_len", "seq_len"))
+_NO_WINDOW = ("", "none", "null", "0", "-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One published figure: TFLOPS of one pass, with the fields of the case that its file names."""
+
+    source: str
+    gpu: str
+    library: str
+    version: str
+    direction: str
+    case: Mapping[str, Any]
+    tflops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A cell of ours beside a published figure of its shape.
+
+    `tflops` is ours counted as theirs, `ratio` ours over theirs. `same_library` says whether ours runs that library;
+    if not, it is the fastest of the case. `same_gpu` is None where one of the two is unknown.
+    """
+
+    cell: Cell
+    figure: Figure
+    tflops: float
+    ratio: float
+    same_library: bool
+    same_gpu: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(Comparison):
+    """A sweep beside the figures of a file; `figures` is how many the file has."""
+
+    rows: tuple[Beside, ...]
+    figures: int
+
+
+def compare_published(
+    sweeps: Sequence[Sweep], cells: Sequence[Cell], file: Path, *, notes: Sequence[str] = ()
+) -> Published:
+    """The cells chosen of sweeps beside the figures of a CSV file.
+
+    Raises:
+        UserError: the file cannot be read or has no such columns, or no figure is of a shape that was measured.
+    """
+    figures, left_out = read_figures(file)
+    rows = [row for figure in figures for row in _beside(figure, cells)]
+    if not rows:
+        shapes = sorted({cell.result.case.label() for cell in cells})
+        raise UserError(f"no figure in {file} is of a shape in the sweep: that has {', '.join(shapes[:3])} ...")
+    rows.sort(key=lambda row: (*case_order(row.cell), row.figure.library, row.figure.source))
+    other = {f"{row.figure.gpu} there, {row.cell.result.device_name} here" for row in rows if row.same_gpu is False}
+    said = [f"another GPU: {words}; such ratios say nothing of the implementation" for words in sorted(other)]
+    apart = sorted({row.figure.library for row in rows if not row.same_library})
+    if apart:
+        said.append(f"{', '.join(apart)}: not measured here, the fastest backend stands beside")
+    return Published(
+        metric=Metric(),
+        sweeps=tuple(about(sweep) for sweep in sweeps),
+        notes=(
+            *notes,
+            "TFLOPS as published figures count them: 4 S S D a head, half under a causal mask, 2.5 times backward",
+            *said,
+            *left_out,
+            *(
+                f"{library} from: {source}"
+                for library, source in dict.fromkeys((r.figure.library, r.figure.source) for r in rows)
+            ),
+        ),
+        broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
+        rows=tuple(rows),
+        figures=len(figures),
+    )
+
+
+def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
+    """The figures of a CSV file, and a sentence about those rows that cannot be used.
+
+    Raises:
+        UserError: it cannot be read, or lacks the columns without which nothing can be joined.
+    """
+    try:
+        with file.open(newline="", encoding="utf-8") as stream:
+            reader = csv.DictReader(stream)
+            names = set(reader.fieldnames or ())
+            for choices in _NEEDED:
+                if not names & set(choices):
+                    raise UserError(
+                        f"{file} has no column {' or '.join(choices)}: its first line must name the columns"
+                    )
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file} cannot be read as CSV ({error}): give published=FILE.csv") from error
+    found, wrong, windows, deterministic = [], [], 0, 0
+    for number, row in enumerate(rows, start=2):
+        if (row.get("window") or "").lower() not in _NO_WINDOW:
+            windows += 1
+        elif (row.get("deterministic") or "").lower() == "true":
+            deterministic += 1
+        else:
+            try:
+                found.append(_figure(row))
+            except ValueError as error:
+                wrong.append(f"{file.name} line {number}: {error}")
+    said = wrong[:3] + ([f"{len(wrong) - 3} more lines of {file.name} cannot be used"] if len(wrong) > 3 else [])
+    if windows:
+        said.append(f"{windows} figures with a window are left out: how their FLOPs are counted is not said")
+    if deterministic:
+        said.append(f"{deterministic} figures of deterministic backwards are left out")
+    return found, said
+
+
+def _figure(row: Mapping[str, str | None]) -> Figure:
+    """One row; columns that are missing or empty stay open. Raises ValueError for what is no figure."""
+    values = {name: (value or "").strip() for name, value in row.items() if name is not None}
+    tflops = float(values["tflops"])
+    if not 0 < tflops < float("inf"):
+        raise ValueError(f"tflops={values['tflops']} is no rate")
+    direction = values.get("pass") or "forward"
+    if direction not in PASSES:
+        raise ValueError(f"pass={direction} is none of {', '.join(PASSES)}")
+    if "seq_len" in values:
+        values = {"q_len": values["seq_len"], "kv_len": values["seq_len"]} | values
+    case: dict[str, Any] = {}
+    for name in case_columns():
+        text = values.get(name, "")
+        if text and name != "window":
+            case[name] = _value(name, text)
+    source, gpu, library, version = (values.get(name, "") for name in ("source", "gpu", "library", "version"))
+    return Figure(source, gpu, library, version, direction, case, tflops)
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "dtype":
+        return DTYPES.get(text.lower(), text.lower())
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() else number
+
+
+def _beside(figure: Figure, cells: Sequence[Cell]) -> list[Beside]:
+    """Our cells of the figure's library, or the fastest of its shape where that library was not measured."""
+    there = [cell for cell in cells if cell.value is not None and cell.direction == figure.direction]
+    there = [cell for cell in there if _same_case(cell.result.case, figure.case)]
+    own = [cell for cell in there if _is_library(cell.result.label, figure.library)]
+    fastest = sorted(there, key=lambda cell: cell.value or 0.0)[:1]
+    found = []
+    for cell in own or fastest:
+        assert cell.value is not None
+        ours = flops_common_convention(cell.result.case, figure.direction) / (cell.value / 1e6) / 1e12
+        gpus = _gpu(figure.gpu), _gpu(cell.result.device_name)
+        same = gpus[0] == gpus[1] if figure.gpu and cell.result.device_name else None
+        found.append(Beside(cell, figure, ours, ours / figure.tflops, bool(own), same))
+    return found
+
+
+def _same_case(case: Case, wanted: Mapping[str, Any]) -> bool:
+    if case.window is not None:
+        return False
+    for name, value in wanted.items():
+        ours = getattr(case, name)
+        if name == "dtype" and value == "fp8":
+            if not ours.startswith("float8"):
+                return False
+        elif name == "align":
+            if not case.square and ours != value:
+                return False
+        elif ours != value:
+            return False
+    return True
+
+
+def _is_library(label: str, library: str) -> bool:
+    words = library.lower().split()
+    return any(label.lower().startswith(names) for key, names in _LIBRARIES.items() if key in words)
+
+
+def _gpu(name: str) -> str:
+    """A GPU's name as the datasheet has it, so that `H200 SXM` and `NVIDIA H200` are one."""
+    peak = datasheet_peak(name)
+    return peak.name if peak else name

@@ -1,0 +1,152 @@
+"""Render: a page as text for a terminal, Markdown, CSV, JSON or LaTeX. The numbers are the sheets', the same in all."""
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from attn_exp.compare.sheet import Page, Sheet, Tone
+from attn_exp.tables import WIDTH, fitted, grid
+
+# Of what would decide, a screen shows the first few; files have all.
+_COMMANDS_SHOWN = 8
+_COLOURS: dict[Tone, str] = {"good": "32", "bad": "31", "open": "33", "best": "1"}
+
+
+def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | None = None) -> str:
+    """A page in `width` columns, at most `limit` rows of the first sheet; colours for a terminal if asked for."""
+    parts = [_wrapped(page.lines, width)]
+    for sheet in page.sheets:
+        title = [sheet.title] if sheet.title else []
+        if _of_commands(sheet):
+            parts.append("\n".join([*title, *_commands(sheet)]))
+        else:
+            parts.append("\n".join([*title, _grid(sheet, width, colour, limit)]))
+    parts.append(_wrapped(page.notes, width))
+    return "\n\n".join(part for part in parts if part)
+
+
+def markdown(page: Page, *, limit: int | None = None) -> str:
+    """A page for a pull request: every table's columns, notes as a list."""
+    parts = ["\n".join(f"{line}  " for line in page.lines if line).rstrip()]
+    for sheet in page.sheets:
+        title = [f"**{sheet.title}**", ""] if sheet.title else []
+        if _of_commands(sheet):
+            parts.append("\n".join([*title, "```bash", *_commands(sheet), "```"]))
+            continue
+        rows = sheet.texts()[: limit if sheet is page.sheets[0] else None]
+        escaped = [{head: text.replace("|", "\\|") for head, text in row.items()} for row in rows]
+        parts.append(
+            "\n".join([*title, grid(escaped, _filled(rows, _heads(sheet)), "pipe"), *_more(sheet, rows, "\n")])
+        )
+    parts.append("\n".join(f"- {note}" for note in page.notes))
+    return "\n\n".join(part for part in parts if part)
+
+
+def csv_text(page: Page) -> str:
+    """The rows with all their columns; fractions to six digits."""
+    buffer = io.StringIO()
+    rows = page.sheets[0].dictionaries()
+    names = [column.name for column in page.sheets[0].columns if column.joined is None]
+    writer = csv.DictWriter(buffer, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue().rstrip("\n")
+
+
+def json_text(page: Page) -> str:
+    """Everything: what it is about, each sheet as a list of objects, notes."""
+    whole = {**page.about, **{sheet.name: sheet.dictionaries() for sheet in page.sheets}, "notes": list(page.notes)}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
+
+
+def latex(page: Page, *, limit: int | None = None) -> str:
+    """Each sheet as a booktabs tabular, for a paper; what else there is as comments."""
+    parts = ["\n".join(f"% {line}" for line in page.lines if line)]
+    for sheet in page.sheets:
+        title = [f"% {sheet.title}"] if sheet.title else []
+        if _of_commands(sheet):
+            parts.append("\n".join([*title, *(f"% {line}" for line in _commands(sheet))]))
+            continue
+        rows = sheet.texts()[: limit if sheet is page.sheets[0] else None]
+        parts.append(
+            "\n".join([*title, grid(rows, _filled(rows, _heads(sheet)), "latex_booktabs"), *_more(sheet, rows, "% ")])
+        )
+    parts.append("\n".join(f"% {note}" for note in page.notes))
+    return "\n\n".join(part for part in parts if part)
+
+
+# What `format=` can be, and the endings of files that say it by themselves.
+FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "latex": ".tex"}
+
+
+def text_of(
+    page: Page, form: str | None = None, file: str | None = None, *, colour: bool = False, limit: int | None = None
+) -> str:
+    """A page in the format asked for, else by the file's ending, else as a table."""
+    ending = Path(file).suffix if file else ""
+    form = form or next((name for name, own in FORMATS.items() if own == ending), "table")
+    if form == "csv":
+        return csv_text(page)
+    if form == "json":
+        return json_text(page)
+    if form == "markdown":
+        return markdown(page, limit=limit)
+    return latex(page, limit=limit) if form == "latex" else table(page, colour=colour, limit=limit)
+
+
+def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
+    texts = sheet.texts()
+    rows = texts[:limit] if sheet.name == "rows" else texts
+    spare = sorted((column for column in sheet.columns if column.spare and column.head), key=lambda one: -one.spare)
+    text, left_out = fitted(rows, _filled(rows, _heads(sheet)), [column.head for column in spare], width)
+    lines = text.splitlines()
+    if colour and sheet.tones:
+        # What was drawn to width without them: colours have none.
+        head = len(lines) - len(rows)
+        lines[head:] = [_coloured(line, tone) for line, tone in zip(lines[head:], sheet.tones, strict=False)]
+    lines += _more(sheet, rows)
+    if left_out:
+        lines.append(f"not shown for want of width: {', '.join(left_out)}; format=csv has all")
+    return "\n".join(lines)
+
+
+def _coloured(line: str, tone: Tone) -> str:
+    return f"\x1b[{_COLOURS[tone]}m{line}\x1b[0m" if tone in _COLOURS else line
+
+
+def _heads(sheet: Sheet) -> list[str]:
+    return [column.head for column in sheet.columns if column.head]
+
+
+def _filled(rows: Sequence[dict[str, str]], heads: Sequence[str]) -> list[str]:
+    return [head for head in heads if any(row[head] for row in rows)] or list(heads)
+
+
+def _more(sheet: Sheet, rows: Sequence[object], prefix: str = "") -> list[str]:
+    rest = len(sheet.rows) - len(rows)
+    return [f"{prefix}... and {rest} more rows: rows=all shows them"] if rest else []
+
+
+def _of_commands(sheet: Sheet) -> bool:
+    return any(column.name == "command" for column in sheet.columns)
+
+
+def _commands(sheet: Sheet) -> list[str]:
+    index = [column.name for column in sheet.columns].index("command")
+    lines = list(dict.fromkeys(str(row[index]) for row in sheet.rows))
+    rest = len(lines) - _COMMANDS_SHOWN
+    return lines[:_COMMANDS_SHOWN] + ([f"# ... and {rest} more: format=json has all"] if rest > 0 else [])
+
+
+def _wrapped(lines: Sequence[str], width: int) -> str:
+    return "\n".join(
+        # Commands are for copying: never broken.
+        line if re.match(r"\s*python -m", line) else textwrap.fill(line, width, subsequent_indent="  ")
+        for line in lines
+        if line
+    )

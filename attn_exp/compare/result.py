@@ -1,0 +1,225 @@
+"""A result: what comparing needs of one record, decoded without its samples."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attn_exp.case import Case
+from attn_exp.compare.words import compile_mode, flat, word
+from attn_exp.errors import UserError
+from attn_exp.record import SCHEMA, Measuring, Record, RecordError, Status, read_record
+
+# What a sweep's records share is decoded once: thousands of records have a few environments and cases.
+_KEPT = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One job's record without its samples; `record()` reads those too.
+
+    `label` names the backend in tables (`named` makes it unique among several results), `l2` says whether the ranking
+    timer flushed the caches (`cold`, `warm`, or empty if nothing was timed), `kernels` is the longest kernel of each
+    pass. `key` is what is computed, by whom and on what kind of device: results of two sweeps with one key are joined.
+    """
+
+    job: str
+    sweep: str
+    model: str
+    device: str
+    label: str
+    case: Case
+    backend: Mapping[str, Any]
+    compile: Any
+    measuring: Measuring
+    status: Status
+    reason: str | None
+    metrics: Mapping[str, float]
+    flags: tuple[str, ...]
+    environment: Mapping[str, Any]
+    canaries: Mapping[str, float]
+    l2: str
+    kernels: Mapping[str, str]
+    started_at: float
+    finished_at: float
+    method_version: str
+    path: Path
+    key: tuple[Any, ...]
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's name, or the processor's where none measured; empty if the job got nowhere."""
+        return str(self.environment.get("gpu") or self.environment.get("cpu") or "")
+
+    def record(self) -> Record:
+        """The whole record, samples included. Raises RecordError if it is gone or broken by now."""
+        record = read_record(self.path.parent)
+        if record is None:
+            raise RecordError(f"{self.path} is not there any more")
+        return record
+
+
+def label(record: Record | Result) -> str:
+    """Who computed it, as tables name it: the backend's name, and how it was compiled if it was."""
+    if isinstance(record, Result):
+        return _label(record.backend, record.compile)
+    return _label(record.request.backend, getattr(record.request, "compile", None))
+
+
+def named(results: Sequence[Result]) -> list[Result]:
+    """The results, labels made unique: where one name stands for several option sets, what differs stands with it."""
+    by_label: dict[str, dict[str, dict[str, Any]]] = {}
+    for result in results:
+        text = _options(result.backend)
+        if text not in by_label.setdefault(result.label, {}):
+            by_label[result.label][text] = flat(result.backend)
+    several = {name: _differing(list(sets.values())) for name, sets in by_label.items() if len(sets) > 1}
+    if not several:
+        return list(results)
+    return [
+        replace(result, label=_with_options(result, several[result.label])) if result.label in several else result
+        for result in results
+    ]
+
+
+def decode(content: bytes, path: Path) -> Result:
+    """The result in a record's file.
+
+    Raises:
+        RecordError: the file is not a record of this schema. The message names it.
+    """
+    try:
+        lean = _LEAN.decode(content)
+        if lean.schema != SCHEMA:
+            raise RecordError(f"{path} has schema {lean.schema}, this version reads {SCHEMA}")
+        request = lean.request
+        case, backend = _case(bytes(request.case)), _tree(bytes(request.backend))
+        compiled = _tree(bytes(request.compile)) if request.compile else None
+        timings = [timing for measured in lean.passes.values() for timing in measured.timings[:1]]
+        return Result(
+            job=request.job,
+            sweep=request.sweep,
+            model=request.model,
+            device=request.device,
+            label=_label(backend, compiled),
+            case=case,
+            backend=backend,
+            compile=compiled,
+            measuring=_measuring(bytes(request.measuring)),
+            status=lean.status,
+            reason=lean.reason,
+            metrics=lean.metrics,
+            flags=lean.flags,
+            environment=_tree(bytes(lean.environment)) if lean.environment else {},
+            canaries=_tree(bytes(lean.canaries)) if lean.canaries else {},
+            l2=timings[0].l2 if timings else "",
+            kernels={
+                direction: max(measured.kernels, key=lambda kernel: kernel.time_us).name
+                for direction, measured in lean.passes.items()
+                if measured.kernels
+            },
+            started_at=lean.started_at,
+            finished_at=lean.finished_at,
+            method_version=lean.method_version,
+            path=path,
+            key=(case, _options(backend), json.dumps(compiled, sort_keys=True), request.device),
+        )
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, UserError) as error:
+        schema = _schema(content)
+        if schema not in (None, SCHEMA):
+            raise RecordError(f"{path} has schema {schema}, this version reads {SCHEMA}") from error
+        raise RecordError(f"{path} is not a record: {error}") from error
+
+
+def _label(backend: Mapping[str, Any], compiled: Any) -> str:
+    name, mode = str(backend.get("name", "?")), compile_mode(compiled)
+    return name if mode is None else f"{name}+{'compile' if mode == 'default' else mode}"
+
+
+def _with_options(result: Result, names: Sequence[str]) -> str:
+    options = flat(result.backend)
+    return f"{result.label}({','.join(f'{name}={word(options.get(name))}' for name in names)})"
+
+
+def _differing(sets: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = sorted({name for options in sets for name in options})
+    return [name for name in names if len({json.dumps(options.get(name)) for options in sets}) > 1]
+
+
+def _options(backend: Mapping[str, Any]) -> str:
+    return json.dumps(backend, sort_keys=True)
+
+
+class _Timing(msgspec.Struct, gc=False):
+    l2: str
+
+
+class _Kernel(msgspec.Struct, gc=False):
+    name: str
+    time_us: float
+
+
+class _Pass(msgspec.Struct, gc=False):
+    timings: list[_Timing] = []
+    kernels: list[_Kernel] = []
+
+
+class _Request(msgspec.Struct, gc=False):
+    job: str
+    sweep: str
+    model: str
+    device: str
+    case: msgspec.Raw
+    backend: msgspec.Raw
+    measuring: msgspec.Raw
+    compile: msgspec.Raw = msgspec.Raw()
+
+
+class _Lean(msgspec.Struct, gc=False):
+    """A record's fields that comparing needs; msgspec skips the others, the samples above all, unparsed."""
+
+    request: _Request
+    status: Status
+    reason: str | None = None
+    passes: dict[str, _Pass] = {}
+    metrics: dict[str, float] = {}
+    flags: tuple[str, ...] = ()
+    environment: msgspec.Raw = msgspec.Raw()
+    canaries: msgspec.Raw = msgspec.Raw()
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    schema: int = SCHEMA
+    method_version: str = ""
+
+
+class _Schema(msgspec.Struct):
+    schema: int | None = None
+
+
+_LEAN = msgspec.json.Decoder(_Lean)
+
+
+@lru_cache(_KEPT)
+def _case(raw: bytes) -> Case:
+    return msgspec.json.decode(raw, type=Case)
+
+
+@lru_cache(_KEPT)
+def _measuring(raw: bytes) -> Measuring:
+    return msgspec.json.decode(raw, type=Measuring)
+
+
+@lru_cache(_KEPT)
+def _tree(raw: bytes) -> Any:
+    return msgspec.json.decode(raw)
+
+
+def _schema(content: bytes) -> int | None:
+    try:
+        return msgspec.json.decode(content, type=_Schema).schema
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,97 @@
+"""Compilation: any backend's attention through torch.compile, and what Dynamo made of it."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from attn_exp.backends.base import Attention, Calls, calls_of
+from attn_exp.backends.package import Refused
+from attn_exp.inputs import Inputs
+from attn_exp.record import Compile, CompileRecord
+
+_LONGEST_REASON = 300
+
+
+def compile_calls(calls: Calls, inputs: Inputs, compile_: Compile) -> Calls:
+    """The same calls with their attention compiled by Inductor; compiling itself happens in the first calls.
+
+    Raises:
+        Refused: the backend is no function of q, k and v that could be compiled.
+    """
+    if calls.attention is None:
+        raise Refused("torch.compile needs a function of q, k and v, and this backend has none: set compile=none")
+    return calls_of(compiled(calls.attention, compile_), inputs, calls.scope, calls.notes)
+
+
+def compiled(attention: Attention, compile_: Compile) -> Attention:
+    """A compiled function of q, k and v; static shapes, since a case has no others."""
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(q, k, v)
+
+    # torch.compile takes a mode or options; a mode is a set of options.
+    options: dict[str, Any] = {**torch._inductor.list_mode_options(compile_.mode), **compile_.options}
+    made: Attention = torch.compile(call, fullgraph=compile_.fullgraph, dynamic=False, options=options or None)
+    if not options.get("triton.cudagraphs"):
+        return made
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # Its outputs live in the graph's own memory; a new step says that the last ones are done with.
+        torch.compiler.cudagraph_mark_step_begin()
+        return made(q, k, v)
+
+    return step
+
+
+def forget() -> None:
+    """Make Dynamo forget what earlier jobs compiled: its caches have few places, and its counters would add up."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch._dynamo.utils.clear_compilation_metrics()
+
+
+def found() -> CompileRecord | None:
+    """What Dynamo did since `forget`: graphs, breaks with their reasons, recompilations; None if nothing."""
+    if "torch._dynamo" not in sys.modules:
+        return None
+    counters = torch._dynamo.utils.counters
+    graphs = counters["stats"]["unique_graphs"]
+    if not graphs:
+        return None
+    # A compile id is `frame/attempt`: the first attempt is 0.
+    ids = {str(entry.compile_id) for entry in torch._dynamo.utils.get_compilation_metrics() if entry.compile_id}
+    return CompileRecord(
+        graphs=graphs,
+        breaks={" ".join(reason.split())[:_LONGEST_REASON]: count for reason, count in counters["graph_break"].items()},
+        recompilations=sum(not name.endswith("/0") for name in ids),
+    )
+
+
+def break_reason(error: Exception) -> str | None:
+    """Why a full graph could not be had, if that is what an exception says."""
+    if "torch._dynamo" not in sys.modules or not isinstance(error, torch._dynamo.exc.Unsupported):
+        return None
+    return f"fullgraph=true, and Dynamo would break the graph: {str(error).strip().splitlines()[0]}"
+
+
+@contextmanager
+def without_recompiling(scope: AbstractContextManager[Any]) -> Iterator[None]:
+    """A scope in which whatever Dynamo would compile anew is an error: a timed call must not compile."""
+    with ExitStack() as stack:
+        stack.enter_context(scope)
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("fail_on_recompile"))
+        yield
+
+
+def use_caches(wanted: bool) -> None:
+    """Let compilers read what earlier processes compiled, or not. What this process compiled, it keeps."""
+    for variable in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TRITON_ALWAYS_COMPILE"):
+        os.environ[variable] = "0" if wanted else "1"
+    if "torch._inductor.config" in sys.modules:
+        torch._inductor.config.force_disable_caches = not wanted

@@ -1,0 +1,263 @@
+"""Launches of the kernels: what each is given, and how it reads memory."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from attn_exp.kernels import tuning
+from attn_exp.kernels.backward_kernels import dkdv_kernel, dq_kernel, rows_kernel
+from attn_exp.kernels.forward_kernel import forward_kernel
+
+LOG2_E = math.log2(math.e)
+ROWS_BLOCK = 64
+# Columns of dk and dv that one program sums. At head_dim 256 two kernels with 5 products are faster than one with 4.
+WIDEST_SUMS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """How scores come from q kT: scale, softcap and mask. Query i sees keys i + offset - window < j <= i + offset.
+
+    `window` and `softcap` are None for none; without `causal` neither offset nor window counts.
+    """
+
+    scale: float
+    causal: bool
+    offset: int
+    window: int | None
+    softcap: float | None
+
+    def kernel_arguments(self) -> dict[str, Any]:
+        """`inner` and `outer` fold scale and softcap into the factors that the kernels multiply by anyway."""
+        cap = self.softcap
+        return {
+            "inner": 1.0 if cap is None else self.scale / cap,
+            "outer": (self.scale if cap is None else cap) * LOG2_E,
+            "offset": self.offset if self.causal else 0,
+            "window": self.window or 0,
+            "CAUSAL": self.causal,
+            "WINDOWED": self.window is not None,
+            "SOFTCAPPED": cap is not None,
+        }
+
+
+def launch_forward(
+    q_bhsd: torch.Tensor,
+    k_bhsd: torch.Tensor,
+    v_bhsd: torch.Tensor,
+    out_bhsd: torch.Tensor,
+    lse_log2: torch.Tensor,
+    scores: Scores,
+    *,
+    config: triton.Config | None = None,
+    tma: bool | None = None,
+) -> None:
+    """Fill `out_bhsd` and `lse_log2` (batch, q_heads, q_len); `config` None lets the autotuner choose."""
+    batch, q_heads, q_len, _ = q_bhsd.shape
+    tma = _tma(tma, q_bhsd, k_bhsd, v_bhsd)
+    q, k, v = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd))
+    _run(
+        forward_kernel,
+        config,
+        lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * q_heads * batch,),
+        q=q,
+        k=k,
+        v=v,
+        out=out_bhsd,
+        lse_log2=lse_log2,
+        q_strides=_strides(q_bhsd),
+        k_strides=_strides(k_bhsd),
+        v_strides=_strides(v_bhsd),
+        out_strides=_strides(out_bhsd),
+        q_heads=q_heads,
+        **_common(q_bhsd, k_bhsd, v_bhsd, scores, tma),
+    )
+
+
+def launch_rows(
+    out_bhsd: torch.Tensor, d_out_bhsd: torch.Tensor, lse_log2: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(lse_log2, delta), (batch, q_heads, q_len padded): what the backward kernels read of each row."""
+    batch, q_heads, q_len, value_dim = out_bhsd.shape
+    padded_len = triton.cdiv(q_len, tuning.LARGEST_BACKWARD_BLOCK) * tuning.LARGEST_BACKWARD_BLOCK
+    lse, delta = torch.empty(2, batch, q_heads, padded_len, dtype=torch.float32, device=out_bhsd.device)
+    rows_kernel[(padded_len // ROWS_BLOCK * q_heads * batch,)](
+        out_bhsd,
+        d_out_bhsd,
+        lse_log2,
+        lse,
+        delta,
+        _strides(out_bhsd),
+        _strides(d_out_bhsd),
+        q_heads,
+        q_len,
+        padded_len,
+        VALUE_DIM=value_dim,
+        BLOCK_DV=padded(value_dim),
+        BLOCK_M=ROWS_BLOCK,
+    )
+    return lse, delta
+
+
+def launch_dkdv(
+    q_bhsd: torch.Tensor,
+    k_bhsd: torch.Tensor,
+    v_bhsd: torch.Tensor,
+    d_out_bhsd: torch.Tensor,
+    lse_log2: torch.Tensor,
+    delta: torch.Tensor,
+    dk_bhsd: torch.Tensor,
+    dv_bhsd: torch.Tensor,
+    scores: Scores,
+    *,
+    config: triton.Config | None = None,
+    tma: bool | None = None,
+    want_dk: bool = True,
+    want_dv: bool = True,
+) -> None:
+    """Fill `dk_bhsd` and `dv_bhsd`, or one of them; one after the other where both are too wide for the registers."""
+    if want_dk and want_dv and padded(q_bhsd.shape[3]) + padded(v_bhsd.shape[3]) > WIDEST_SUMS:
+        tensors = (q_bhsd, k_bhsd, v_bhsd, d_out_bhsd, lse_log2, delta, dk_bhsd, dv_bhsd)
+        launch_dkdv(*tensors, scores, config=config, tma=tma, want_dv=False)
+        launch_dkdv(*tensors, scores, config=config, tma=tma, want_dk=False)
+        return
+    batch, kv_heads, kv_len, _ = k_bhsd.shape
+    tma = _tma(tma, q_bhsd, k_bhsd, v_bhsd, d_out_bhsd)
+    q, k, v, d_out = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd, d_out_bhsd))
+    _run(
+        dkdv_kernel,
+        config,
+        lambda meta: (triton.cdiv(kv_len, meta["BLOCK_N"]) * kv_heads * batch,),
+        q=q,
+        k=k,
+        v=v,
+        d_out=d_out,
+        lse_log2=_flat_source(lse_log2, tma),
+        delta=_flat_source(delta, tma),
+        padded_len=delta.shape[-1],
+        dk=dk_bhsd,
+        dv=dv_bhsd,
+        q_strides=_strides(q_bhsd),
+        k_strides=_strides(k_bhsd),
+        v_strides=_strides(v_bhsd),
+        d_out_strides=_strides(d_out_bhsd),
+        dk_strides=_strides(dk_bhsd),
+        dv_strides=_strides(dv_bhsd),
+        kv_heads=kv_heads,
+        scale=scores.scale,
+        WANT_DK=want_dk,
+        WANT_DV=want_dv,
+        **_common(q_bhsd, k_bhsd, v_bhsd, scores, tma),
+    )
+
+
+def launch_dq(
+    q_bhsd: torch.Tensor,
+    k_bhsd: torch.Tensor,
+    v_bhsd: torch.Tensor,
+    d_out_bhsd: torch.Tensor,
+    lse_log2: torch.Tensor,
+    delta: torch.Tensor,
+    dq_bhsd: torch.Tensor,
+    scores: Scores,
+    *,
+    config: triton.Config | None = None,
+    tma: bool | None = None,
+) -> None:
+    """Fill `dq_bhsd`."""
+    batch, q_heads, q_len, _ = q_bhsd.shape
+    tma = _tma(tma, q_bhsd, k_bhsd, v_bhsd, d_out_bhsd)
+    q, k, v, d_out = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd, d_out_bhsd))
+    _run(
+        dq_kernel,
+        config,
+        lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * q_heads * batch,),
+        q=q,
+        k=k,
+        v=v,
+        d_out=d_out,
+        lse_log2=lse_log2,
+        delta=delta,
+        padded_len=delta.shape[-1],
+        dq=dq_bhsd,
+        q_strides=_strides(q_bhsd),
+        k_strides=_strides(k_bhsd),
+        v_strides=_strides(v_bhsd),
+        d_out_strides=_strides(d_out_bhsd),
+        dq_strides=_strides(dq_bhsd),
+        q_heads=q_heads,
+        scale=scores.scale,
+        **_common(q_bhsd, k_bhsd, v_bhsd, scores, tma),
+    )
+
+
+def padded(dim: int) -> int:
+    """The width of a tile that holds `dim` columns: Triton's tiles are powers of two, its products at least 16 wide."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def tma_reads(tensor: torch.Tensor) -> bool:
+    """Whether Hopper's copy engine can address the tensor: it wants multiples of 16 bytes, and 16-bit products."""
+    if not tensor.is_cuda or torch.cuda.get_device_capability(tensor.device) < (9, 0) or tensor.element_size() != 2:
+        return False
+    aligned = all(stride > 0 and stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:-1])
+    return aligned and tensor.data_ptr() % 16 == 0
+
+
+def _tma(wanted: bool | None, *tensors: torch.Tensor) -> bool:
+    return all(map(tma_reads, tensors)) if wanted is None else wanted
+
+
+def _source(tensor: torch.Tensor, tma: bool) -> Any:
+    if not tma:
+        return tensor
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, 1, 16])
+
+
+def _flat_source(rows: torch.Tensor, tma: bool) -> Any:
+    return TensorDescriptor(rows, [rows.numel()], [1], [16]) if tma else rows
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    batch, head, row, _ = tensor.stride()
+    return batch, head, row
+
+
+def _common(
+    q_bhsd: torch.Tensor, k_bhsd: torch.Tensor, v_bhsd: torch.Tensor, scores: Scores, tma: bool
+) -> dict[str, Any]:
+    q_len, kv_len, dim, value_dim = q_bhsd.shape[2], k_bhsd.shape[2], q_bhsd.shape[3], v_bhsd.shape[3]
+    return {
+        "q_len": q_len,
+        "kv_len": kv_len,
+        # Up to 8, 128, 2048, 32768: lengths of one bucket share a configuration.
+        "bucket": (max(q_len, 2) - 1).bit_length() // 4 * 16 + (max(kv_len, 2) - 1).bit_length() // 4,
+        "GROUP": q_bhsd.shape[1] // k_bhsd.shape[1],
+        "DIM": dim,
+        "VALUE_DIM": value_dim,
+        "BLOCK_D": padded(dim),
+        "BLOCK_DV": padded(value_dim),
+        "TMA": tma,
+        **scores.kernel_arguments(),
+    }
+
+
+def _run(
+    kernel: Any,
+    config: triton.Config | None,
+    grid: Callable[[dict[str, Any]], tuple[int]],
+    **arguments: Any,
+) -> None:
+    if config is None:
+        q = arguments["q"].base if arguments["TMA"] else arguments["q"]
+        width = max(arguments["BLOCK_D"], arguments["BLOCK_DV"])
+        tuning.autotuned(kernel, q.element_size(), width)[grid](**arguments)
+        return
+    options = config.all_kwargs()
+    tuning.fit_blocks(arguments | options)
+    kernel[grid](**arguments, **options)

@@ -1,0 +1,178 @@
+"""Fused attention in Triton, forward and backward, as operators that autograd and `torch.compile` know.
+
+The kernels are in `forward_kernel` and `backward_kernels`, what they are launched with in `launch`.
+"""
+
+from typing import Any
+
+import torch
+
+from attn_exp.kernels.launch import Scores, launch_dkdv, launch_dq, launch_forward, launch_rows
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LARGEST_DIM = 256
+# Positions and their differences are 32-bit in the kernels.
+_LARGEST_POSITION = 1 << 29
+
+
+def attention(
+    q_bhsd: torch.Tensor,
+    k_bhsd: torch.Tensor,
+    v_bhsd: torch.Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    offset: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """softmax(scores) v with scores = scale * q kT, differentiable in q, k and v.
+
+    A query that sees no key gets zeros, and gives no gradient. The same inputs give the same bits, backward too.
+
+    Args:
+        q_bhsd: (batch, q_heads, q_len, head_dim); any strides but the last, which must be 1, here and below.
+        k_bhsd: (batch, kv_heads, kv_len, head_dim); kv_heads divides q_heads, neighbouring query heads share keys.
+        v_bhsd: (batch, kv_heads, kv_len, value_dim).
+        scale: factor of the scores; None is head_dim ** -0.5.
+        causal: query i sees keys j <= i + offset only.
+        offset: the last key that query 0 sees. None is kv_len - q_len, the last query sees every key (bottom-right); 0
+            is the top-left alignment.
+        window: number of keys kept, i + offset - window < j; needs a causal mask.
+        softcap: scores = softcap * tanh(scores / softcap), before the mask.
+
+    Returns:
+        (batch, q_heads, q_len, value_dim), laid out in memory as q if their dims are equal.
+
+    Raises:
+        ValueError: shapes, dtypes, strides or options that do not go together.
+    """
+    _check(q_bhsd, k_bhsd, v_bhsd)
+    head_dim, q_len, kv_len = q_bhsd.shape[3], q_bhsd.shape[2], k_bhsd.shape[2]
+    scale = head_dim**-0.5 if scale is None else scale
+    offset = kv_len - q_len if offset is None else offset
+    if scale <= 0 or (softcap is not None and softcap <= 0):
+        raise ValueError(f"scale={scale} and softcap={softcap} must be positive")
+    if window is not None and not causal:
+        raise ValueError("a window slides along a causal mask: set causal=True")
+    if window is not None and window < 1:
+        raise ValueError(f"window={window} is not a positive number of keys")
+    if abs(offset) > _LARGEST_POSITION:
+        raise ValueError(f"offset={offset} is beyond +-{_LARGEST_POSITION}")
+    if window is not None:
+        window = min(window, _LARGEST_POSITION)
+    out: torch.Tensor = _forward(q_bhsd, k_bhsd, v_bhsd, scale, causal, offset, window, softcap)[0]
+    return out
+
+
+@torch.library.custom_op("attn_exp::triton_attention", mutates_args=())
+def _forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    causal: bool,
+    offset: int,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse_log2 = _outputs(q, v)
+    scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap)
+    with torch.cuda.device_of(q):
+        launch_forward(q, k, v, out, lse_log2, scores)
+    return out, lse_log2
+
+
+@_forward.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: float | bool | int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _outputs(q, v)
+
+
+@torch.library.custom_op("attn_exp::triton_attention_backward", mutates_args=())
+def _backward(
+    d_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse_log2: torch.Tensor,
+    scale: float,
+    causal: bool,
+    offset: int,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if d_out.stride(-1) != 1 or 0 in d_out.stride():
+        # A gradient expanded from one number, for instance.
+        d_out = d_out.contiguous()
+    dq, dk, dv = (_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
+    scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap)
+    with torch.cuda.device_of(q):
+        padded_lse, delta = launch_rows(out, d_out, lse_log2)
+        launch_dkdv(q, k, v, d_out, padded_lse, delta, dk, dv, scores)
+        launch_dq(q, k, v, d_out, padded_lse, delta, dq, scores)
+    return dq, dk, dv
+
+
+@_backward.register_fake
+def _(
+    d_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *saved_and_options: torch.Tensor | float | bool | int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq, dk, dv = (_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
+    return dq, dk, dv
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, *options = inputs
+    out, lse_log2 = output
+    ctx.mark_non_differentiable(lse_log2)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, out, lse_log2)
+    ctx.options = options
+
+
+def _differentiate(ctx: Any, d_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    if d_out is None:
+        return (None,) * (3 + len(ctx.options))
+    gradients = _backward(d_out, *ctx.saved_tensors, *ctx.options)
+    return (*gradients, *(None for _ in ctx.options))
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _outputs(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    lse_log2 = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    return _empty(q, v.shape[-1]), lse_log2
+
+
+def _empty(like: torch.Tensor, dim: int) -> torch.Tensor:
+    """An empty tensor of the same heads and rows, `dim` wide, in the same order in memory: heads or rows first."""
+    batch, heads, length, _ = like.shape
+    if like.stride(1) < like.stride(2):
+        return torch.empty(batch, length, heads, dim, dtype=like.dtype, device=like.device).transpose(1, 2)
+    return torch.empty(batch, heads, length, dim, dtype=like.dtype, device=like.device)
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError("q, k and v must have the four dimensions (batch, heads, length, dim)")
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        raise ValueError(f"empty tensors: {shapes}")
+    if not q.shape[0] == k.shape[0] == v.shape[0] or k.shape[1:3] != v.shape[1:3] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"batches, key-value heads, lengths or head dims differ: {shapes}")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"key-value heads must divide query heads: {shapes}")
+    if max(q.shape[3], v.shape[3]) > LARGEST_DIM:
+        raise ValueError(f"head dims up to {LARGEST_DIM} only: {shapes}")
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in DTYPES:
+        raise ValueError(f"one dtype of float16, bfloat16 and float32, not {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
+        raise ValueError("the last dimension of q, k and v must be contiguous: call .contiguous() first")

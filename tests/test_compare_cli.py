@@ -1,0 +1,243 @@
+"""The command and the notebook's functions, in processes of their own, on sweeps that were really measured."""
+
+import importlib.util
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cli
+import pytest
+import sweeps
+
+import attn_exp
+from attn_exp.compare.__main__ import main
+from attn_exp.compare.choice import Choice, choice_of
+from attn_exp.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTN_EXP_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with sweeps in multirun/, in which commands are typed."""
+    monkeypatch.chdir(tmp_path)
+    jobs = {
+        "old": [sweeps.job("flash", 100.0), sweeps.job("cudnn", 80.0)],
+        "new": [sweeps.job("flash", 104.5), sweeps.failed("error", "cudnn")],
+        "same": [sweeps.job("flash", 100.2), sweeps.job("cudnn", 80.1)],
+    }
+    for name, records in jobs.items():
+        sweeps.write(tmp_path / "multirun" / name, records)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Two small sweeps that were really measured, on the CPU."""
+    folder = tmp_path_factory.mktemp("measured")
+    quick = [word for word in cli.QUICK if not word.startswith("batch")]
+    for name in ("first", "second"):
+        ran = cli.run("-m", *quick, "backend=math,eager", "batch=1,2", "tracker=none", f"sweep={name}", cwd=folder)
+        assert ran.returncode == 0, ran.stderr
+    return folder
+
+
+def test_sweeps_that_were_really_measured(measured):
+    began = time.perf_counter()
+    ran = cli.run("sweep=first", "baseline=eager", cwd=measured, module="attn_exp.compare")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert time.perf_counter() - began < 3
+    assert "over eager" in ran.stdout and "pick this" in ran.stdout and "geometric means" in ran.stdout
+    ran = cli.run("sweep=second", "against=first", "format=json", cwd=measured, module="attn_exp.compare")
+    assert ran.returncode == 0, ran.stderr
+    tree = json.loads(ran.stdout)
+    assert len(tree["rows"]) == 8
+    assert sum(tree["counts"].values()) == 8
+    assert {row["old_status"] for row in tree["rows"]} == {"ok"}
+
+
+def test_the_notebook_example_runs_as_it_is(measured):
+    pytest.importorskip("pandas")
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "notebook.py"), "first", "second"],
+        cwd=measured, env=cli.environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "math" in ran.stdout and "verdict" in ran.stdout
+
+
+def test_help_answers_at_once(home, capsys):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for name in Choice.__dataclass_fields__:
+        assert name.replace("_", "-") in said or name in said, name
+    assert main([]) == 2
+    assert max(map(len, said.splitlines())) <= 120
+
+
+def test_a_comparison_imports_nothing_heavy(home):
+    code = (
+        "import sys\nfrom attn_exp.compare.__main__ import main\nassert main(['sweep=new', 'against=old']) == 0\n"
+        "print([name for name in ('torch', 'hydra', 'omegaconf', 'mlflow', 'pandas', 'numpy') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], env=cli.environment(), capture_output=True, text=True,
+                         check=True)  # fmt: skip
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["sweep=new", "against=old"], 0),
+        (["sweep=new", "against=old", "--fail-if-slower", "3%"], 1),
+        (["sweep=new", "against=old", "--fail-if-slower=3%", "where=backend == flash"], 1),
+        (["sweep=new", "against=old", "--fail-if-slower", "5%", "where=backend == flash"], 0),
+        (["sweep=new", "against=old", "fail_if_slower=0.05"], 1),  # one is lost
+        (["sweep=same", "against=old", "--fail-if-slower", "3%"], 0),
+        (["sweep=old,new,same", "history"], 0),
+        (["multirun/old", "format=csv"], 0),
+    ],
+)
+def test_exit_codes(home, capsys, words, code):
+    assert main(words) == code
+    said = capsys.readouterr()
+    assert said.out
+    assert bool(said.err) == (code == 1)
+
+
+def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
+    job = next((home / "multirun/same").glob("flash*")) / "record.json"
+    job.write_bytes(job.read_bytes()[:100])
+    assert main(["sweep=same", "against=old"]) == 3
+    said = capsys.readouterr()
+    assert said.err.startswith("skipped: multirun/same/flash-") and said.err.count("\n") == 1
+    assert "gone" in said.out
+    # A regression is the worse news.
+    assert main(["sweep=same,new", "against=old", "--fail-if-slower", "3%"]) == 1
+    for path in (home / "multirun/same").glob("*/record.json"):
+        path.write_text('{"schema": 0}')
+    capsys.readouterr()
+    assert main(["sweep=same"]) == 2
+    assert "has schema 0, this version reads 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sweep=nwe"], "there is no sweep 'nwe': did you mean 'new'"),
+        (["against=old"], "name a sweep with sweep=NAME"),
+        (["swep=new"], "there is no key 'swep': did you mean 'sweep'"),
+        (["new"], "'new' is not of the form key=value: for example sweep=new"),
+        (["sweep=new", "--fail-if-slwer=3%"], "did you mean 'fail_if_slower'"),
+        (["sweep=new", "--fail-if-slower"], "--fail-if-slower needs a percentage"),
+        (["sweep=new", "--fail-if-slower", "3%"], "say which with against=NAME"),
+        (["sweep=new", "against=old", "margin=300%"], "margin=300% is no percentage"),
+        (["sweep=new", "against=old", "margin=0"], "margin=0 is no percentage"),
+        (["sweep=new", "against=old", "history"], "against and history are different comparisons"),
+        (["sweep=new", "against=old", "baseline=flash"], "baseline= says nothing with against"),
+        (["sweep=new", "history"], "a history needs 3 sweeps or more"),
+        (["sweep=new", "format=jsn"], "format=jsn is not known: did you mean 'json'"),
+        (["sweep=new", "rows=many"], "rows=many is no number of rows"),
+        (["sweep=new", "anyway=yes"], "anyway=yes is neither true nor false"),
+        (["sweep=new", "where="], "where= is empty"),
+        (["sweep=new", "metric=tflops", "metric=time_us"], "metric is given twice"),
+        (["sweep=new", "metric=tflps"], "there is no metric 'tflps': did you mean 'tflops'"),
+        (["sweep=new", "by=dtyp"], "by= knows no 'dtyp': did you mean 'dtype'"),
+        (["sweep=new", "sort=tim_us"], "sort= knows no 'tim_us': did you mean"),
+        (["sweep=new", "where=causal and"], "is no filter"),
+        (["sweep=new", "published=nowhere.csv"], "cannot be read as CSV"),
+        (["sweep=new", "published=a.csv", "metric=tflops"], "published figures stand beside times"),
+        (["sweep=new", "uri=sqlite:///nowhere.db"], "there is no database"),
+        (["sweep=new", "out=nowhere/out.md"], "cannot write nowhere/out.md"),
+        (["sweep=."], "has no records"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_with_2(home, capsys, words, said):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.startswith("attn_exp.compare: ")
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+def test_files_are_written_in_the_format_of_their_name(home, capsys):
+    for name, begin in {"a.md": "old:", "a.csv": "model,", "a.json": "{", "a.tex": "% old", "a.txt": "old:"}.items():
+        assert main(["sweep=old", f"out={name}"]) == 0
+        assert (home / name).read_text().startswith(begin)
+    assert main(["sweep=old", "out=b.txt", "format=json"]) == 0
+    assert json.loads((home / "b.txt").read_text())["kind"] == "rivals"
+    assert capsys.readouterr().out == ""
+
+
+def printed_to_a_terminal(folder, **environment):
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "attn_exp.compare", "sweep=new", "against=old"]
+    plain = {name: value for name, value in cli.environment().items() if name != "NO_COLOR"}
+    process = subprocess.Popen(command, cwd=folder, env=plain | environment, stdout=terminal)
+    os.close(terminal)
+    text = b""
+    while True:
+        try:
+            part = os.read(controller, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        text += part
+    assert process.wait(30) == 0
+    os.close(controller)
+    return text.decode()
+
+
+def test_colour_is_for_terminals_that_want_it(home):
+    assert "\x1b[31mlost" in printed_to_a_terminal(home)
+    assert "\x1b" not in printed_to_a_terminal(home, NO_COLOR="1")
+    piped = cli.run("sweep=new", "against=old", cwd=home, module="attn_exp.compare")
+    assert piped.returncode == 0 and "\x1b" not in piped.stdout
+
+
+def test_a_reader_that_leaves_early_is_no_error(home):
+    command = f"{sys.executable} -m attn_exp.compare sweep=old | head -1; exit ${{PIPESTATUS[1]}}"
+    ran = subprocess.run(["bash", "-c", command], cwd=home, env=cli.environment(), capture_output=True, text=True,
+                         check=False)  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_words_become_a_choice():
+    assert choice_of(["sweep=a,b", "sweep=c", "by=model,dtype", "margin=5%", "rows=all", "anyway=true"]) == Choice(
+        sweep=("a", "b", "c"), by=("model", "dtype"), margin=0.05, rows=None, anyway=True
+    )
+    assert choice_of(["some/folder", "history"]) == Choice(sweep=("some/folder",), history=True)
+
+
+def test_for_notebooks_the_package_loads_and_compares(home):
+    assert attn_exp.compare("new", "old").counts == {"lost": 2, "slower": 1, "same": 1}
+    from attn_exp import compare, load
+
+    old = load("old")
+    assert compare(old, baseline="flash").baseline == "flash"
+    assert compare("same", old).counts == {"same": 4}
+    assert {result.label for result in old.results} == {"flash", "cudnn"}
+    with pytest.raises(AttributeError, match="no attribute 'compere'"):
+        _ = attn_exp.compere
+    with pytest.raises(UserError, match="names 3 sweeps: load one at a time"):
+        load("*")
+    with pytest.raises(UserError, match="there is no key 'format'"):
+        compare("old", format="json")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs pandas")
+def test_a_sweep_is_a_frame(home):
+    frame = attn_exp.load("new").to_frame()
+    assert len(frame) == 4
+    assert frame.query("backend == 'flash' and `pass` == 'forward'")["time_us"].tolist() == [104.5]
+    assert frame.query("status == 'error'")["time_us"].isna().all()
+    assert {"batch", "q_len", "dtype", "causal", "tflops", "kernel", "flags"} <= set(frame.columns)

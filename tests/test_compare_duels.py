@@ -1,0 +1,108 @@
+"""The duels that would decide: every command that is printed composes to the very case and backends it is about."""
+
+import shlex
+
+import pytest
+import sweeps
+from hypothesis import HealthCheck, given, settings
+from strategies import cases
+
+from attn_exp.compare.cell import Metric, cells_of
+from attn_exp.compare.duels import case_words, duels
+from attn_exp.compose import compose_config
+from attn_exp.duel import main, rivals_of
+from attn_exp.jobs import request_from_config
+from attn_exp.nvml import GpuInfo
+from attn_exp.run import plain
+
+GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
+
+
+@pytest.fixture(autouse=True)
+def _sweep(monkeypatch):
+    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
+
+
+def asked(command, gpus=(GPU,)):
+    words = shlex.split(command)
+    assert words[:3] == ["python", "-m", "attn_exp.duel"]
+    rivals, shared = rivals_of(words[3:])
+    return [request_from_config(plain(compose_config([*own, *shared], "a")), list(gpus)) for own in rivals.values()]
+
+
+def command(folder, one, other, direction="forward"):
+    cells = cells_of(sweeps.sweep(folder / "s", [one, other]).results, Metric())
+    pair = [cell for cell in cells if cell.direction == direction]  # by the name of the job
+    return duels([(pair[0], pair[1])])[0].command
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cases())
+def test_any_case_composes_to_itself(case):
+    request = request_from_config(plain(compose_config(case_words(case, "of my own"), "a")), [GPU])
+    assert request.case == case
+
+
+def test_a_model_that_brings_the_sizes_is_named():
+    assert "model=sdpa_bench" in case_words(sweeps.CASE, "sdpa_bench")
+    assert not any(word.startswith("model.") for word in case_words(sweeps.CASE, "sdpa_bench"))
+    changed = case_words(sweeps.case(head_dim=64, value_dim=64), "sdpa_bench")
+    assert "model.head_dim=64" in changed and "model=sdpa_bench" not in changed
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        sweeps.CASE,
+        sweeps.case(dtype="float16", causal=False),
+        sweeps.case(q_heads=32, kv_heads=8),
+        sweeps.case(q_len=1, align="top_left"),
+        sweeps.case(window=256),
+        sweeps.case(head_dim=192, seq_len=4096),
+    ],
+)
+def test_the_printed_command_measures_the_same(tmp_path, of):
+    requests = asked(command(tmp_path, sweeps.job("cudnn", of=of), sweeps.job("flash", 90.0, of=of)))
+    assert [request.case for request in requests] == [of, of]
+    assert [request.backend["name"] for request in requests] == ["cudnn", "flash"]
+    assert {(request.device, request.measuring.timer, request.measuring.passes) for request in requests} == {
+        ("cuda", "device", ("forward",))
+    }
+
+
+def test_a_backward_is_measured_with_its_forward_and_other_ways_of_measuring_are_kept(tmp_path):
+    jobs = [
+        sweeps.job(name, us, measuring={"timer": "graph", "regime": "burst"})
+        for name, us in (("flash", 9), ("cudnn", 8))
+    ]
+    for request in asked(command(tmp_path / "a", *jobs, direction="backward")):
+        assert request.measuring.passes == ("forward", "backward")
+        assert (request.measuring.timer, request.measuring.regime) == ("graph", "burst")
+    jobs = [sweeps.job(name, us, device="cpu", measuring={"timer": "cpu"}) for name, us in (("flash", 9), ("math", 8))]
+    assert {request.device for request in asked(command(tmp_path / "b", *jobs))} == {"cpu"}
+
+
+def test_options_and_backends_from_elsewhere_come_along(tmp_path):
+    own = {"_target_": "my_module.MyAttention", "scale": None, "tiles": [64, 128], "deep": {"on": True}}
+    requests = asked(command(tmp_path, sweeps.job("mine", options=own), sweeps.job("flash", 9, options={"extra": 0.5})))
+    by_name = {request.backend["name"]: request.backend for request in requests}
+    assert by_name["mine"] == {"name": "mine", **own}
+    assert by_name["flash"] | {"_target_": ""} == {"_target_": "", "name": "flash", "extra": 0.5}
+
+
+def test_both_passes_of_one_case_need_one_command(tmp_path):
+    results = sweeps.sweep(tmp_path / "s", [sweeps.job("flash"), sweeps.job("cudnn", 101.0, 251.0)]).results
+    cells = cells_of(results, Metric())
+    pairs = [tuple(cell for cell in cells if cell.direction == side) for side in ("forward", "backward")]
+    both = duels(pairs)
+    assert len({one.command for one in both}) == 1
+    assert "passes" not in both[0].command
+
+
+def test_the_command_really_runs_dry(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jobs = [sweeps.job(name, us, device="cpu", measuring={"timer": "cpu"}) for name, us in (("flash", 9), ("math", 8))]
+    words = shlex.split(command(tmp_path, *jobs))[3:]
+    assert main([*words, "dry_run=true"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(sweeps.CASE.label()) == 2

@@ -1,0 +1,143 @@
+"""Reading from an MLflow store: the records that the tracker put there, by sqlite itself and by MLflow's client."""
+
+import importlib.util
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sweeps
+
+from attn_exp.compare import compare, load
+from attn_exp.compare.mlflow import _by_client, read_store
+from attn_exp.compare.result import Result
+from attn_exp.errors import UserError
+from attn_exp.trackers import SweepInfo, make_tracker
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A folder with two sweeps, stored by the tracker: mlflow.db, artifacts, and the sweeps' own folders."""
+    root = tmp_path_factory.mktemp("store")
+    for name, us in (("first", 100.0), ("second", 120.0)):
+        folder = root / "multirun" / name
+        records = [sweeps.job("flash", us), sweeps.job("cudnn", 80.0), sweeps.failed(backend="math")]
+        sweeps.write(folder, records)
+        tracker = make_tracker(
+            {"name": "mlflow", "uri": f"sqlite:///{root}/mlflow.db", "artifacts": str(root / "artifacts")}
+        )
+        tracker.open(SweepInfo(name, folder, "python -m attn_exp"))
+        for record in load(folder).results:
+            tracker.log(record.record(), record.path.parent)
+        assert tracker.close("FINISHED", []) is None
+    return root
+
+
+def uri(store):
+    return f"sqlite:///{store}/mlflow.db"
+
+
+def without_path(result: Result):
+    return {name: getattr(result, name) for name in Result.__slots__ if name != "path"}
+
+
+def test_a_store_has_what_the_folders_have(store):
+    for name in ("first", "second"):
+        stored, own = load(name, uri=uri(store)), load(store / "multirun" / name)
+        assert sorted(map(str, map(without_path, stored.results))) == sorted(map(str, map(without_path, own.results)))
+        assert stored.broken == ()
+        assert stored.results[0].record().request.job == stored.results[0].job
+
+
+def test_sweeps_of_a_store_are_compared(store):
+    found = compare("second", "first", uri=uri(store), metric="forward/time_us")
+    assert {row.cell.result.label: row.verdict for row in found.rows} == {
+        "flash": "slower",
+        "cudnn": "same",
+        "math": "failed",
+    }
+
+
+def test_mlflow_s_client_says_the_same_of_any_other_store(store):
+    (sweep,) = _by_client(uri(store), "attn_exp", ["first"])
+    assert sorted(result.job for result in sweep.results) == sorted(
+        result.job for result in load("first", uri=uri(store)).results
+    )
+    with pytest.raises(UserError, match="there is no sweep 'frist' in that store: did you mean 'first'"):
+        _by_client(uri(store), "attn_exp", ["frist"])
+    with pytest.raises(UserError, match="there is no experiment 'atn_exp' in that store: did you mean 'attn_exp'"):
+        _by_client(uri(store), "atn_exp", ["first"])
+
+
+def test_a_project_that_was_moved_is_still_read(store, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(store, moved)
+    hidden = store.with_name("hidden")
+    store.rename(hidden)
+    try:
+        assert len(load("first", uri=uri(moved)).results) == 3
+    finally:
+        hidden.rename(store)
+
+
+def test_records_that_are_missing_are_named(store, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(store, copy)
+    with sqlite3.connect(copy / "mlflow.db") as database:
+        database.execute("UPDATE runs SET artifact_uri = REPLACE(artifact_uri, ?, ?)", (str(store), str(copy)))
+    gone = next(iter((copy / "artifacts").rglob("record.json")))
+    gone.unlink()
+    (first,) = [load(name, uri=uri(copy)) for name in ("first", "second") if load(name, uri=uri(copy)).broken]
+    assert first.broken == (f"{gone} is not there",)
+    assert len(first.results) == 2
+
+
+def test_deleted_runs_do_not_count(store, tmp_path):
+    shutil.copy(store / "mlflow.db", tmp_path / "mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("UPDATE runs SET lifecycle_stage = 'deleted' WHERE name LIKE 'flash%'")
+    assert {result.label for result in load("first", uri=uri(tmp_path)).results} == {"cudnn", "math"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"names": ["frist"]}, "there is no sweep 'frist' in that store: did you mean 'first'"),
+        ({"experiment": "atn_exp"}, "there is no experiment 'atn_exp' in that store: did you mean 'attn_exp'"),
+        ({"uri": "sqlite:///nowhere/mlflow.db"}, "there is no database"),
+        ({"uri": "mlruns"}, "MLflow no longer stores into plain folders"),
+        ({"uri": "http://user:secret@localhost:1"}, "MLflow at http://localhost:1 does not answer"),
+    ],
+)
+def test_mistakes_are_sentences(store, monkeypatch, changes, words):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    given = {"uri": uri(store), "experiment": "attn_exp", "names": ["first"]} | changes
+    with pytest.raises(UserError, match=words) as caught:
+        read_store(given["uri"], given["experiment"], given["names"])
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database(tmp_path):
+    (tmp_path / "mlflow.db").write_text("this is no database, and long enough to be looked into" * 20)
+    with pytest.raises(UserError, match="is not a sqlite database"):
+        load("first", uri=uri(tmp_path))
+    sqlite3.connect(tmp_path / "empty.db").close()
+    with pytest.raises(UserError, match="cannot be read"):
+        load("first", uri=f"sqlite:///{tmp_path}/empty.db")
+
+
+def test_reading_a_database_imports_no_mlflow(store):
+    code = (
+        "import sys\nfrom attn_exp import load\n"
+        f"assert len(load('first', uri={uri(store)!r}).results) == 3\n"
+        "print([name for name in ('mlflow', 'torch', 'hydra', 'pandas', 'numpy') if name in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "[]\n"

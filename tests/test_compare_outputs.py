@@ -1,0 +1,189 @@
+"""What is printed and written: held against golden files, the same numbers in all formats, within 120 columns.
+
+`python tests/test_compare_outputs.py` writes the golden files anew, after a look at what changed.
+"""
+
+import csv
+import io
+import json
+import os
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sweeps
+
+from attn_exp.compare import compare
+from attn_exp.compare.pages import page
+from attn_exp.compare.render import FORMATS, text_of
+from attn_exp.compare.sheet import rounded, written
+
+GOLDEN = Path(__file__).parent / "golden" / "compare"
+LENGTHS = (512, 1024, 8192)
+
+
+def records(shift=1.0, seed=0, driver="580.1", session=1.0, day=0):
+    """Three backends on six cases, with flags, a failure, and numbers of every size."""
+    environment = sweeps.H200 | {"driver": driver}
+    canaries = {name: value * (1 if name in ("sleep", "copy") else session) for name, value in sweeps.CANARIES.items()}
+    found = []
+    for length in LENGTHS:
+        for causal in (True, False):
+            of = sweeps.case(seq_len=length, causal=causal, batch=1)
+            us = 8.7654 * (length / 512) ** 2 * (0.6 if causal else 1.0)
+            for index, (backend, factor) in enumerate((("flash", 1.0), ("cudnn", 0.62 if length > 512 else 1.004))):
+                # A wobble that is the same every time, and a change in one backend's longest case.
+                wobble = 1 + 0.002 * ((length // 512 + index + seed) % 3 - 1)
+                own = us * factor * wobble * session * (shift if backend == "cudnn" and length == 8192 else 1.0)
+                flags = ("power_capped",) if length == 8192 else ("launch_bound", "too_short") if us < 10 else ()
+                found.append(
+                    sweeps.job(backend, own, own * 2.71, of=of, half=0.004, flags=flags, environment=environment,
+                               canaries=canaries)
+                )  # fmt: skip
+            reason = "OutOfMemoryError: tried to allocate 16.00 GiB | free 3"
+            slow = sweeps.job("math", us * 5, us * 11, of=of, environment=environment, canaries=canaries)
+            found.append(slow if length < 8192 else sweeps.failed("out_of_memory", "math", reason, of=of))
+    return [replace(record, finished_at=sweeps.NOON + 86400 * day) for record in found]
+
+
+def comparisons(folder):
+    """One comparison of each kind."""
+    first = sweeps.sweep(folder / "first", records())
+    second = sweeps.sweep(folder / "second", records(1.05, 1, "590.2", 1.03, day=1))
+    nights = [
+        sweeps.sweep(folder / f"night{day}", records(1.06 if day > 5 else 1.0, day, "590.2" if day > 5 else "580.1",
+                                                     1 + 0.01 * (day % 2), day))
+        for day in range(9)
+    ]  # fmt: skip
+    figures = folder / "figures.csv"
+    figures.write_text(
+        "source,gpu,library,version,dtype,batch,q_heads,kv_heads,head_dim,value_dim,q_len,kv_len,causal,pass,tflops\n"
+        "a chart,H100 SXM,FA2,2.5,bfloat16,1,16,16,128,128,8192,8192,false,forward,370\n"
+        "another,H200 SXM,cuDNN,9.19,bfloat16,1,16,16,128,128,8192,8192,true,backward,455.5\n"
+    )
+    return {
+        "rivals": compare(first, baseline="flash", by="causal"),
+        "rivals_of_the_best": compare(first, where="q_len > 512 and pass == forward", metric="tflops", sort="-tflops"),
+        "changes": compare(second, first, sort="verdict"),
+        "history": compare(nights, history=True, where="backend == cudnn"),
+        "published": compare(first, published=figures),
+    }
+
+
+def outputs(folder):
+    """Every golden file's name and what should stand in it."""
+    found = {}
+    for name, comparison in comparisons(folder).items():
+        own = page(comparison)
+        for form, ending in FORMATS.items():
+            # Where a sweep lay is the machine's.
+            found[f"{name}{ending}"] = text_of(own, form).replace(str(folder), "FOLDER") + "\n"
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("golden")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTN_EXP_STATE", str(folder / "state"))
+        return outputs(folder), comparisons(folder)
+
+
+def test_every_output_is_as_it_was(made):
+    texts, _ = made
+    assert {path.name for path in GOLDEN.iterdir()} == set(texts)
+    for name, text in texts.items():
+        assert text == (GOLDEN / name).read_text(), f"{name}: python {__file__} writes it anew"
+
+
+def test_tables_fit_120_columns(made):
+    texts, _ = made
+    for name, text in texts.items():
+        if name.endswith(".txt"):
+            for line in text.splitlines():
+                assert len(line) <= 120 or line.startswith("python -m attn_exp.duel"), (name, line)
+
+
+def test_the_numbers_are_the_same_in_all_formats(made):
+    _, found = made
+    for comparison in found.values():
+        own = page(comparison)
+        tree = json.loads(text_of(own, "json"))
+        (rows, *others) = own.sheets
+        assert list(csv.DictReader(io.StringIO(text_of(own, "csv")))) == [
+            {name: "" if value is None else str(value) for name, value in row.items()} for row in tree["rows"]
+        ]
+        for sheet in (rows, *others):
+            forms = {column.name: column.form for column in sheet.columns if column.joined is None}
+            heads = {column.name: column.head for column in sheet.columns if column.joined is None and column.head}
+            for values, texts, dictionary in zip(sheet.rows, sheet.texts(), tree[sheet.name], strict=True):
+                by_name = dict(zip([column.name for column in sheet.columns], values, strict=True))
+                for name, value in dictionary.items():
+                    assert value == rounded(by_name[name])
+                    if name in heads and isinstance(value, float):
+                        # What a table shows is the rounding of what a file has, up to the last digit shown.
+                        shown = texts[heads[name]].replace(",", "")
+                        assert float(shown) == pytest.approx(float(written(value, forms[name])), rel=1e-3, abs=0.011)
+        for form in ("table", "markdown", "latex"):
+            text = text_of(own, form)
+            for row in rows.texts():
+                value = next(iter(row[head] for head in row if re.fullmatch(r"[\d.]+", row[head])), None)
+                assert value is None or value in text
+
+
+def test_a_markdown_cell_cannot_break_its_table(made):
+    texts, _ = made
+    for name, text in texts.items():
+        if name.endswith(".md"):
+            bars = [len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")]
+            assert bars
+            assert "16.00 GiB | free" not in "\n".join(line for line in text.splitlines() if line.startswith("|"))
+
+
+def test_colours_are_added_only_when_asked_for_and_change_no_width(made):
+    _, found = made
+    for comparison in found.values():
+        own = page(comparison)
+        plain, coloured = text_of(own), text_of(own, colour=True)
+        assert "\x1b" not in plain
+        assert re.sub(r"\x1b\[\d+m", "", coloured) == plain
+    assert "\x1b[31mslower" in text_of(page(found["changes"]), colour=True)
+
+
+def test_few_rows_say_how_many_there_are(made):
+    _, found = made
+    own = page(found["changes"])
+    assert "... and 33 more rows: rows=all shows them" in text_of(own, limit=3)
+    assert "... and 33 more rows" in text_of(own, "markdown", limit=3)
+    assert len(json.loads(text_of(own, "json", limit=3))["rows"]) == 36
+
+
+def test_files_say_their_format_by_their_ending(made):
+    _, found = made
+    own = page(found["rivals"])
+    assert text_of(own, None, "a/b.csv") == text_of(own, "csv")
+    assert text_of(own, None, "b.unknown") == text_of(own, "table")
+    assert text_of(own, "json", "b.csv") == text_of(own, "json")
+
+
+def test_frames_have_the_columns_of_the_csv(made):
+    pandas = pytest.importorskip("pandas")
+    _, found = made
+    for comparison in found.values():
+        frame = comparison.to_frame()
+        own = pandas.read_csv(io.StringIO(text_of(page(comparison), "csv")))
+        assert list(frame.columns) == list(own.columns)
+        assert len(frame) == len(comparison.rows)
+    assert found["changes"].to_frame()["change"].dtype == float
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["ATTN_EXP_STATE"] = f"{name}/state"
+        GOLDEN.mkdir(parents=True, exist_ok=True)
+        for old in GOLDEN.iterdir():
+            old.unlink()
+        for golden, content in outputs(Path(name)).items():
+            (GOLDEN / golden).write_text(content)

@@ -1,0 +1,218 @@
+"""A sweep's backends beside each other: gains, intervals, ties, means, picks, and what is never put together."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import sweeps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attn_exp.calibration import Calibration, write_calibration
+from attn_exp.compare import compare
+from attn_exp.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTN_EXP_STATE", str(tmp_path / "state"))
+
+
+def rivals(tmp_path, records, **keys):
+    return compare(sweeps.sweep(tmp_path / "s", records), **keys)
+
+
+def by_label(found, direction="forward"):
+    return {row.cell.result.label: row for row in found.rows if row.cell.direction == direction}
+
+
+def test_gains_are_over_the_baseline_with_both_rows_intervals_and_the_spread(tmp_path):
+    found = rivals(tmp_path, [sweeps.job("flash", 100.0, half=0.004), sweeps.job("cudnn", 80.0, half=0.003)],
+                   baseline="flash")  # fmt: skip
+    rows = by_label(found)
+    assert (rows["flash"].gain.value, rows["flash"].gain.told, rows["flash"].best) == (1.0, False, False)
+    gain = rows["cudnn"].gain
+    half = math.hypot(math.log(1.004 / 0.996) / 2, math.log(1.003 / 0.997) / 2, math.log(1.01))
+    assert gain.value == pytest.approx(1.25)
+    assert (gain.low, gain.high) == pytest.approx((1.25 * math.exp(-half), 1.25 * math.exp(half)))
+    assert gain.told and rows["cudnn"].best
+
+
+def test_without_a_baseline_each_stands_beside_the_best(tmp_path):
+    rows = by_label(rivals(tmp_path, [sweeps.job("flash", 100.0), sweeps.job("cudnn", 80.0)]))
+    assert rows["flash"].gain.value == pytest.approx(0.8)
+    assert rows["cudnn"].gain.value == 1.0
+
+
+@pytest.mark.parametrize(("apart", "tied"), [(1.005, True), (1.009, True), (1.02, False), (1.2, False)])
+def test_what_is_less_than_the_spread_apart_is_no_difference(tmp_path, apart, tied):
+    found = rivals(tmp_path, [sweeps.job("flash", 100.0, None), sweeps.job("cudnn", 100.0 * apart, None)])
+    assert by_label(found)["cudnn"].best is tied
+    assert bool(found.ties) is tied
+
+
+def test_under_a_power_cap_rows_spread_further(tmp_path):
+    records = [sweeps.job("flash", 100.0), sweeps.job("cudnn", 102.0, flags=("power_capped",))]
+    found = rivals(tmp_path, records)
+    assert by_label(found)["cudnn"].best
+    assert by_label(found)["cudnn"].gain.spread == 0.022
+
+
+def test_the_doctors_delta_is_the_spread_of_its_machine(tmp_path):
+    write_calibration(Calibration(device="GPU-1", delta=0.04))
+    found = rivals(tmp_path, [sweeps.job("flash", 100.0), sweeps.job("cudnn", 103.0)])
+    assert by_label(found)["cudnn"].best
+    assert any("4.0 %" in note for note in found.notes)
+    assert not by_label(rivals(tmp_path, [], spread=0.01))["cudnn"].best
+
+
+def test_two_gpus_of_one_model_are_further_apart_and_it_is_said(tmp_path):
+    other = sweeps.H200 | {"gpu_uuid": "GPU-2"}
+    found = rivals(tmp_path, [sweeps.job("flash", 100.0), sweeps.job("cudnn", 102.0, environment=other)])
+    assert by_label(found)["cudnn"].best
+    assert "rivals of 2 cases ran on different GPUs of one model, which may differ by 2 %" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("unlike", "words"),
+    [
+        ({"measuring": {"timer": "graph"}}, "several timers: device (1), graph (1)"),
+        ({"environment": sweeps.H200 | {"gpu": "NVIDIA H100"}}, "several devices: NVIDIA H100 (1), NVIDIA H200 (1)"),
+        ({"environment": sweeps.H200 | {"power_limit_w": 500.0}}, "several power limits: 500.0 (1), 700.0 (1)"),
+        ({"measuring": {"regime": "burst"}}, "several regimes"),
+        ({"method_version": "2"}, "several methods"),
+    ],
+)
+def test_unlike_rows_of_one_sweep_are_never_compared(tmp_path, unlike, words):
+    found = rivals(tmp_path, [sweeps.job("flash", 100.0), sweeps.job("cudnn", 50.0, **unlike)], baseline="flash")
+    rows = by_label(found)
+    assert rows["cudnn"].gain is None and rows["cudnn"].best
+    assert rows["cudnn"].group != rows["flash"].group
+    assert any(note.startswith(words) for note in found.notes)
+
+
+def test_a_job_that_failed_stands_with_its_rivals_and_is_counted_where_it_is_missing(tmp_path):
+    long = sweeps.case(seq_len=8192)
+    records = [
+        *(sweeps.job("flash", 100.0), sweeps.job("cudnn", 50.0), sweeps.failed(backend="math")),
+        *(sweeps.failed("out_of_memory", "flash", of=long), sweeps.job("cudnn", 60.0, of=long)),
+    ]
+    found = rivals(tmp_path, records, baseline="flash")
+    rows = by_label(found)
+    assert rows["math"].gain is None and not rows["math"].best
+    means = {(mean.label, mean.direction): mean for mean in found.means}
+    assert (means["cudnn", "forward"].n, means["cudnn", "forward"].value) == (1, pytest.approx(2.0))
+    assert means["cudnn", "forward"].left_out == (("flash out_of_memory", 1),)
+    assert means["math", "forward"].left_out == (("not measured", 1), ("unsupported", 1))
+    assert means["flash", "forward"].left_out == (("out_of_memory", 1),)
+
+
+def test_geometric_means_are_of_ratios_and_by_groups(tmp_path):
+    records = []
+    for dtype, gain in (("bfloat16", 2.0), ("float16", 8.0)):
+        of = sweeps.case(dtype=dtype)
+        records += [sweeps.job("math", 100.0, None, of=of), sweeps.job("flash", 100.0 / gain, None, of=of)]
+    (mean,) = [one for one in rivals(tmp_path, records, baseline="math").means if one.label == "flash"]
+    assert (mean.value, mean.least, mean.most, mean.n, mean.best) == pytest.approx((4.0, 2.0, 8.0, 2, 2))
+    by = rivals(tmp_path, [], baseline="math", by="dtype").means
+    assert {(one.group, one.label): one.value for one in by} == pytest.approx(
+        {
+            (("bfloat16",), "flash"): 2.0,
+            (("bfloat16",), "math"): 1.0,
+            (("float16",), "flash"): 8.0,
+            (("float16",), "math"): 1.0,
+        }
+    )
+    with pytest.raises(UserError, match="by= knows no 'dtpe': did you mean 'dtype'"):
+        rivals(tmp_path, [], by="dtpe")
+
+
+def test_what_to_pick_is_a_range_in_which_one_backend_is_among_the_best(tmp_path):
+    times = {128: (10.0, 20.0), 512: (10.0, 10.05), 1024: (20.0, 10.0), 4096: (40.0, 10.0), 8192: (40.0, 20.0)}
+    records = [
+        sweeps.job(backend, us, None, of=sweeps.case(seq_len=length))
+        for length, both in times.items()
+        for backend, us in zip(("flash", "cudnn"), both, strict=True)
+    ]
+    found = rivals(tmp_path, records).picks
+    assert [(pick.label, pick.axis, pick.low, pick.high, pick.n) for pick in found] == [
+        ("flash", "seq_len", 128, 512, 2),
+        ("cudnn", "seq_len", 1024, 8192, 3),
+    ]
+    assert found[1].ahead == pytest.approx((2 * 4 * 2) ** (1 / 3))
+    assert found[1].ties == ()
+
+
+def test_picks_of_one_size_have_no_range_and_name_the_ties(tmp_path):
+    (pick,) = rivals(tmp_path, [sweeps.job("flash", 10.0, None), sweeps.job("cudnn", 10.02, None)]).picks
+    assert (pick.label, pick.ties, pick.axis, pick.ahead) == ("flash", ("cudnn",), None, None)
+
+
+def test_the_metric_is_a_choice_and_knows_its_better_side(tmp_path):
+    records = [sweeps.job("flash", 100.0), sweeps.job("cudnn", 80.0)]
+    rows = by_label(rivals(tmp_path, records, metric="tflops", baseline="flash"))
+    assert rows["cudnn"].gain.value == pytest.approx(1.25) and rows["cudnn"].best
+    rows = by_label(rivals(tmp_path, [], metric="kernel_time_us", baseline="flash"))
+    assert rows["cudnn"].gain.value == pytest.approx(1.25) and rows["cudnn"].cell.half is None
+    one = rivals(tmp_path, [], metric="backward/time_us")
+    assert {row.cell.direction for row in one.rows} == {"backward"}
+    with pytest.raises(UserError, match="there is no metric 'tflop': did you mean 'tflops'"):
+        rivals(tmp_path, [], metric="tflop")
+    with pytest.raises(UserError, match="there is no metric 'sideways/tflops'"):
+        rivals(tmp_path, [], metric="sideways/tflops")
+
+
+def test_a_job_that_was_measured_again_counts_once(tmp_path):
+    first = sweeps.sweep(tmp_path / "a", [sweeps.job("flash", 100.0), sweeps.job("cudnn", 90.0)])
+    again = sweeps.sweep(tmp_path / "b", [replace(sweeps.job("flash", 50.0), finished_at=sweeps.NOON + 99)])
+    found = compare([first, again], metric="forward/time_us")
+    assert {label: row.cell.value for label, row in by_label(found).items()} == {"flash": 50.0, "cudnn": 90.0}
+    assert "1 cells were measured again later: the last counts" in found.notes
+    # Two sweeps are two sessions.
+    assert by_label(found)["cudnn"].gain.spread == 0.022
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"baseline": "flsh"}, "there is no baseline=flsh: did you mean 'flash'"),
+        ({"where": "batch > 99"}, "leaves none"),
+        ({"sort": "tflps"}, "sort= knows no 'tflps': did you mean 'tflops'"),
+        ({"spread": "nine"}, "is no percentage"),
+        ({"basline": "flash"}, "there is no key 'basline': did you mean 'baseline'"),
+    ],
+)
+def test_mistakes_are_sentences(tmp_path, keys, words):
+    with pytest.raises(UserError, match=words):
+        rivals(tmp_path, [sweeps.job()], **keys)
+
+
+def test_rows_are_sorted_by_whatever_is_asked(tmp_path):
+    records = [sweeps.job("flash", 100.0), sweeps.job("cudnn", 80.0), sweeps.failed(backend="math")]
+    for key, first in (("time_us", "cudnn"), ("-time_us", "flash"), ("-gain", "flash"), ("backend", "cudnn")):
+        found = rivals(tmp_path, records, sort=key, metric="forward/time_us", baseline="cudnn" if "g" in key else None)
+        labels = [row.cell.result.label for row in found.rows]
+        assert labels[0] == first or key == "-gain"
+        assert key == "backend" or labels[-1] == "math"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(1.0, 1e5), min_size=2, max_size=6), st.floats(1e-4, 0.05))
+def test_the_fastest_is_always_among_the_best_and_gains_multiply(tmp_path_factory, times, half):
+    records = [sweeps.job(f"b{index}", us, None, half=half) for index, us in enumerate(times)]
+    folder = tmp_path_factory.mktemp("p")
+    found = compare(sweeps.sweep(folder / "s", records), baseline="b0")
+    rows = by_label(found)
+    assert rows[f"b{times.index(min(times))}"].best
+    for index, us in enumerate(times):
+        gain = rows[f"b{index}"].gain
+        assert gain.value == pytest.approx(times[0] / us)
+        assert gain.low <= gain.value <= gain.high
+    best = min(times)
+    for index, us in enumerate(times):
+        assert rows[f"b{index}"].best is (math.log(us / best) <= _half(half) or us == best)
+
+
+def _half(half):
+    own = math.log((1 + half) / (1 - half)) / 2
+    return math.hypot(own, own, math.log(1.01))

@@ -1,0 +1,170 @@
+"""The filter language: what it means, and what it says of what is no filter."""
+
+import operator
+
+import pytest
+import sweeps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attn_exp.compare.cell import Metric, cells_of
+from attn_exp.compare.where import chosen
+from attn_exp.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    records = [
+        sweeps.job(backend, of=sweeps.case(seq_len=length, causal=causal), flags=("drift",) if length > 1024 else ())
+        for backend in ("flash", "cudnn")
+        for length in (512, 1024, 4096)
+        for causal in (True, False)
+    ]
+    records += [sweeps.failed(backend="math"), sweeps.job("flex", options={"block": 64}, of=sweeps.case(q_len=1))]
+    return cells_of(sweeps.sweep(tmp_path_factory.mktemp("where") / "s", records).results, Metric())
+
+
+@pytest.mark.parametrize(
+    ("expression", "meaning"),
+    [
+        ("causal and seq_len >= 4096", lambda c: c.result.case.causal and c.result.case.kv_len >= 4096),
+        ("backend == flash", lambda c: c.result.label == "flash"),
+        ("backend = 'flash'", lambda c: c.result.label == "flash"),
+        ("'flash' == backend", lambda c: c.result.label == "flash"),
+        ("not causal", lambda c: not c.result.case.causal),
+        ("causal == false or status != ok", lambda c: not c.result.case.causal or c.result.status != "ok"),
+        ("backend in (flash, math)", lambda c: c.result.label in ("flash", "math")),
+        ("backend not in (flash, math)", lambda c: c.result.label not in ("flash", "math")),
+        ("pass == backward", lambda c: c.direction == "backward"),
+        ("drift", lambda c: "drift" in c.result.flags),
+        ("q_len == kv_len", lambda c: c.result.case.square),
+        ("q_len != kv_len", lambda c: not c.result.case.square),
+        ("dtype == bf16", lambda c: True),
+        ("window == none and batch = 4", lambda c: True),
+        ("forward/time_us > 1e1", lambda c: c.result.status == "ok"),
+        ("time_us > 200", lambda c: c.direction == "backward" and c.result.status == "ok"),
+        ("not time_us > 0", lambda c: c.result.status != "ok"),
+        ("time_us == none", lambda c: c.result.status != "ok"),
+        ("backend.block >= 64", lambda c: c.result.label == "flex"),
+        ("not (causal or backend == cudnn)", lambda c: not (c.result.case.causal or c.result.label == "cudnn")),
+        ("4_096 <= kv_len", lambda c: c.result.case.kv_len >= 4096),
+        ("not not causal", lambda c: c.result.case.causal),
+        ("causal or drift and backend == flash", lambda c: c.result.case.causal or (
+            "drift" in c.result.flags and c.result.label == "flash")),
+        ("gpu_uuid == 'GPU-1' and power_limit_w < 700.5", lambda c: True),
+        ("model == sdpa_bench and timer == 'device' and regime == sustained and device == cuda", lambda c: True),
+    ],
+)  # fmt: skip
+def test_what_an_expression_means(cells, expression, meaning):
+    assert chosen(cells, expression) == [cell for cell in cells if meaning(cell)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("", "it ends too early"),
+        ("causal and", "it ends too early"),
+        ("(causal", r"a '\)' is missing"),
+        ("causal)", r"'\)' is not expected"),
+        ("backend in flash", r"a '\(' is missing"),
+        ("and causal", "'and' is not expected"),
+        ("causal not 3", "'not' is not expected"),
+        ("bach > 3", "knows no 'bach': did you mean 'batch'"),
+        ("backend == flsh", "no backend is 'flsh': did you mean 'flash'"),
+        ("1 < 2", "compares two constants"),
+        ("3", "compares two constants"),
+        ("'causal'", None),
+        ("batch > 'four'", "compares unlike things"),
+        ("dtype < 4", "compares unlike things"),
+        ("causal >= 1", "compares unlike things"),
+        ("q_len ** 2 > 4", "is not understood"),
+        ("q_len + 1 > 4", "is not understood"),
+        ("__import__('os').system('true')", "is not understood"),
+        ("__import__('os')", "knows no '__import__'"),
+        ("[].__class__", "is not understood"),
+        ("lambda: 1", "is not understood"),
+        ("batch == 4; drop", "is not understood"),
+        ("batch > 4096", "leaves none of"),
+        ("(" * 99 + "causal" + ")" * 99, "nested too deeply"),
+    ],
+)
+def test_what_is_no_filter_is_one_sentence(cells, expression, words):
+    if words is None:
+        assert chosen(cells, expression)
+        return
+    with pytest.raises(UserError, match=words) as caught:
+        chosen(cells, expression)
+    assert "\n" not in str(caught.value)
+
+
+COMPARE = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+           ">=": operator.ge}  # fmt: skip
+atoms = st.one_of(
+    st.tuples(st.just("length"), st.sampled_from(sorted(COMPARE)), st.sampled_from([512, 1000, 4096])),
+    st.just(("causal",)),
+    st.tuples(st.just("backend"), st.sampled_from(["flash", "cudnn", "math"])),
+)
+trees = st.recursive(
+    atoms,
+    lambda inner: (
+        st.tuples(st.just("not"), inner)
+        | st.tuples(st.sampled_from(["and", "or"]), inner, inner)
+        | st.tuples(st.just("same"), inner)
+    ),
+    max_leaves=8,
+)
+
+
+def typed(tree):
+    match tree:
+        case ("length", sign, number):
+            return f"kv_len {sign} {number}"
+        case ("causal",):
+            return "causal"
+        case ("backend", name):
+            return f"backend == {name}"
+        case ("not", inner):
+            return f"not ({typed(inner)})"
+        case ("same", inner):
+            return f"({typed(inner)})"
+        case (word, one, other):
+            return f"({typed(one)}) {word} ({typed(other)})"
+
+
+def holds(tree, cell):
+    match tree:
+        case ("length", sign, number):
+            return COMPARE[sign](cell.result.case.kv_len, number)
+        case ("causal",):
+            return cell.result.case.causal
+        case ("backend", name):
+            return cell.result.label == name
+        case ("not", inner):
+            return not holds(inner, cell)
+        case ("same", inner):
+            return holds(inner, cell)
+        case ("and", one, other):
+            return holds(one, cell) and holds(other, cell)
+        case ("or", one, other):
+            return holds(one, cell) or holds(other, cell)
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees)
+def test_any_tree_means_what_it_says(cells, tree):
+    wanted = [cell for cell in cells if holds(tree, cell)]
+    if not wanted:
+        with pytest.raises(UserError, match="leaves none"):
+            chosen(cells, typed(tree))
+    else:
+        assert chosen(cells, typed(tree)) == wanted
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="abcausl qkv_len=<>!()'\"0123456789.,+-*/[]{}:;\\", max_size=30))
+def test_no_text_does_anything_but_filter_or_be_refused(cells, text):
+    try:
+        found = chosen(cells, text)
+    except UserError:
+        return
+    assert set(map(id, found)) <= set(map(id, cells))

@@ -1,0 +1,213 @@
+import functools
+import shutil
+
+import pytest
+import torch
+import torch._dynamo
+from fakes import make_request
+from torch.backends.cuda import SDPAParams
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from attn_exp import compilation
+from attn_exp.backends.base import calls_of
+from attn_exp.backends.eager import Eager
+from attn_exp.machine import Machine
+from attn_exp.measure import measure
+from attn_exp.record import Compile
+
+CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
+
+
+class Breaks(Eager):
+    """Its attention cannot be one graph."""
+
+    claims = {}
+
+    def prepare(self, case, inputs):
+        whole = super().prepare(case, inputs).attention
+
+        def attention(q, k, v):
+            torch._dynamo.graph_break()
+            return whole(q, k, v)
+
+        return calls_of(attention, inputs)
+
+
+class Restless(Eager):
+    """Something that its compiled attention was made for changes with every call."""
+
+    claims = {}
+
+    def prepare(self, case, inputs):
+        whole, self.calls = super().prepare(case, inputs).attention, 0
+
+        def attention(q, k, v):
+            return whole(q, k, v) + 0 * self.calls
+
+        calls = calls_of(attention, inputs)
+        return type(calls)(calls.forward, calls.backward, calls.scope, attention=attention)
+
+
+class Opaque(Eager):
+    """Its calls are no function of q, k and v."""
+
+    def prepare(self, case, inputs):
+        calls = super().prepare(case, inputs)
+        return type(calls)(calls.forward, calls.backward)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("attn_exp.timers.loop.ROUND_US", 2_000.0)
+    monkeypatch.setattr("attn_exp.timers.loop.WARM_UP_US", 1_000.0)
+
+
+@pytest.fixture
+def without_inductor(monkeypatch):
+    """Dynamo and AOTAutograd as they are, and no C++ compiler behind them."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, options=None, **rest: real(model, backend="aot_eager", **rest))
+
+
+def measured(backend, mode="default", **compile_options):
+    machine = Machine("cpu", environment={"cpu": "fake"}, ceilings={"float32": dict(CEILINGS)})
+    request = make_request({"_target_": backend, "name": "b"})
+    request = type(request)(
+        **{name: getattr(request, name) for name in request.__dataclass_fields__}
+        | {"compile": Compile(mode=mode, **compile_options)}
+    )
+    return measure(request, machine)
+
+
+def test_a_compiled_backend_is_one_graph_and_as_right_as_the_plain_one(without_inductor):
+    record = measured("attn_exp.backends.eager.Eager")
+    assert record.status == "ok", record.reason
+    assert (record.compiled.graphs, record.compiled.breaks, record.compiled.recompilations) == (1, {}, 0)
+    assert record.label == "b+default"
+    assert record.passes["backward"].errors["dq"].relative < record.passes["backward"].errors["dq"].tolerance
+
+
+def test_what_is_not_compiled_has_no_graphs():
+    record = measured("attn_exp.backends.eager.Eager", mode="none")
+    assert (record.status, record.compiled, record.label) == ("ok", None, "b")
+
+
+def test_a_break_is_counted_with_its_reason(without_inductor):
+    record = measured(f"{__name__}:Breaks")
+    assert record.status == "ok", record.reason
+    ((reason, count),) = record.compiled.breaks.items()
+    assert "graph_break" in reason
+    assert count == 2, "once in the frame that is compiled, which cannot inline the other, and once in that other"
+
+
+def test_a_break_in_what_has_to_be_one_graph_is_a_status(without_inductor):
+    record = measured(f"{__name__}:Breaks", fullgraph=True)
+    assert record.status == "unsupported"
+    assert record.reason.startswith("fullgraph=true, and Dynamo would break the graph: ")
+    assert len(record.reason.splitlines()) == 1
+
+
+def test_a_recompilation_while_timing_is_an_error_and_not_a_slow_sample(without_inductor, monkeypatch):
+    prepared = []
+    real = compilation.without_recompiling
+
+    def restless(scope):
+        if prepared:
+            prepared[0].calls += 1
+        return real(scope)
+
+    load = Restless.prepare
+    monkeypatch.setattr(
+        Restless, "prepare", lambda self, case, inputs: (prepared.append(self), load(self, case, inputs))[1]
+    )
+    monkeypatch.setattr("attn_exp.prepare.without_recompiling", restless)
+    record = measured(f"{__name__}:Restless")
+    assert record.status == "error"
+    assert "recompile" in record.reason
+
+
+def test_what_is_no_function_cannot_be_compiled():
+    for backend in (f"{__name__}:Opaque", "attn_exp.backends.compiled.Compiled"):
+        record = measured(backend)
+        assert (record.status, record.reason.split(":")[0]) == ("unsupported", "b")
+        assert "set compile=none" in record.reason
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_inductor_itself_compiles_the_formula_with_options_of_its_own():
+    record = measured("attn_exp.backends.eager.Eager", options={"epilogue_fusion": False})
+    assert record.status == "ok", record.reason
+    assert record.compiled.graphs == 1
+
+
+def frames(function, *arguments, fullgraph=True):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    return torch.compile(function, backend=counter, fullgraph=fullgraph)(*arguments), counter.frame_count
+
+
+def tensors(*shape, count=3):
+    return [torch.randn(shape) for _ in range(count)]
+
+
+# What PyTorch's test/dynamo/test_sdpa.py asks of torch.compile, and backends here build on.
+
+
+def test_sdpa_params_can_be_made_returned_and_read():
+    q, k, v = tensors(1, 2, 4, 8)
+
+    def make(q, k, v):
+        params = SDPAParams(q, k, v, None, 0.0, True, False)
+        return params, params.is_causal, params.query + 0
+
+    (params, is_causal, query), _ = frames(make, q, k, v, fullgraph=False)
+    assert isinstance(params, SDPAParams)
+    assert params.query is q
+    assert params.key is k
+    assert params.value is v
+    assert is_causal
+    assert torch.equal(query, q)
+
+
+def test_sdpa_params_survive_a_graph_break():
+    q, k, v = tensors(1, 2, 4, 8)
+
+    def make(q, k, v):
+        params = SDPAParams(q, k, v, None, 0.0, False, False)
+        torch._dynamo.graph_break()
+        return params, params.key + 0
+
+    (params, key), _ = frames(make, q, k, v, fullgraph=False)
+    assert params.query is q
+    assert torch.equal(key, k)
+
+
+def test_the_backends_in_force_are_read_without_a_break():
+    def read(x):
+        return x + len(_cur_sdpa_kernel_backends())
+
+    (x,) = tensors(2, count=1)
+    found, count = frames(read, x)
+    assert torch.equal(found, x + len(_cur_sdpa_kernel_backends()))
+    assert count == 1
+
+
+def test_an_order_of_preference_compiles_as_one_graph():
+    q, k, v = tensors(2, 4, 16, 8)
+
+    @sdpa_kernel([SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True)
+    def attention(q, k, v):
+        return scaled_dot_product_attention(q, k, v)
+
+    out, count = frames(attention, q, k, v)
+    assert count == 1
+    assert out.shape == q.shape
+    torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v))
+
+
+def test_a_partial_function_and_its_options_are_seen_through():
+    q, k, v = tensors(1, 2, 4, 8)
+    out, count = frames(functools.partial(scaled_dot_product_attention, is_causal=True), q, k, v)
+    assert count == 1
+    torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v, is_causal=True))

@@ -1,0 +1,37 @@
+"""What all tables share: figures, and grids that fit."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attn_exp.tables import figures, fitted, grid, plain
+
+texts = st.text(alphabet="abc .1230+-%<>[],", max_size=12).map(str.strip) | st.none()
+names_of_columns = st.text(alphabet="abcd_ ", min_size=1, max_size=14).map(str.strip).filter(bool)
+heads = st.lists(names_of_columns, min_size=1, max_size=6, unique=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.000123456, "0.000123"), (0.02495, "0.02495"), (9.632, "9.632"), (1234.5, "1234")],
+)
+def test_figures_have_four_digits_and_no_exponent(value, text):
+    assert figures(value) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), heads, st.integers(10, 60))
+def test_a_grid_is_as_wide_as_was_reckoned_and_leaves_out_no_more_than_it_must(data, names, width):
+    rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys(names, texts)), min_size=1, max_size=5))
+    text, left_out = fitted(rows, names, names[1:], width)
+    kept = [name for name in names if name not in left_out]
+    assert text == grid(rows, kept)
+    assert left_out == names[1 : 1 + len(left_out)]
+    assert len(kept) == 1 or len(left_out) == len(names[1:]) or max(map(len, text.splitlines())) <= width
+    if left_out:
+        one_more = [name for name in names if name not in left_out[:-1]]
+        assert max(map(len, grid(rows, one_more).splitlines())) > width
+
+
+def test_truth_is_said_in_words():
+    assert [plain(value) for value in (True, False, None, 1, "x")] == ["yes", "no", None, 1, "x"]

@@ -1,0 +1,333 @@
+"""The Triton kernels against the float32 reference, on a CPU in Triton's interpreter.
+
+Triton reads TRITON_INTERPRET when it is imported, so everything runs in one child process that has it set.
+"""
+
+import math
+import multiprocessing
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from attn_exp.backends.reference import reference
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs, make_inputs
+
+pytest.importorskip("triton")
+
+NAMES = ("out", "dq", "dk", "dv")
+# The interpreter cuts bfloat16 off instead of rounding it: twice the error that a GPU makes.
+TOLERANCES = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+def case(**sizes: Any) -> Case:
+    base = {"batch": 1, "q_heads": 2, "kv_heads": 2, "q_len": 40, "kv_len": 40, "head_dim": 16, "dtype": "float32"}
+    given = base | sizes
+    return Case(**({"value_dim": given["head_dim"]} | given))
+
+
+CASES = {
+    "full": case(batch=2, q_len=64, kv_len=64),
+    "lengths that no block divides": case(q_len=37, kv_len=53),
+    "causal": case(causal=True, q_len=70, kv_len=70),
+    "causal bottom-right, longer keys": case(causal=True, q_len=37, kv_len=70),
+    "causal bottom-right, rows without keys": case(causal=True, q_len=70, kv_len=37),
+    "causal top-left, longer keys": case(causal=True, align="top_left", q_len=37, kv_len=90),
+    "causal top-left, shorter keys": case(causal=True, align="top_left", q_len=90, kv_len=37),
+    "causal top-left, keys that no query sees": case(causal=True, align="top_left", q_len=20, kv_len=300),
+    "window": case(causal=True, window=20, q_len=90, kv_len=90),
+    "window of one key": case(causal=True, window=1, q_len=50, kv_len=50),
+    "window wider than the keys": case(causal=True, window=500, q_len=50, kv_len=50),
+    "window top-left, rows without keys": case(causal=True, window=9, align="top_left", q_len=120, kv_len=37),
+    "window bottom-right, rows without keys": case(causal=True, window=9, q_len=90, kv_len=37),
+    "grouped queries": case(q_heads=4, kv_heads=2, causal=True, batch=2),
+    "one key-value head": case(q_heads=4, kv_heads=1, q_len=33, kv_len=50),
+    "one query": case(q_heads=4, kv_heads=2, q_len=1, kv_len=53, causal=True),
+    "one query and one key": case(q_len=1, kv_len=1, causal=True),
+    "one key": case(q_len=40, kv_len=1),
+    "head_dim 64": case(head_dim=64, causal=True),
+    "head_dim 128": case(head_dim=128, q_len=20, kv_len=20),
+    "head_dim 256": case(head_dim=256, q_len=20, kv_len=20, causal=True),
+    "value_dim of DeepSeek": case(head_dim=192, value_dim=128, q_len=20, kv_len=20, causal=True),
+    "value_dim wider": case(head_dim=16, value_dim=64),
+    "head_dim no power of two": case(head_dim=40, value_dim=24, q_len=33),
+    "float16": case(dtype="float16", head_dim=64, causal=True, q_len=70, kv_len=70),
+    "float16 grouped window": case(dtype="float16", q_heads=4, kv_heads=2, causal=True, window=30, q_len=70, kv_len=70),
+    "bfloat16": case(dtype="bfloat16", head_dim=64, causal=True, q_len=70, kv_len=70),
+}
+
+
+def random_case(seed: int) -> Case:
+    draw = random.Random(seed)
+    kv_heads, causal = draw.choice((1, 2)), draw.random() < 0.7
+    return case(
+        batch=draw.choice((1, 2)),
+        q_heads=kv_heads * draw.choice((1, 2, 3)),
+        kv_heads=kv_heads,
+        q_len=draw.randint(1, 80),
+        kv_len=draw.randint(1, 80),
+        head_dim=draw.choice((16, 24, 32)),
+        value_dim=draw.choice((16, 24, 32)),
+        causal=causal,
+        align=draw.choice(("bottom_right", "top_left")),
+        window=draw.randint(1, 60) if causal and draw.random() < 0.5 else None,
+    )
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[ProcessPoolExecutor]:
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_start) as pool:
+            yield pool
+    finally:
+        if before is None:
+            del os.environ["TRITON_INTERPRET"]
+        else:
+            os.environ["TRITON_INTERPRET"] = before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_close_to_the_reference(child: ProcessPoolExecutor, name: str) -> None:
+    _assert_close(child.submit(_errors, CASES[name]).result(), CASES[name])
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_cases_are_close_to_the_reference(child: ProcessPoolExecutor, seed: int) -> None:
+    drawn = random_case(seed)
+    _assert_close(child.submit(_errors, drawn).result(), drawn)
+
+
+@pytest.mark.parametrize("how", ["bshd", "strided", "overlap", "descriptors"])
+def test_layouts_and_options_of_the_kernels(child: ProcessPoolExecutor, how: str) -> None:
+    several = [
+        case(dtype="float16", q_heads=4, kv_heads=2, causal=True, window=50, q_len=70, kv_len=90, head_dim=32),
+        case(dtype="float16", q_len=37, kv_len=53, batch=2),
+        case(dtype="float16", q_len=90, kv_len=37, causal=True),
+    ]
+    for each in several:
+        _assert_close(child.submit(_errors, each, how).result(), each)
+
+
+@pytest.mark.parametrize(
+    ("softcap", "sizes"), [(1.0, {}), (3.0, {"causal": True, "q_len": 70}), (50.0, {"causal": True, "window": 20})]
+)
+def test_softcap(child: ProcessPoolExecutor, softcap: float, sizes: dict[str, Any]) -> None:
+    capped = case(q_heads=4, kv_heads=2, **sizes)
+    _assert_close(child.submit(_softcap_errors, capped, softcap).result(), capped)
+
+
+def test_rows_without_keys_are_zeros_and_give_none(child: ProcessPoolExecutor) -> None:
+    blind, seeing = child.submit(_blind_rows).result()
+    assert blind == 0.0 and seeing > 0.0
+
+
+def test_the_same_inputs_give_the_same_bits(child: ProcessPoolExecutor) -> None:
+    assert child.submit(_repeats_bitwise).result()
+
+
+def test_gradient_of_a_sum_has_no_strides(child: ProcessPoolExecutor) -> None:
+    assert child.submit(_expanded_gradient).result() < TOLERANCES["float32"]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_opcheck(child: ProcessPoolExecutor, layout: str) -> None:
+    assert set(child.submit(_opcheck, layout).result().values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_into_one_graph(child: ProcessPoolExecutor, backend: str) -> None:
+    frames, graphs, equal = child.submit(_compiled, backend).result()
+    assert (frames, graphs, equal) == (1, 1, True)
+
+
+def test_refuses_what_does_not_go_together(child: ProcessPoolExecutor) -> None:
+    assert child.submit(_accepted_nonsense).result() == []
+
+
+def _assert_close(errors: dict[str, float], checked: Case) -> None:
+    for name, error in errors.items():
+        assert error <= TOLERANCES[checked.dtype], f"{name} of {checked.label()} is off by {error:.2g}"
+
+
+def _start() -> None:
+    import triton_interpreter
+
+    triton_interpreter.repair()
+    torch.set_num_threads(1)
+
+
+def _laid_out(tensor: torch.Tensor, how: str) -> torch.Tensor:
+    """The same numbers in (batch, length, heads, dim) memory, or every second row of a wider tensor."""
+    if how == "bshd":
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    batch, heads, length, dim = tensor.shape
+    wide = torch.full((batch, heads, 2 * length, dim + 8), float("nan"), dtype=tensor.dtype)
+    wide[:, :, ::2, :dim] = tensor
+    return wide[:, :, ::2, :dim]
+
+
+def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[str, torch.Tensor]:
+    from attn_exp.kernels import launch, tuning
+    from attn_exp.kernels.triton_attention import attention
+
+    tensors = [*inputs.qkv, inputs.d_out_bhsd]
+    if how in ("bshd", "strided"):
+        tensors = [_laid_out(tensor.detach(), how) for tensor in tensors]
+    q, k, v, d_out = (tensor.detach() for tensor in tensors)
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+    offset = 0 if checked.align == "top_left" else None
+    before = tuning.configs_of, launch.tma_reads
+    if how == "overlap":
+        tuning.configs_of = lambda kernel, *_: [tuning.make_config(kernel, 16, 32, 4, 1, True)]
+    if how == "descriptors":
+        launch.tma_reads = lambda tensor: True
+    tuning.autotuned.cache_clear()
+    try:
+        out = attention(q, k, v, causal=checked.causal, offset=offset, window=checked.window, **options)
+        gradients = torch.autograd.grad(out, (q, k, v), d_out)
+    finally:
+        tuning.configs_of, launch.tma_reads = before
+        tuning.autotuned.cache_clear()
+    if how == "bshd" and checked.head_dim == checked.value_dim:
+        assert out.transpose(1, 2).is_contiguous()
+    return dict(zip(NAMES, (out, *gradients), strict=True))
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """|found - expected| / |expected|; absolute where the expected is as good as zero (dq where one key is seen)."""
+    assert found.shape == expected.shape and found.isfinite().all()
+    norm = expected.double().norm()
+    typical = max(norm.item(), 1e-5 * math.sqrt(expected.numel()))
+    scale = typical if norm.item() == typical else math.sqrt(expected.numel())
+    return ((found.double() - expected.double()).norm() / scale).item()
+
+
+def _errors(checked: Case, how: str = "") -> dict[str, float]:
+    inputs = make_inputs(checked, "cpu", 1, with_gradients=True)
+    expected = reference(checked, inputs, with_gradients=True)
+    found = _run(checked, inputs, how)
+    return {name: _difference(found[name], expected[name]) for name in NAMES}
+
+
+def _softcap_errors(checked: Case, softcap: float) -> dict[str, float]:
+    from attn_exp.backends.eager import hidden_keys
+
+    inputs = make_inputs(checked, "cpu", 2, with_gradients=True)
+    q, k, v = (tensor.detach().double().requires_grad_() for tensor in inputs.qkv)
+    group = checked.q_heads // checked.kv_heads
+    scores = q @ k.repeat_interleave(group, 1).mT * checked.head_dim**-0.5
+    scores = softcap * torch.tanh(scores / softcap)
+    if checked.causal:
+        hidden = hidden_keys(checked, 0, checked.q_len, q.device)
+        scores = scores.masked_fill(hidden, -1e30)
+        weights = torch.softmax(scores, -1).masked_fill(hidden, 0.0)
+    else:
+        weights = torch.softmax(scores, -1)
+    out = weights @ v.repeat_interleave(group, 1)
+    gradients = torch.autograd.grad(out, (q, k, v), inputs.d_out_bhsd.double())
+    found = _run(checked, inputs, softcap=softcap)
+    expected = dict(zip(NAMES, (out, *gradients), strict=True))
+    return {name: _difference(found[name], expected[name]) for name in NAMES}
+
+
+def _blind_rows() -> tuple[float, float]:
+    checked = case(causal=True, q_len=70, kv_len=20)
+    found = _run(checked, make_inputs(checked, "cpu", 3, with_gradients=True))
+    blind = max(found[name][:, :, :50].abs().max().item() for name in ("out", "dq"))
+    return blind, min(found[name][:, :, 50:].abs().min().item() for name in ("out",))
+
+
+def _repeats_bitwise() -> bool:
+    checked = case(q_heads=4, kv_heads=2, causal=True, q_len=70, kv_len=70)
+    inputs = make_inputs(checked, "cpu", 4, with_gradients=True)
+    first, second = _run(checked, inputs), _run(checked, inputs)
+    return all(torch.equal(first[name], second[name]) for name in NAMES)
+
+
+def _expanded_gradient() -> float:
+    from attn_exp.kernels.triton_attention import attention
+
+    checked = case(causal=True)
+    inputs = make_inputs(checked, "cpu", 5, with_gradients=True)
+    attention(*inputs.qkv, causal=True).sum().backward()
+    ones = Inputs(*inputs.qkv, torch.ones_like(inputs.d_out_bhsd))
+    expected = reference(checked, ones, with_gradients=True)
+    assert inputs.q_bhsd.grad is not None
+    return _difference(inputs.q_bhsd.grad, expected["dq"])
+
+
+def _opcheck(layout: str) -> dict[str, str]:
+    from attn_exp.kernels import triton_attention
+
+    checked = case(q_heads=4, kv_heads=2, q_len=20, kv_len=20)
+    inputs = make_inputs(checked, "cpu", 6, with_gradients=False)
+    tensors = [_laid_out(tensor, layout) if layout == "bshd" else tensor for tensor in inputs.qkv]
+    arguments = (*(tensor.detach().requires_grad_() for tensor in tensors), 0.25, True, 0, None, None)
+    return torch.library.opcheck(triton_attention._forward, arguments)
+
+
+def _compiled(backend: str) -> tuple[int, int, bool]:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    from attn_exp.kernels.triton_attention import attention
+
+    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(q * 2, k, v, causal=True).transpose(1, 2).flatten(2) + 1
+
+    checked = case(q_heads=4, kv_heads=2, q_len=20, kv_len=20)
+    inputs = make_inputs(checked, "cpu", 7, with_gradients=True)
+    counter = CompileCounterWithBackend(backend)
+    frames = torch.compile(block, fullgraph=True, backend=counter)
+    equal = True
+    for _ in range(2):
+        found, expected = frames(*inputs.qkv), block(*inputs.qkv)
+        equal &= torch.equal(found, expected)
+        weights = torch.randn_like(expected)
+        for one, other in zip(
+            torch.autograd.grad(found, inputs.qkv, weights),
+            torch.autograd.grad(expected, inputs.qkv, weights),
+            strict=True,
+        ):
+            equal &= torch.equal(one, other)
+    return counter.frame_count, len(counter.graphs), equal
+
+
+def _accepted_nonsense() -> list[str]:
+    from attn_exp.kernels.triton_attention import attention
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    good = tensor(1, 2, 8, 16)
+    nonsense: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {
+        "three dims": ((tensor(2, 8, 16),) * 3, {}),
+        "no keys": ((good, tensor(1, 2, 0, 16), tensor(1, 2, 0, 16)), {}),
+        "lengths of k and v": ((good, tensor(1, 2, 9, 16), good), {}),
+        "head dims of q and k": ((good, tensor(1, 2, 8, 32), good), {}),
+        "heads": ((good, tensor(1, 3, 8, 16), tensor(1, 3, 8, 16)), {}),
+        "dim": ((tensor(1, 1, 8, 512),) * 3, {}),
+        "dtypes": ((good, good, tensor(1, 2, 8, 16, dtype=torch.float16)), {}),
+        "float64": ((tensor(1, 2, 8, 16, dtype=torch.float64),) * 3, {}),
+        "strides": ((tensor(1, 2, 16, 8).mT,) * 3, {}),
+        "window without causal": ((good,) * 3, {"window": 4}),
+        "window 0": ((good,) * 3, {"window": 0, "causal": True}),
+        "scale": ((good,) * 3, {"scale": 0.0}),
+        "softcap": ((good,) * 3, {"softcap": -1.0}),
+        "offset": ((good,) * 3, {"offset": 1 << 40, "causal": True}),
+    }
+    accepted = []
+    for name, (tensors, options) in nonsense.items():
+        try:
+            attention(*tensors, **options)
+        except ValueError:
+            continue
+        accepted.append(name)
+    return accepted
