@@ -76,6 +76,7 @@ CASES = [
     change(kv_heads=4, causal=True, window=4),
     change(kv_heads=4, causal=True, window=4, q_len=9),
     change(kv_heads=4, head_dim=24, value_dim=8),
+    change(kv_heads=4, causal=True, q_len=1, window=20),
     change(softcap=0.7),
     change(softcap=0.7, causal=True, window=5),
     change(batch=1, lengths=LENGTHS),
@@ -126,12 +127,12 @@ def test_a_case_is_translated_as_it_is_meant(kind, case, monkeypatch):
 
 def test_each_backend_takes_the_kinds_of_cases_that_its_library_has():
     assert Counter(kind.__name__ for kind, _ in TAKEN) == {
-        "FlashAttention2": 24,
-        "FlashAttention3": 24,
-        "FlashAttention4": 24,
-        "XformersCutlass": 7,
-        "XformersFlash3": 9,
-        "TransformerEngine": 26,
+        "FlashAttention2": 25,
+        "FlashAttention3": 25,
+        "FlashAttention4": 25,
+        "XformersCutlass": 8,
+        "XformersFlash3": 10,
+        "TransformerEngine": 27,
     }
 
 
@@ -215,7 +216,7 @@ def test_what_is_refused_and_what_to_set_instead(kind, changes, says, monkeypatc
 
 @pytest.mark.parametrize("kind", [*BACKENDS, Helion])
 def test_they_refuse_the_cpu_and_float32_where_there_is_none(kind):
-    assert "runs on cuda alone" in kind("it").unsupported(change(dtype="bfloat16"), "cpu")
+    assert "runs on NVIDIA GPUs alone" in kind("it").unsupported(change(dtype="bfloat16"), "cpu")
     assert kind is XformersCutlass or "not float32" in kind("it").unsupported(CASE, "cuda")
 
 

@@ -11,11 +11,11 @@ from attn_exp.inputs import Inputs
 
 
 class FlashAttention2(Described):
-    """`flash_attn_func`, and `flash_attn_varlen_func` for packed lengths.
+    """FlashAttention 2 of the package flash-attn; `flash` is the copy of it that ships with PyTorch.
 
     Not run by the authors: flash-attn has no wheel for the torch they measure with. Written against 2.8.3
-    (flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp); tested with a stand-in for its functions.
-    `deterministic` takes the backward that adds up in a fixed order.
+    (flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp); tested with a stand-in for
+    `flash_attn_func` and `flash_attn_varlen_func`. `deterministic` takes the backward that adds up in a fixed order.
     """
 
     supports = Supports(

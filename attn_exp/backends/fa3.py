@@ -19,7 +19,7 @@ PACKAGE = Package(
 
 
 class FlashAttention3(Described):
-    """Forward and backward through the custom operator `attn_exp::fa3_attention`.
+    """FlashAttention 3, for Hopper, as a custom operator that breaks no graph under torch.compile.
 
     Not run by the authors: FlashAttention 3 is not on the package index, and building it takes hours. Written against
     3.0.0 at commit 01afd16 of Dao-AILab/flash-attention (hopper/flash_attn_interface.py, flash_api_stable.cpp); tested

@@ -14,7 +14,7 @@ from attn_exp.inputs import Inputs
 
 
 class FlashAttention4(Described):
-    """`flash_attn.cute`, called directly; kernels are compiled at the first call of each pass.
+    """FlashAttention 4 of the package flash-attn-4, called directly; compiled at the first call of each pass.
 
     Run on an H200 with 4.0.0b36, the release that this is written against. `deterministic` takes the backward that adds
     up in a fixed order.

@@ -13,7 +13,7 @@ from attn_exp.inputs import Inputs
 
 
 class TransformerEngine(Described):
-    """`transformer_engine.pytorch.DotProductAttention` with `qkv_format` bshd, or thd for packed lengths.
+    """TransformerEngine's `DotProductAttention` with its own choice of kernel.
 
     Not run by the authors: transformer_engine_torch has no wheel, and building it needs a CUDA toolkit. Written against
     2.20.2 (pytorch/attention/dot_product_attention/dot_product_attention.py and utils.py); tested with a stand-in. On

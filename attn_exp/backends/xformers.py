@@ -1,6 +1,7 @@
 """xFormers' `memory_efficient_attention`, one of its operators forced: CUTLASS, or FlashAttention 3."""
 
 import importlib
+from dataclasses import replace
 from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
@@ -15,11 +16,12 @@ from attn_exp.backends.supports import Supports
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
 
+# With flash-attn-4 alone beside it xFormers cannot be imported: it takes that package's folder for flash-attn.
 PACKAGE = Package("xformers", "xformers.ops.fmha", 'pip install "xformers>=0.0.35,<0.1"')
 
 
 class XformersCutlass(Described):
-    """The CUTLASS kernels that PyTorch took over; xFormers 0.0.35 calls PyTorch's copy of them (`cutlassF-pt`).
+    """xFormers' `memory_efficient_attention` forced to CUTLASS; since 0.0.35 these are PyTorch's own kernels.
 
     Written against 0.0.35 (xformers/ops/fmha/cutlass.py, attn_bias.py). Grouped heads are experimental there and have
     no backward, a sliding window has none outside of packed sequences: both are refused.
@@ -42,14 +44,22 @@ class XformersCutlass(Described):
         """The mask is an object of xFormers', made once, and not timed."""
         fmha = loaded("cutlass")
         # In decoding a mask hides nothing, and a window that hides nothing would have no backward.
-        masks = {} if case.dense else {"causal": case.causal, "window": case.window, "align": case.align}
-        bias = attention_bias(fmha, case.lengths or (), inputs.q_bhsd.device, **masks)
+        bias = None
+        if not case.dense:
+            bias = attention_bias(
+                fmha,
+                case.lengths or (),
+                inputs.q_bhsd.device,
+                causal=case.causal,
+                window=case.window,
+                align=case.align,
+            )
         forced = (fmha.cutlass.FwOp, fmha.cutlass.BwOp)
         return bshd_calls(partial(fmha.memory_efficient_attention, attn_bias=bias, op=forced), inputs)
 
 
 class XformersFlash3(Described):
-    """FlashAttention 3 by way of xFormers, through the custom operator `attn_exp::xformers_fa3_attention`.
+    """xFormers forced to FlashAttention 3, as a custom operator that breaks no graph under torch.compile.
 
     Not run by the authors: xFormers calls FlashAttention 3 where `flash_attn_3` is installed, and that is not on the
     package index. Written against 0.0.35 (xformers/ops/fmha/flash3.py); tested with a stand-in for its two functions.
@@ -67,7 +77,7 @@ class XformersFlash3(Described):
         # 8.x is allowed there, but FlashAttention 3 is for Hopper.
         capabilities=(9,),
     )
-    package = PACKAGE
+    package = replace(PACKAGE, install=f"{PACKAGE.install}, and flash_attn_3 as for backend=fa3")
     claims = {("cuda", "forward"): r"FlashAttnFwdSm", ("cuda", "backward"): r"FlashAttnBwdSm"}
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
@@ -98,8 +108,8 @@ def attention_bias(
     lengths: tuple[int, ...],
     device: torch.device,
     *,
-    causal: bool = False,
-    window: int | None = None,
+    causal: bool,
+    window: int | None,
     align: str = "bottom_right",
 ) -> Any:
     """A case's mask as xFormers' object; its windows count keys kept, the query's own included, as a case's do."""

@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from test_conf import CONF
 
+import attn_exp
 from attn_exp.accuracy import inaccuracy
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Unavailable
@@ -18,6 +19,7 @@ from attn_exp.tolerance import expected
 
 pytestmark = pytest.mark.gpu
 
+CONF = Path(attn_exp.__file__).parent.parent / "conf"
 NAMES = ("fa2", "fa3", "fa4", "xformers_cutlass", "xformers_fa3", "te", "helion")
 CASE = Case(
     batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"
