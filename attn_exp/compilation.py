@@ -20,11 +20,24 @@ def compile_calls(calls: Calls, inputs: Inputs, compile_: Compile) -> Calls:
     """The same calls with their attention compiled by Inductor; compiling itself happens in the first calls.
 
     Raises:
-        Refused: the backend is no function of q, k and v that could be compiled.
+        Refused: the backend is no function of q, k and v that could be compiled, or its backward would run on memory
+            that is gone.
     """
     if calls.attention is None:
         raise Refused("torch.compile needs a function of q, k and v, and this backend has none: set compile=none")
+    if _options(compile_).get("triton.cudagraphs") and inputs.q_bhsd.requires_grad:
+        raise Refused(
+            "a compiled CUDA graph overwrites what its forward saved, so a backward cannot be called again and again: "
+            "set passes=[forward], or compile=max-autotune-no-cudagraphs"
+        )
     return calls_of(compiled(calls.attention, compile_), inputs, calls.scope, calls.notes)
+
+
+def _options(compile_: Compile) -> dict[str, Any]:
+    """Inductor's options of a mode, and those that were given: torch.compile takes either, not both."""
+    import torch._inductor
+
+    return {**torch._inductor.list_mode_options(compile_.mode), **compile_.options}
 
 
 def compiled(attention: Attention, compile_: Compile) -> Attention:
@@ -33,8 +46,7 @@ def compiled(attention: Attention, compile_: Compile) -> Attention:
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attention(q, k, v)
 
-    # torch.compile takes a mode or options; a mode is a set of options.
-    options: dict[str, Any] = {**torch._inductor.list_mode_options(compile_.mode), **compile_.options}
+    options = _options(compile_)
     made: Attention = torch.compile(call, fullgraph=compile_.fullgraph, dynamic=False, options=options or None)
     if not options.get("triton.cudagraphs"):
         return made

@@ -104,7 +104,8 @@ class Machine:
 
 def event_floor(gpu: Gpu) -> dict[str, float]:
     """What a pair of events with nothing between them measures, and the step in which event times come, in us."""
-    gpu.sleep_us(5000.0)  # until all are enqueued, or the host is what they measure
+    # Long enough for an idle GPU to raise its clocks, at which an event takes 8 to 13 us, and until all are enqueued.
+    gpu.sleep_us(50_000.0)
     events = [gpu.event() for _ in range(101)]
     gpu.synchronize()
     times = sorted(gpu.elapsed_us(first, second) for first, second in itertools.pairwise(events))

@@ -18,8 +18,9 @@ from attn_exp.inputs import Inputs
 from attn_exp.record import TensorError
 
 FACTOR = 3.0
-# One row may stand out, and the part that was sampled need not have the worst.
-WORST_ROW_FACTOR = 4.0
+# One row in a million stands out further than one in the thousands that were sampled: cuDNN's dq of 256 heads of 8,192
+# tokens by 7 times its tensor's tolerance (H200). A row that is wrong is off by far more.
+WORST_ROW_FACTOR = 8.0
 # Scores of the part: 8,192 x 8,192 take 2 ms in float64 on an H200.
 _PART_SCORES = {"cuda": 1 << 26, "cpu": 1 << 18}
 

@@ -46,6 +46,8 @@ def kernel_times(records: list[Record]) -> Times:
     """The same by attn_exp's `kernel` timer."""
     found = {}
     for record in records:
+        if record.status != "ok":
+            continue
         for direction, measured in record.passes.items():
             timing = next(timing for timing in measured.timings if timing.timer == "kernel")
             case = record.request.case

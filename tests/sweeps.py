@@ -9,7 +9,7 @@ from attn_exp.case import Case
 from attn_exp.compare.read import Sweep, read_folder
 from attn_exp.flops import flops
 from attn_exp.jobs import _identity
-from attn_exp.record import Kernel, Measuring, PassRecord, Record, Request, Timing, write_record
+from attn_exp.record import Compile, Kernel, Measuring, PassRecord, Record, Request, Timing, write_record
 
 CASE = Case(
     batch=4, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16",
@@ -68,7 +68,7 @@ def job(
     config = {"_target_": f"attn_exp.backends.sdpa.{backend.title()}", "name": backend} | (options or {})
     device = changes.pop("device", "cuda")
     model = changes.pop("model", "sdpa_bench")
-    identity = _identity(of, config, asked, device)
+    identity = _identity(of, config, asked, Compile(), True, device)
     request = Request(
         job=f"{backend}-{identity}",
         sweep="s",

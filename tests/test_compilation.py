@@ -127,6 +127,13 @@ def test_a_recompilation_while_timing_is_an_error_and_not_a_slow_sample(without_
     assert "recompile" in record.reason
 
 
+def test_a_backward_on_the_memory_of_a_cuda_graph_is_refused():
+    for mode in ("max-autotune", "reduce-overhead"):
+        record = measured("attn_exp.backends.eager.Eager", mode=mode)
+        assert record.status == "unsupported"
+        assert "set passes=[forward]" in record.reason
+
+
 def test_what_is_no_function_cannot_be_compiled():
     for backend in (f"{__name__}:Opaque", "attn_exp.backends.compiled.Compiled"):
         record = measured(backend)

@@ -78,8 +78,8 @@ def median_us(bench: Bench, timer: str, call: Call) -> float:
     return statistics.median(sample(make_timer(timer, bench.machine.gpu), call, SEVEN).times_us)
 
 
-def side_by_side(bench: Bench, *calls: Call, rule: StoppingRule = SEVEN) -> list[list[float]]:
+def side_by_side(bench: Bench, *calls: Call, rule: StoppingRule = SEVEN, rest_s: float = 0.0) -> list[list[float]]:
     """The round medians of each call in microseconds, sampled in turns by the timer that ranks."""
     entries = [Entry(make_timer(bench.timer, bench.machine.gpu), call) for call in calls]
-    timings: list[Timing] = sample_rivals(entries, rule, order=abba_order)
+    timings: list[Timing] = sample_rivals(entries, rule, order=abba_order, rest_s=rest_s)
     return [round_medians(timing.times_us, timing.rounds) for timing in timings]
