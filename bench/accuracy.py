@@ -23,7 +23,8 @@ from attn_exp.case import Case
 from attn_exp.conf import conf_folder
 
 FIELDS = ("index", "case", "backend", "status", "tensor", "error", "tolerance", "row_error", "row_tolerance", "reason")
-# Of each kind at least so many, then whatever the dice say.
+# In turn; sizes and the rest are up to the dice.
+_PIECES = 10
 KINDS = ("dense", "causal", "grouped", "longer_kv", "longer_q", "decode", "window", "softcap", "packed", "two_dims")
 
 
@@ -171,6 +172,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--budget-s", type=float, default=3600.0, help="what is not done by then is named as not done")
     parser.add_argument("backends", nargs="*")
     given = parser.parse_intermixed_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -178,11 +180,18 @@ def main() -> int:
     configs = [yaml.safe_load(path.read_text()) for path in paths if not given.backends or path.stem in given.backends]
     cases = list(enumerate(draw(given.seed, given.cases)))
     print(f"seed {given.seed}, {len(cases)} cases, {len(configs)} backends on {device}", flush=True)
-    # In pieces, since some backends compile for each case; the last pieces are short.
-    tasks = [(config, cases[first::6], given.seed, device) for first in range(6) for config in configs]
-    began = time.time()
-    with multiprocessing.get_context("spawn").Pool(given.processes, maxtasksperchild=4) as pool:
-        rows = [row for found in pool.imap_unordered(check, tasks) for row in found]
+    # In pieces, since some backends compile for each case.
+    tasks = [(config, cases[first::_PIECES], given.seed, device) for first in range(_PIECES) for config in configs]
+    began, rows = time.time(), []
+    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
+        found = pool.imap_unordered(check, tasks)
+        for _ in tasks:
+            try:
+                rows += found.next(timeout=max(0.1, given.budget_s - (time.time() - began)))
+            except multiprocessing.TimeoutError:
+                print(f"not all was done within {given.budget_s:.0f} s", flush=True)
+                break
+        pool.terminate()
     rows.sort(key=lambda row: (str(row["backend"]), int(row["index"])))  # type: ignore[call-overload]
     given.out.mkdir(parents=True, exist_ok=True)
     with (given.out / "accuracy.csv").open("w", newline="") as file:
