@@ -17,7 +17,8 @@ class Helion(Described):
     """Our own fused attention in Helion, forward and backward, without atomics.
 
     Run on an H200 with Helion 1.0.0, which fits torch 2.11; Helion 1.5 wants a newer one. `autotune=none` takes tiles
-    that were measured there, `quick` and `full` let Helion search for the case's own, for minutes, at the first call.
+    that were measured there; `quick` and `full` let Helion search for the case's own, for minutes, at the first call.
+    Not run by the authors: that search.
     """
 
     supports = Supports(

@@ -23,8 +23,10 @@ PACKAGE = Package("xformers", "xformers.ops.fmha", 'pip install "xformers>=0.0.3
 class XformersCutlass(Described):
     """xFormers' `memory_efficient_attention` forced to CUTLASS; since 0.0.35 these are PyTorch's own kernels.
 
-    Written against 0.0.35 (xformers/ops/fmha/cutlass.py, attn_bias.py). Grouped heads are experimental there and have
-    no backward, a sliding window has none outside of packed sequences: both are refused.
+    Run on an H200 with 0.0.35 (xformers/ops/fmha/cutlass.py, attn_bias.py), whose wheel is built for CUDA 12: beside a
+    CUDA 13 build of torch its extension wants `libcudart.so.12` (nvidia-cuda-runtime-cu12) on the library path.
+    Grouped heads are experimental there and have no backward, a sliding window has none outside of packed sequences:
+    both are refused.
     """
 
     supports = Supports(
