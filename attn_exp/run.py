@@ -36,6 +36,7 @@ from attn_exp.report import table, write_tables
 from attn_exp.store import final_record, read_sweep
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker, redacted
+from attn_exp.trackers.none import NoTracker
 
 _KEPT_AT_ONCE = 100
 
@@ -202,7 +203,8 @@ class Session:
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
             self.progress.say(f"{jobs} without a result; try again with: {resume_command(self.sweep)}")
-        self.progress.say(f"records and table.csv are in {near(folder)}; look at them with: python -m attn_exp.ui")
+        shown = "" if isinstance(self._tracker, NoTracker) else "; look at them with: python -m attn_exp.ui"
+        self.progress.say(f"records and table.csv are in {near(folder)}{shown}")
 
 
 @functools.cache

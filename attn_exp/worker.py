@@ -167,6 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
     if given.serve:
         serve(given.reply_fd)
         return 0
+    if not ((given.folder / REQUEST_NAME).exists() or (given.folder / DUEL_NAME).exists()):
+        parser.error(f"{given.folder} has no {REQUEST_NAME}: give a job's folder, as multirun/SWEEP/JOB")
     run_folder(given.folder, None)
     return 0
 
