@@ -9,7 +9,7 @@ from attn_exp.case import Case
 from attn_exp.compare.read import Sweep, read_folder
 from attn_exp.flops import flops
 from attn_exp.jobs import _identity
-from attn_exp.record import Kernel, Measuring, PassRecord, Record, Request, Timing, write_record
+from attn_exp.record import Compile, Kernel, Measuring, PassRecord, Record, Request, Timing, write_record
 
 CASE = Case(
     batch=4, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16",
@@ -25,7 +25,6 @@ MEASURING = Measuring(
     regime="sustained",
     passes=("forward", "backward"),
     seed=123,
-    tolerance={"out": 0.01, "gradient": 0.015},
 )
 H200 = {
     "host": "node1",
@@ -69,7 +68,8 @@ def job(
     config = {"_target_": f"attn_exp.backends.sdpa.{backend.title()}", "name": backend} | (options or {})
     device = changes.pop("device", "cuda")
     model = changes.pop("model", "sdpa_bench")
-    identity = _identity(of, config, asked, device)
+    compiled = changes.pop("compile", Compile())
+    identity = _identity(of, config, asked, compiled, True, device)
     request = Request(
         job=f"{backend}-{identity}",
         sweep="s",
@@ -78,6 +78,7 @@ def job(
         case=of,
         backend=config,
         measuring=asked,
+        compile=compiled,
         label=f"{backend} {of.label()}",
     )
     metrics: dict[str, float] = {}

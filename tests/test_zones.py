@@ -41,6 +41,7 @@ WORKER = {
     "compilation",
     "environment",
     "inputs",
+    "kernels.launch",
     "attempt",
     "machine",
     "measure",
