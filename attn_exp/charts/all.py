@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.charts.data import one_each, with_sweeps
+from attn_exp.charts.changes import changes_chart
+from attn_exp.charts.data import one_each
 from attn_exp.charts.dots import accuracy_chart, first_call_chart
 from attn_exp.charts.heatmap import heatmap_chart
 from attn_exp.charts.lengths import lengths_chart
@@ -22,6 +23,14 @@ from attn_exp.errors import UserError
 if TYPE_CHECKING:
     from attn_exp.compare.result import Result
 
+_OF_RESULTS: "tuple[Callable[[Sequence[Result]], Chart | None], ...]" = (
+    lengths_chart,
+    roofline_chart,
+    accuracy_chart,
+    first_call_chart,
+    samples_chart,
+)
+
 
 def charts(found: Comparison) -> Iterator[Chart]:
     """The charts of a comparison, drawn one by one as they are asked for.
@@ -31,32 +40,27 @@ def charts(found: Comparison) -> Iterator[Chart]:
     """
     if not available():
         raise UserError(MISSING)
-    results = with_sweeps(one_each(results_of(found)))
-    makers: list[Callable[[Sequence[Result]], Chart | None]] = [
-        lengths_chart,
-        roofline_chart,
-        samples_chart,
-        first_call_chart,
-        accuracy_chart,
-    ]
-    first = [lambda: heatmap_chart(found)] if isinstance(found, Rivals) else []
-    for draw in [lambda: makers[0](results), *first, *(_of(maker, results) for maker in makers[1:])]:
-        chart = draw()
+    own = (
+        heatmap_chart(found)
+        if isinstance(found, Rivals)
+        else changes_chart(found)
+        if isinstance(found, Changes)
+        else None
+    )
+    if own is not None:
+        yield own
+    results = one_each(results_of(found))
+    for draw in _OF_RESULTS:
+        chart = draw(results)
         if chart is not None:
             yield chart
 
 
 def results_of(found: Comparison) -> "list[Result]":
-    """The results that a comparison is about, each once; of a sweep against an earlier one those of both."""
-    if isinstance(found, Changes):
-        cells = [cell for row in found.rows for cell in (row.old, row.new) if cell is not None]
-    elif isinstance(found, History):
-        cells = [row.cell for row in found.rows]
-    elif isinstance(found, (Rivals, Published)):
-        cells = [row.cell for row in found.rows]
-    else:
+    """The results that a comparison is about, each once: of several sweeps the latest ones."""
+    if not isinstance(found, (Rivals, Changes, History, Published)):
         raise TypeError(f"there are no charts for {type(found).__name__}")
-    return list({id(cell.result): cell.result for cell in cells}.values())
+    return list({id(row.cell.result): row.cell.result for row in found.rows}.values())
 
 
 def write_charts(found: Comparison, folder: Path, *, limit_s: float | None = None) -> list[Path]:
@@ -75,9 +79,3 @@ def write_charts(found: Comparison, folder: Path, *, limit_s: float | None = Non
     except OSError as error:
         raise UserError(f"cannot write plots to {folder} ({error.strerror}): choose another folder") from error
     return written
-
-
-def _of(
-    maker: "Callable[[Sequence[Result]], Chart | None]", results: "Sequence[Result]"
-) -> "Callable[[], Chart | None]":
-    return lambda: maker(results)

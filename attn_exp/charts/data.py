@@ -3,7 +3,6 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.case import PASSES, Case, case_columns
@@ -17,8 +16,7 @@ def measured(results: Iterable["Result"], *metrics: str) -> "list[Result]":
     return [
         result
         for result in results
-        if result.status == "ok"
-        and any(all(f"{side}/{name}" in result.metrics for name in metrics) for side in PASSES)
+        if result.status == "ok" and any(all(f"{side}/{name}" in result.metrics for name in metrics) for side in PASSES)
     ]
 
 
@@ -62,11 +60,15 @@ def case_names(results: "Iterable[Result]", leave_out: Sequence[str] = ()) -> "C
     ]
     if "q_len" in varying and "kv_len" in varying and all(result.case.square for result in several):
         varying.remove("kv_len")
-    models = "model" not in leave_out and len({result.model for result in several}) > 1
+    others = [
+        get
+        for get in (lambda one: str(one.model), lambda one: str(one.device_name), lambda one: str(one.measuring.timer))
+        if len({get(result) for result in several}) > 1
+    ]
 
     def name_of(result: "Result") -> str:
         words = [_word(name, getattr(result.case, name), result.case) for name in varying]
-        return " ".join(filter(None, [*([result.model] if models else []), *words]))
+        return " ".join(filter(None, [*(get(result) for get in others), *words]))
 
     return name_of
 
@@ -91,13 +93,6 @@ def one_each(results: "Iterable[Result]") -> "list[Result]":
         if key not in kept or kept[key].finished_at <= result.finished_at:
             kept[key] = result
     return list(kept.values())
-
-
-def with_sweeps(results: "Sequence[Result]") -> "list[Result]":
-    """The results with labels that name the sweep where there are several, so that no two curves run into one."""
-    if len({result.sweep for result in results}) < 2:
-        return list(results)
-    return [replace(result, label=f"{result.label} [{result.sweep}]") for result in results]
 
 
 def caption(results: "Sequence[Result]", *sentences: str) -> str:

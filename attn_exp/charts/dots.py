@@ -25,7 +25,12 @@ def first_call_chart(results: "Sequence[Result]") -> Chart | None:
     panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
     for panel, side in zip(panels, passes, strict=True):
         for row, (label, look) in enumerate(style.items()):
-            own = [r.metrics[f"{side}/first_call_s"] for r in found if r.label == label if r.metrics.get(f"{side}/first_call_s")]
+            own = [
+                r.metrics[f"{side}/first_call_s"]
+                for r in found
+                if r.label == label
+                if r.metrics.get(f"{side}/first_call_s")
+            ]
             if not own:
                 continue
             spread = [row + 0.4 * ((index * 0.618) % 1 - 0.5) for index in range(len(own))]
@@ -78,7 +83,9 @@ def accuracy_chart(results: "Sequence[Result]") -> Chart | None:
         "of dq, dk and dv the worst.",
         f"All: {shared_case(found)}.",
     )
-    return finish(figure, "accuracy", "Accuracy against speed", said, [_handle(look) for look in style.values()], list(style))
+    return finish(
+        figure, "accuracy", "Accuracy against speed", said, [_handle(look) for look in style.values()], list(style)
+    )
 
 
 def _error(result: "Result", side: str) -> float | None:

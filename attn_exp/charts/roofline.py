@@ -62,7 +62,9 @@ def roofline_chart(results: "Sequence[Result]") -> Chart | None:
     said = caption(
         found,
         "Bytes are those that must move at least, FLOP those of unmasked pairs.",
-        "Measured: a large matrix product and a copy, in the worker that ran the jobs." if any(name == "measured" for name, *_ in roofs) else "",
+        "Measured: a large matrix product and a copy, in the worker that ran the jobs."
+        if any(name == "measured" for name, *_ in roofs)
+        else "",
         f"All: {shared_case(found)}.",
         f"{others} more devices or data types are not shown." if others else "",
     )

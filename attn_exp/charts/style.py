@@ -72,7 +72,8 @@ def looks(results: Iterable["Result"]) -> dict[str, Look]:
     """The look of each label, by its name alone unless two would look the same; labels in their order."""
     found: dict[str, Look] = {}
     by_label = {result.label: result for result in results}
-    for label in sorted(by_label):
+    # Those that have a look of their own first: they must not give way to others.
+    for label in sorted(by_label, key=lambda one: (one not in _KNOWN, one)):
         result = by_label[label]
         name = str(result.backend.get("name", "?"))
         look = _look(name, backend_label(name, result.compile), label)
@@ -82,7 +83,7 @@ def looks(results: Iterable["Result"]) -> dict[str, Look]:
                 break
             look = Look(look.colour, after, look.line)
         found[label] = look
-    return found
+    return {label: found[label] for label in sorted(found)}
 
 
 def _look(name: str, compiled: str, label: str) -> Look:
