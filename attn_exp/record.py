@@ -134,7 +134,8 @@ def backend_label(name: str, compile_: Compile, took: Iterable[str | None] = ())
     `took` are those whose kernels ran in each pass, of a backend that may choose.
     """
     label = name if compile_.mode == "none" else f"{name}+{compile_.mode}"
-    others = dict.fromkeys(filter(None, took))
+    # Whoever took its own adds nothing to its name.
+    others = dict.fromkeys(one for one in took if one and one != name)
     return f"{label} ({', '.join(others)})" if others else label
 
 

@@ -42,6 +42,7 @@ WORKER = {
     "environment",
     "inputs",
     "kernels.launch",
+    "kernels.triton_attention",
     "attempt",
     "machine",
     "measure",

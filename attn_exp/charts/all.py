@@ -40,13 +40,11 @@ def charts(found: Comparison) -> Iterator[Chart]:
     """
     if not available():
         raise UserError(MISSING)
-    own = (
-        heatmap_chart(found)
-        if isinstance(found, Rivals)
-        else changes_chart(found)
-        if isinstance(found, Changes)
-        else None
-    )
+    own = None
+    if isinstance(found, Rivals):
+        own = heatmap_chart(found)
+    elif isinstance(found, Changes):
+        own = changes_chart(found)
     if own is not None:
         yield own
     results = one_each(results_of(found))

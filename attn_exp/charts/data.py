@@ -60,11 +60,7 @@ def case_names(results: "Iterable[Result]", leave_out: Sequence[str] = ()) -> "C
     ]
     if "q_len" in varying and "kv_len" in varying and all(result.case.square for result in several):
         varying.remove("kv_len")
-    others = [
-        get
-        for get in (lambda one: str(one.model), lambda one: str(one.device_name), lambda one: str(one.measuring.timer))
-        if len({get(result) for result in several}) > 1
-    ]
+    others = [get for get in _BESIDE if "model" not in leave_out and len({get(result) for result in several}) > 1]
 
     def name_of(result: "Result") -> str:
         words = [_word(name, getattr(result.case, name), result.case) for name in varying]
@@ -113,6 +109,12 @@ def size_text(value: float) -> str:
     return f"{value:g}"
 
 
+# Beside sizes: what else makes two curves of one backend two.
+_BESIDE: "tuple[Callable[[Result], str], ...]" = (
+    lambda result: result.model,
+    lambda result: result.device_name,
+    lambda result: result.measuring.timer,
+)
 _SHORT_NAMES = {"batch": "b", "q_heads": "h", "kv_heads": "kvh", "q_len": "s", "kv_len": "kv", "head_dim": "d"}
 
 

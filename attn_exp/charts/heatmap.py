@@ -35,7 +35,7 @@ def heatmap_chart(found: "Rivals") -> Chart | None:
     width = 1.4 + 0.075 * widest + len(passes) * max(2.0, 0.62 * len(labels))
     figure = new_figure(max(width, 6.0), 1.9 + 0.26 * len(shown) + 0.055 * max(map(len, labels)))
     panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
-    image = None
+    image: Any = None
     for panel, side, grid in zip(panels, passes, by_pass, strict=True):
         image = _draw(panel, [grid.get(key, {}) for key in shown], labels)
         panel.set_title(side, fontsize=10)

@@ -58,13 +58,12 @@ def roofline_chart(results: "Sequence[Result]") -> Chart | None:
         labels += ["forward", "backward"]
     handles += [_line(line) for _, _, _, line in roofs]
     labels += [f"{name}: {rate:.4g} TFLOPS, {speed:.3g} TB/s" for name, rate, speed, _ in roofs]
+    measured_too = any(name == "measured" for name, *_ in roofs)
     others = len({(r.device_name, r.case.dtype) for r in measured(results, "tflops", "min_bytes")}) - 1
     said = caption(
         found,
         "Bytes are those that must move at least, FLOP those of unmasked pairs.",
-        "Measured: a large matrix product and a copy, in the worker that ran the jobs."
-        if any(name == "measured" for name, *_ in roofs)
-        else "",
+        "Measured: a large matrix product and a copy, in the worker that ran the jobs." if measured_too else "",
         f"All: {shared_case(found)}.",
         f"{others} more devices or data types are not shown." if others else "",
     )
@@ -115,7 +114,7 @@ def _plain_ticks(panel: Any) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _line(line: str) -> Any:
+def _line(line: Any) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color="#444444", linestyle=line, linewidth=1.3)

@@ -125,7 +125,7 @@ def finish(
         )  # fmt: skip
         below += _LEGEND_LINE * -(-len(shown) // columns) + _EDGE
     for text in figure.findobj(Text):
-        text.set_parse_math(False)  # type: ignore[attr-defined]
+        text.set_parse_math(False)
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.set(rect=(0, below / height, 1, 1 - below / height))  # type: ignore[call-arg]

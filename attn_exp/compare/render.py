@@ -1,4 +1,4 @@
-"""Render: a page as text for a terminal, Markdown, CSV, JSON, LaTeX or HTML. The numbers are the sheets', the same in all."""
+"""Render: a page as text for a terminal, Markdown, CSV, JSON, LaTeX or HTML. The numbers are the same in all."""
 
 import csv
 import io
