@@ -23,17 +23,19 @@ def curves(results: "Sequence[Result]") -> list[Curve]:
     if not together:
         return []
     name_of = case_names([one[0] for one in together], leave_out=_OF_LENGTH)
+    # Before its first job: a list by time has the jobs on top.
+    began = min(result.started_at for result in results)
     found = []
     for family in together:
         by_label: dict[str, list[Result]] = defaultdict(list)
         for result in sorted(family, key=lambda one: one.finished_at):
             by_label[result.label].append(result)
-        found += [_curve(label, name_of(own[0]), own) for label, own in by_label.items()]
+        found += [_curve(label, name_of(own[0]), own, began) for label, own in by_label.items()]
     several = [curve for curve in found if any(len(points) > 1 for points in curve.points.values())]
     return sorted(several, key=lambda curve: -max(len(points) for points in curve.points.values()))[:_MOST]
 
 
-def _curve(label: str, name: str, own: "Sequence[Result]") -> Curve:
+def _curve(label: str, name: str, own: "Sequence[Result]", began: float) -> Curve:
     points: dict[str, dict[int, float]] = defaultdict(dict)
     for result in own:
         for side in result.measuring.passes:
@@ -50,5 +52,5 @@ def _curve(label: str, name: str, own: "Sequence[Result]") -> Curve:
         params={"backend": str(first.backend.get("name", "?")), "model": first.model, "compile": first.compile.mode}
         | params,
         points={metric: tuple(sorted(values.items())) for metric, values in points.items()},
-        moment=max(result.finished_at for result in own),
+        moment=began,
     )

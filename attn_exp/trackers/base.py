@@ -36,7 +36,7 @@ class SweepInfo:
 class Curve:
     """Numbers of one backend against sequence length: (length, value) by metric, in the order of the lengths.
 
-    `moment` is when the last of them was measured, in seconds since 1970.
+    `moment` is where it stands in time among the sweep's jobs, in seconds since 1970.
     """
 
     name: str
