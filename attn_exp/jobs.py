@@ -43,7 +43,7 @@ _KEYS = (
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
 # Where results go says nothing about the job, and a tracking URI may hold a password.
-_NOT_KEPT = ("tracker", "folder", "dry_run")
+_NOT_KEPT = ("tracker", "folder", "dry_run", "plots")
 
 
 def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:

@@ -1,6 +1,7 @@
 """The record: all that one job leaves, as `record.json` in the job's folder. The truth; MLflow is a view of it."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -127,9 +128,15 @@ class Compile:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def backend_label(name: str, compile_: Compile) -> str:
-    """A backend as tables name it: with what it was compiled by, since that makes it another competitor."""
-    return name if compile_.mode == "none" else f"{name}+{compile_.mode}"
+def backend_label(name: str, compile_: Compile, took: Iterable[str | None] = ()) -> str:
+    """A backend as tables name it: with what it was compiled by, since that makes it another competitor.
+
+    `took` are those whose kernels ran in each pass, of a backend that may choose.
+    """
+    label = name if compile_.mode == "none" else f"{name}+{compile_.mode}"
+    # Whoever took its own adds nothing to its name.
+    others = dict.fromkeys(one for one in took if one and one != name)
+    return f"{label} ({', '.join(others)})" if others else label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +204,8 @@ class Record:
     @property
     def label(self) -> str:
         """Who computed it, as tables say: `flash`, `flex+max-autotune`, `auto (cudnn)`."""
-        label = backend_label(str(self.request.backend.get("name", "?")), self.request.compile)
-        took = dict.fromkeys(measured.took for measured in self.passes.values() if measured.took)
-        return f"{label} ({', '.join(took)})" if took else label
+        took = [measured.took for measured in self.passes.values()]
+        return backend_label(str(self.request.backend.get("name", "?")), self.request.compile, took)
 
     @property
     def device_name(self) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from attn_exp.closing import extras
 from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Outcome, Worker, make_isolation
@@ -51,6 +52,7 @@ class Session:
         self.folder: Path | None = None
         self.sweep = ""
         self.impossible: list[str] = []
+        self._plots = True
         self._isolation: Isolation | None = None
         self._tracker: Tracker | None = None
         self._lease: Lease | None = None
@@ -136,6 +138,8 @@ class Session:
         if self.folder is not None:
             return
         options = plain(config)
+        if not isinstance(options["plots"], bool):
+            raise UserError(f"plots={options['plots']} is neither true nor false")
         isolation = make_isolation(options["isolation"])
         tracker = make_tracker(options["tracker"])
         folder = Path(options["folder"]).resolve()
@@ -154,6 +158,7 @@ class Session:
                     path.rmdir()
             raise
         self.folder, self._tracker, self.sweep = folder, tracker, options["sweep"]
+        self._plots = options["plots"]
         if request.device == "cuda":
             self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
         if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.reuse:
@@ -178,9 +183,11 @@ class Session:
     def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
         found = [_without_samples(item) for item in read_sweep(folder)]
         records = [record for record in found if isinstance(record, Record)]
-        files = [*write_tables(records, folder), folder / "command.txt"]
-        warning = tracker.close(status, files, timeout_s=1.0 if status == "KILLED" else None)
         say = self.progress.say
+        files = [*write_tables(records, folder), folder / "command.txt"]
+        # Only now, when nothing is measured any more; whoever interrupts does not wait for pictures.
+        plots, curves = extras(folder, say) if self._plots and status == "FINISHED" else ([], ())
+        warning = tracker.close(status, [*files, *plots], curves=curves, timeout_s=1.0 if status == "KILLED" else None)
         if status == "KILLED":
             left = max(0, self.progress.total - sum(record.final for record in records))
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(self.sweep)}")

@@ -38,7 +38,7 @@ _COLUMNS = {
     "tags.`attn_exp.gpu`": 150,
 }
 # The charts to begin with, out of one for each of some 60 metrics: a regular expression on their names.
-_CHARTS = "/(time_us|tflops)$"
+_CHARTS = "/(time_us|tflops)(_by_length)?$"
 _START_LIMIT_S, _STOP_LIMIT_S, _POLL_S = 90.0, 5.0, 0.2
 
 

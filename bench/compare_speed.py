@@ -51,6 +51,7 @@ def record(sweep: str, number: int, draw: random.Random) -> dict[str, Any]:
         metrics |= {
             f"{name}/{word}": draw.random() for word in ("tflops", "gb_per_s", "flops_of_measured", "error_out")
         }
+        metrics |= {f"{name}/first_call_s": draw.random(), f"{name}/min_bytes": 1e7 * batch}
         timings = [timing(us, many, timer, draw) for timer, many in (("device", count), ("kernel", 20), ("event", 20))]
         kernels = [{"name": f"{backend}_{name}_kernel", "count": 1.0, "time_us": us}]
         passes[name] = {"first_call_s": 0.1, "peak_memory_bytes": 1 << 30, "errors": {}, "kernels": kernels,
@@ -61,7 +62,7 @@ def record(sweep: str, number: int, draw: random.Random) -> dict[str, Any]:
             "backend": {"_target_": "attn_exp.backends.sdpa.Flash", "name": backend},
             "measuring": {"timer": "device", "also": ["kernel", "event"], "precision": 0.005, "min_rounds": 7,
                           "max_rounds": 40, "budget_s": 0.1, "regime": "sustained",
-                          "passes": ["forward", "backward"], "seed": 123},
+                          "passes": ["forward", "backward"], "seed": 123, "l2": "cold"},
             "gpu_uuid": "GPU-1", "label": "", "config": {"model": {"name": "sdpa_bench"}},
         },
         "status": "ok", "reason": None, "passes": passes, "metrics": metrics, "flags": ["drift"],
@@ -70,7 +71,7 @@ def record(sweep: str, number: int, draw: random.Random) -> dict[str, Any]:
         "ceilings": {"copy_bytes_per_s": 4.2e12, "matmul_flops_per_s": 7.2e14},
         "canaries": {"sleep": 500.0, "copy": 480.0, "matmul": 1400.0, "sdpa": 3600.0 * draw.uniform(0.995, 1.005)},
         "telemetry": [], "stages_s": {"total": 0.5}, "started_at": 1e9, "finished_at": 1e9 + number, "schema": 1,
-        "method_version": "1",
+        "method_version": "2",
     }  # fmt: skip
 
 
@@ -146,6 +147,8 @@ def main(counts: list[int]) -> None:
                 "against, folders, table": ("against=old", "folder=."),
                 "against, sqlite, table": ("against=old", *store),
                 "against, folders, json": ("against=old", "folder=.", "format=json"),
+                "against, folders, html report": ("against=old", "folder=.", "out=report.html"),
+                "html report of one sweep (half)": ("baseline=flash", "folder=.", "out=report.html"),
                 "rivals of one sweep (half), table": ("baseline=flash", "folder=."),
                 "against, where=causal, 20 rows": ("against=old", "folder=.", "where=causal", "rows=20"),
             }

@@ -1,7 +1,8 @@
-"""python bench/screenshots.py [FOLDER]: a small CPU sweep, and pictures of it in MLflow's pages, for the README.
+"""python bench/screenshots.py [FOLDER]: a small CPU sweep, and pictures of it in MLflow's pages and our HTML report.
 
-Needs Playwright (pip install playwright) and a Chromium (/usr/bin/chromium, or CHROMIUM=PATH). Writes PNGs of 1,400 by
-900 into FOLDER, docs/pictures by default. MLflow's pages change: look at the pictures before you keep them.
+Needs Playwright and Pillow (pip install playwright pillow) and a Chromium (/usr/bin/chromium, or CHROMIUM=PATH).
+Writes PNGs of 1,400 by 900 into FOLDER, docs/pictures by default. MLflow's pages change: look at the pictures before
+you keep them.
 """
 
 import os
@@ -12,14 +13,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 SWEEP = "gpt2-small"
 COMMAND = (
-    *("-m", "backend=flash,math,eager", "batch=1,2", "seq_len=128,256", "device=cpu", f"sweep={SWEEP}"),
+    *("-m", "backend=flash,math,eager", "batch=1,2", "seq_len=64,128,256", "device=cpu", f"sweep={SWEEP}"),
     *("stopping.budget_s=0.2", "stopping.precision=0.02"),
 )
+REPORT = (f"sweep={SWEEP}", "baseline=math", "out=report.html")
 CHROMIUM = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 # On a first visit MLflow opens a panel over a quarter of the window, and its pages for language models.
 AS_A_USER_SETS_IT = """
@@ -41,7 +44,8 @@ def main(out: Path) -> None:
             assert server.stdout is not None
             address = [server.stdout.readline().strip() for _ in range(2)][1]
             assert address.startswith("http://"), address
-            take(address, out)
+            subprocess.run([sys.executable, "-m", "attn_exp.compare", *REPORT], cwd=folder, env=environment, check=True)
+            take(address, Path(folder, "report.html"), out)
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(30)
@@ -56,7 +60,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def take(address: str, out: Path) -> None:
+def take(address: str, report_file: Path, out: Path) -> None:
     with sync_playwright() as playwright:
         binary = os.environ.get("CHROMIUM", "/usr/bin/chromium")
         browser = playwright.chromium.launch(executable_path=binary, args=list(CHROMIUM))
@@ -68,7 +72,12 @@ def take(address: str, out: Path) -> None:
         page.goto(address)
         expand(page)
         one_run(page, out)
+        curves(page, address, out / "curves.png")
+        report(page, report_file, out / "report.png")
         browser.close()
+    for picture in out.glob("*.png"):
+        # Pages have few colours: a palette makes a third of the file.
+        Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
 
 
 def expand(page: Page) -> None:
@@ -95,10 +104,16 @@ def close_note(page: Page) -> None:
 def comparison(page: Page, out: Path) -> None:
     """All jobs of the sweep side by side: MLflow's charts, and its comparison of chosen runs."""
     page.locator("input[value=CHART]").dispatch_event("click")
-    page.get_by_text("forward/tflops").first.wait_for()
+    page.get_by_text("backward/tflops").first.wait_for()
     page.wait_for_timeout(4000)
     page.screenshot(path=out / "charts.png")
     page.locator("input[value=TABLE]").dispatch_event("click")
+    search = page.get_by_placeholder("metrics.rmse").first
+    search.fill("tags.`attn_exp.kind` = 'job'")
+    search.press("Enter")
+    page.wait_for_timeout(2000)
+    if not page.get_by_role("link", name="flash · b1").count():
+        expand(page)
     boxes = page.locator(".ag-pinned-left-cols-container .ag-selection-checkbox input")
     boxes.nth(1).wait_for(state="attached")
     for index in range(1, boxes.count()):
@@ -139,6 +154,28 @@ def one_run(page: Page, out: Path) -> None:
     page.get_by_text("record.json").first.click()
     page.wait_for_timeout(3000)
     page.screenshot(path=out / "artifacts.png")
+
+
+def curves(page: Page, address: str, path: Path) -> None:
+    """The sweep's curves alone, runs whose steps are sequence lengths: by what stands above the charts."""
+    page.goto(address)
+    expand(page)
+    close_note(page)
+    page.locator("input[value=CHART]").dispatch_event("click")
+    page.get_by_text("backward/tflops_by_length").first.wait_for()
+    inputs = page.locator("input").all()
+    next(one for one in inputs if "by_length" in (one.input_value() or "")).fill("tflops_by_length")
+    page.wait_for_timeout(4000)
+    page.screenshot(path=path)
+
+
+def report(page: Page, file: Path, path: Path) -> None:
+    """Our own report, with its tables and plots."""
+    page.goto(f"file://{file}")
+    # Both tables and plots in one picture.
+    page.evaluate("document.body.style.zoom = 0.6")
+    page.wait_for_timeout(500)
+    page.screenshot(path=path)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ def job(
     config = {"_target_": f"attn_exp.backends.sdpa.{backend.title()}", "name": backend} | (options or {})
     device = changes.pop("device", "cuda")
     model = changes.pop("model", "sdpa_bench")
-    identity = _identity(of, config, asked, Compile(), True, device)
+    compiled = changes.pop("compile", Compile())
+    identity = _identity(of, config, asked, compiled, True, device)
     request = Request(
         job=f"{backend}-{identity}",
         sweep="s",
@@ -77,6 +78,7 @@ def job(
         case=of,
         backend=config,
         measuring=asked,
+        compile=compiled,
         label=f"{backend} {of.label()}",
     )
     metrics: dict[str, float] = {}

@@ -13,6 +13,7 @@ from attn_exp.compose import compose_config
 from attn_exp.duel import main, rivals_of
 from attn_exp.jobs import request_from_config
 from attn_exp.nvml import GpuInfo
+from attn_exp.record import Compile
 from attn_exp.run import plain
 
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
@@ -97,6 +98,14 @@ def test_both_passes_of_one_case_need_one_command(tmp_path):
     both = duels(pairs)
     assert len({one.command for one in both}) == 1
     assert "passes" not in both[0].command
+
+
+def test_rivals_that_are_compiled_alike_are_compiled_in_the_duel(tmp_path):
+    how = Compile(mode="max-autotune", fullgraph=True, options={"epilogue_fusion": False})
+    requests = asked(command(tmp_path / "a", *(sweeps.job(name, compile=how) for name in ("flex", "eager"))))
+    assert [request.compile for request in requests] == [how, how]
+    said = command(tmp_path / "b", sweeps.job("flex", compile=how), sweeps.job("flash"))
+    assert said == "# flash and flex+max-autotune are compiled differently: no duel can set that for one rival"
 
 
 def test_the_command_really_runs_dry(tmp_path, capsys, monkeypatch):

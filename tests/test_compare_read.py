@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import cases
 
+from attn_exp.compare import compare
 from attn_exp.compare.read import read_folder, sweep_folders
-from attn_exp.compare.result import decode, label, named
-from attn_exp.compare.words import compile_mode
+from attn_exp.compare.result import decode, named
 from attn_exp.errors import UserError
-from attn_exp.record import FILE_NAME, SCHEMA, RecordError, read_record, write_record
+from attn_exp.record import FILE_NAME, SCHEMA, Compile, RecordError, read_record, write_record
 
 
 def lean(folder, record):
@@ -36,7 +36,7 @@ def test_a_result_says_what_the_whole_record_says(tmp_path, case, metrics, finis
     assert (result.status, result.reason, result.finished_at) == (whole.status, whole.reason, whole.finished_at)
     assert (result.canaries, result.device_name, result.l2) == (whole.canaries, whole.device_name, "cold")
     assert result.kernels == {"forward": "flash_forward", "backward": "flash_backward"}
-    assert label(result) == label(whole) == "flash"
+    assert result.label == whole.label == "flash"
 
 
 def test_a_record_without_canaries_is_one_of_before_there_were_any(tmp_path):
@@ -111,27 +111,36 @@ def test_one_name_for_two_option_sets_is_told_apart_by_what_differs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("compiled", "mode"),
+    ("compiled", "same"),
     [
-        (None, None),
-        ("none", None),
-        (False, None),
-        ({"mode": None}, None),
-        ({"mode": "none", "fullgraph": True}, None),
-        ({"mode": "max-autotune"}, "max-autotune"),
-        ("default", "default"),
-        (True, "default"),
+        (None, True),
+        (Compile(), True),
+        (Compile(mode="max-autotune"), False),
+        (Compile(mode="default", options={"a": 1}), False),
     ],
 )
-def test_how_a_backend_was_compiled_is_part_of_who_it_is(tmp_path, compiled, mode):
-    assert compile_mode(compiled) == mode
-    write_record(sweeps.job(), tmp_path)
+def test_how_a_backend_was_compiled_is_part_of_who_it_is(tmp_path, compiled, same):
+    write_record(sweeps.job(compile=compiled or Compile()), tmp_path)
     tree = json.loads((tmp_path / FILE_NAME).read_bytes())
-    tree["request"]["compile"] = compiled
+    if compiled is None:  # as records were before there was a choice
+        del tree["request"]["compile"]
     result = decode(json.dumps(tree).encode(), tmp_path / FILE_NAME)
-    assert result.label == {None: "flash", "default": "flash+compile"}.get(mode, f"flash+{mode}")
+    assert result.label == sweeps.job(compile=compiled or Compile()).label
+    write_record(sweeps.job(), tmp_path)
     plain = decode((tmp_path / FILE_NAME).read_bytes(), tmp_path / FILE_NAME)
-    assert (result.key == plain.key) == (compiled is None)
+    assert (result.key == plain.key) == same
+
+
+def test_whose_kernels_a_backend_took_stands_behind_it_and_need_not_be_typed(tmp_path):
+    record = sweeps.job("auto", 50.0)
+    record = replace(record, passes={name: replace(one, took="cudnn") for name, one in record.passes.items()})
+    folder = sweeps.write(tmp_path / "s", [record, sweeps.job("flash")])
+    results = read_folder(folder).results
+    assert [result.label for result in results] == ["auto (cudnn)", "flash"]
+    assert record.label == "auto (cudnn)"
+    found = compare(folder, baseline="auto")
+    gains = {row.cell.result.label: row.gain.value for row in found.rows if row.cell.direction == "forward"}
+    assert gains == {"auto (cudnn)": 1.0, "flash": pytest.approx(0.5)}
 
 
 def test_a_result_whose_file_is_gone_says_so(tmp_path):

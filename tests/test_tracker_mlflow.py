@@ -107,7 +107,7 @@ def runs_of(place: Path, sweep: str = "first", condition: str = "") -> tuple[Any
         if run.data.tags["attn_exp.kind"] == "sweep" and run.data.tags["attn_exp.sweep"] == sweep
     ]  # fmt: skip
     children = [run for run in found if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    return parent, sorted(children, key=lambda run: str(run.data.tags["attn_exp.job"]))
+    return parent, sorted(children, key=lambda run: str(run.data.tags.get("attn_exp.job")))
 
 
 def artifacts_of(run: Any) -> set[str]:

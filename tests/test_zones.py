@@ -22,7 +22,7 @@ PURE = {
 }
 # A comparison answers at once: nothing heavy either, in the whole package. Those that read or show stand apart from
 # those that only reckon.
-COMPARE_READS = {"__main__", "answer", "mlflow", "published", "read", "render"}
+COMPARE_READS = {"__main__", "answer", "mlflow", "published", "read", "render", "web"}
 # Modules that may import torch. Whatever is not listed here must not: a new module is checked by default.
 WORKER = {
     "accuracy",

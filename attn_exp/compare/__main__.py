@@ -12,7 +12,8 @@ where            which cells: where="causal and seq_len >= 4096 and backend in (
 metric           time_us, tflops, kernel_time_us, peak_memory_bytes ...; forward/time_us for one pass
 baseline         the backend that gains are over; without it each stands beside the best
 by, sort         group the means by fields; sort the rows by a field, -field from the largest down
-format, out      table, markdown, csv, json, latex; a file, whose ending may say the format
+format, out      table, markdown, csv, json, latex, html; a file, whose ending may say the format
+plots            a folder for pictures of it, as SVG and PNG; html has them inside
 rows             how many rows to show
 margin           the difference that the verdict `same` rules out (3%)
 spread           what equal rows may differ by, instead of what is known of the device
@@ -29,9 +30,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attn_exp.errors import UserError
 
+if TYPE_CHECKING:
+    from attn_exp.charts.style import Chart
+    from attn_exp.compare.comparison import Comparison
+
+NOTHING_TO_DRAW = "there is nothing to draw of that"
 REGRESSION, MISTAKE, SKIPPED = 1, 2, 3
 
 
@@ -44,17 +51,23 @@ def main(arguments: Sequence[str]) -> int:
     from attn_exp.compare.changes import Changes
     from attn_exp.compare.choice import choice_of
     from attn_exp.compare.pages import page
-    from attn_exp.compare.render import text_of
+    from attn_exp.compare.render import format_of, text_of
 
     try:
         choice = choice_of(arguments)
         found = answer(choice)
         colour = choice.out is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        text = text_of(page(found), choice.format, choice.out, colour=colour, limit=choice.rows)
+        drawn = drawings(found) if format_of(choice.format, choice.out) == "html" else ()
+        text = text_of(page(found), choice.format, choice.out, colour=colour, limit=choice.rows, charts=drawn)
         if choice.out is None:
             print(text, flush=True)
         else:
             _write(Path(choice.out), text)
+        if choice.plots is not None:
+            from attn_exp.charts.all import write_charts
+
+            count = len(write_charts(found, Path(choice.plots)))
+            print(f"{count} plots are in {choice.plots}" if count else NOTHING_TO_DRAW, file=sys.stderr)
     except UserError as error:
         print(f"attn_exp.compare: {error}", file=sys.stderr)
         return MISTAKE
@@ -71,6 +84,17 @@ def main(arguments: Sequence[str]) -> int:
             )
             return REGRESSION
     return SKIPPED if found.broken else 0
+
+
+def drawings(found: "Comparison") -> "list[Chart]":
+    """The charts of a report; none, and a sentence on standard error, where there is nothing to draw with."""
+    from attn_exp.charts.all import charts
+
+    try:
+        return list(charts(found))
+    except UserError as error:
+        print(f"the report is without plots: {error}", file=sys.stderr)
+        return []
 
 
 def _write(path: Path, text: str) -> None:

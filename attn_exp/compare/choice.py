@@ -32,6 +32,7 @@ class Choice:
     format: str | None = None
     out: str | None = None
     rows: int | None = None
+    plots: str | None = None
     margin: float | None = None
     spread: float | None = None
     fail_if_slower: float | None = None
@@ -88,7 +89,7 @@ def choice_from(keys: Mapping[str, Any]) -> Choice:
     """
     given: dict[str, Any] = {}
     for key, value in keys.items():
-        if key not in _READERS or key in ("sweep", "against", "format", "out", "rows"):
+        if key not in _READERS or key in ("sweep", "against", "format", "out", "rows", "plots"):
             raise UserError(f"there is no key '{key}': {_near(key)}the keys are {', '.join(_READERS)}")
         given[key] = _READERS[key](key, value) if isinstance(value, str) else value
         if isinstance(value, (list, tuple)):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_exp.case import case_columns
 from attn_exp.compare.cell import Cell, Metric
-from attn_exp.compare.environment import Difference
+from attn_exp.compare.environment import Difference, told
 from attn_exp.compare.read import Sweep
 
 if TYPE_CHECKING:
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class About:
-    """One sweep of a comparison: its name and place, how many records it has, where and when they were measured."""
+    """One sweep of a comparison: its name and place, how many records it has, where and when they were measured.
+
+    `environment` has all that is known of where and how, the values of one name in one text.
+    """
 
     name: str
     place: str
@@ -22,6 +25,7 @@ class About:
     devices: tuple[str, ...]
     versions: tuple[str, ...]
     ended_at: float
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,9 @@ def about(sweep: Sweep) -> About:
     results = sweep.results
     devices = sorted({result.device_name for result in results} - {""})
     torches = {str(result.environment.get("versions", {}).get("torch", "")) for result in results} - {""}
-    return About(sweep.name, sweep.place, len(results), tuple(devices), tuple(sorted(torches)), sweep.when)
+    return About(
+        sweep.name, sweep.place, len(results), tuple(devices), tuple(sorted(torches)), sweep.when, told(results)
+    )
 
 
 def case_order(cell: Cell) -> tuple[Any, ...]:

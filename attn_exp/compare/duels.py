@@ -10,8 +10,9 @@ from typing import Any
 from attn_exp.case import Case
 from attn_exp.compare.cell import Cell
 from attn_exp.compare.result import Result
-from attn_exp.compare.words import compile_mode, flat, word
+from attn_exp.compare.words import flat, word
 from attn_exp.conf import conf_folder
+from attn_exp.record import Compile
 
 # Sizes that a model brings along; all other fields of a case are keys of their own.
 _OF_MODEL = ("q_heads", "kv_heads", "head_dim", "value_dim")
@@ -38,7 +39,12 @@ def duels(pairs: Sequence[tuple[Cell, Cell]]) -> tuple[Duel, ...]:
 
 
 def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
-    """The command that measures two backends side by side on the case of `a`, which is that of `b`."""
+    """The command that measures two backends side by side on the case of `a`, which is that of `b`.
+
+    A comment of the shell's where there is none: a duel compiles all its rivals alike, or none.
+    """
+    if a.compile != b.compile:
+        return _comment(f"{a.label} and {b.label} are compiled differently: no duel can set that for one rival")
     words = ["python", "-m", "attn_exp.duel", *_rival("a", a), *_rival("b", b), *case_words(a.case, a.model)]
     if set(passes) == {"forward"}:
         # A backward needs its forward.
@@ -49,9 +55,19 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         words.append(f"timer={a.measuring.timer}")
     if a.measuring.regime != "sustained":
         words.append(f"regime={a.measuring.regime}")
-    if (mode := compile_mode(a.compile)) is not None:
-        words.append(f"compile={mode}")
-    return shlex.join(words)
+    return shlex.join([*words, *_compile_words(a.compile)])
+
+
+def _comment(text: str) -> str:
+    """The text as a comment, whatever a record put into it."""
+    return f"# {' '.join(text.split())}"
+
+
+def _compile_words(compiled: Compile) -> list[str]:
+    if compiled.mode == "none":
+        return []
+    more = [f"++compile.options.{name}={word(value)}" for name, value in flat(compiled.options).items()]
+    return [f"compile={compiled.mode}", *(["compile.fullgraph=true"] if compiled.fullgraph else []), *more]
 
 
 def case_words(case: Case, model: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Environments: what differs between two results besides the result, and whether they may be compared at all."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ REFUSED = frozenset(
 REFUSED_ON_CPU = REFUSED | {"cpu", "cpu_threads"}
 # Measured anew in each session: these say nothing of what was set up.
 _NO_DIFFERENCE = frozenset({"event_floor_us", "event_quantum_us", "nvml"})
+# Of values that differ within a sweep a report shows the first few.
+_SHOWN = 4
 _OF_MEASURING = ("timer", "regime", "seed")
 
 
@@ -75,6 +77,20 @@ def facts(result: Result) -> dict[str, Any]:
             found[name] = value
     found |= {name: getattr(result.measuring, name) for name in _OF_MEASURING}
     return {name: value for name, value in found.items() if name not in _NO_DIFFERENCE}
+
+
+def told(results: Iterable[Result]) -> tuple[tuple[str, str], ...]:
+    """What is known of where and how results were measured, by name: the values in one text where there are several."""
+    found: dict[str, dict[str, None]] = {}
+    for result in {(id(result.environment), id(result.measuring)): result for result in results}.values():
+        for name, value in facts(result).items():
+            found.setdefault(name, {})[_word(value)] = None
+    return tuple((name, _some(list(values))) for name, values in sorted(found.items()))
+
+
+def _some(values: Sequence[str]) -> str:
+    rest = len(values) - _SHOWN
+    return " | ".join(values[:_SHOWN]) + (f" | ... and {rest} more" if rest > 0 else "")
 
 
 def _between(old: Result, new: Result) -> list[tuple[str, Any, Any, bool]]:

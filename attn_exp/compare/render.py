@@ -1,16 +1,21 @@
-"""Render: a page as text for a terminal, Markdown, CSV, JSON or LaTeX. The numbers are the sheets', the same in all."""
+"""Render: a page as text for a terminal, Markdown, CSV, JSON, LaTeX or HTML. The numbers are the same in all."""
 
 import csv
 import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from attn_exp.compare.sheet import Page, Sheet, Tone
+from attn_exp.compare.sheet import Page, Sheet, Tone, commands_of
+from attn_exp.compare.web import html
 from attn_exp.tables import WIDTH, fitted, grid
+
+if TYPE_CHECKING:
+    from attn_exp.charts.style import Chart
 
 # Of what would decide, a screen shows the first few; files have all.
 _COMMANDS_SHOWN = 8
@@ -81,21 +86,34 @@ def latex(page: Page, *, limit: int | None = None) -> str:
 
 
 # What `format=` can be, and the endings of files that say it by themselves.
-FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "latex": ".tex"}
+FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "latex": ".tex", "html": ".html"}
+
+
+def format_of(form: str | None, file: str | None) -> str:
+    """The format asked for, else what the file's ending says, else a table."""
+    ending = Path(file).suffix if file else ""
+    return form or next((name for name, own in FORMATS.items() if own == ending), "table")
 
 
 def text_of(
-    page: Page, form: str | None = None, file: str | None = None, *, colour: bool = False, limit: int | None = None
+    page: Page,
+    form: str | None = None,
+    file: str | None = None,
+    *,
+    colour: bool = False,
+    limit: int | None = None,
+    charts: "Iterable[Chart]" = (),
 ) -> str:
-    """A page in the format asked for, else by the file's ending, else as a table."""
-    ending = Path(file).suffix if file else ""
-    form = form or next((name for name, own in FORMATS.items() if own == ending), "table")
+    """A page in the format asked for, else by the file's ending, else as a table; HTML with `charts` in it."""
+    form = format_of(form, file)
     if form == "csv":
         return csv_text(page)
     if form == "json":
         return json_text(page)
     if form == "markdown":
         return markdown(page, limit=limit)
+    if form == "html":
+        return html(page, charts, limit=limit)
     return latex(page, limit=limit) if form == "latex" else table(page, colour=colour, limit=limit)
 
 
@@ -133,12 +151,11 @@ def _more(sheet: Sheet, rows: Sequence[object], prefix: str = "") -> list[str]:
 
 
 def _of_commands(sheet: Sheet) -> bool:
-    return any(column.name == "command" for column in sheet.columns)
+    return commands_of(sheet) is not None
 
 
 def _commands(sheet: Sheet) -> list[str]:
-    index = [column.name for column in sheet.columns].index("command")
-    lines = list(dict.fromkeys(str(row[index]) for row in sheet.rows))
+    lines = commands_of(sheet) or []
     rest = len(lines) - _COMMANDS_SHOWN
     return lines[:_COMMANDS_SHOWN] + ([f"# ... and {rest} more: format=json has all"] if rest > 0 else [])
 

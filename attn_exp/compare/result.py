@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from attn_exp.case import Case
-from attn_exp.compare.words import compile_mode, flat, word
+from attn_exp.compare.words import flat, word
 from attn_exp.errors import UserError
-from attn_exp.record import SCHEMA, Measuring, Record, RecordError, Status, read_record
+from attn_exp.record import SCHEMA, Compile, Measuring, Record, RecordError, Status, backend_label, read_record
 
 # What a sweep's records share is decoded once: thousands of records have a few environments and cases.
 _KEPT = 1 << 14
@@ -34,7 +34,7 @@ class Result:
     label: str
     case: Case
     backend: Mapping[str, Any]
-    compile: Any
+    compile: Compile
     measuring: Measuring
     status: Status
     reason: str | None
@@ -42,6 +42,7 @@ class Result:
     flags: tuple[str, ...]
     environment: Mapping[str, Any]
     canaries: Mapping[str, float]
+    ceilings: Mapping[str, float]
     l2: str
     kernels: Mapping[str, str]
     started_at: float
@@ -61,13 +62,6 @@ class Result:
         if record is None:
             raise RecordError(f"{self.path} is not there any more")
         return record
-
-
-def label(record: Record | Result) -> str:
-    """Who computed it, as tables name it: the backend's name, and how it was compiled if it was."""
-    if isinstance(record, Result):
-        return _label(record.backend, record.compile)
-    return _label(record.request.backend, getattr(record.request, "compile", None))
 
 
 def named(results: Sequence[Result]) -> list[Result]:
@@ -98,14 +92,16 @@ def decode(content: bytes, path: Path) -> Result:
             raise RecordError(f"{path} has schema {lean.schema}, this version reads {SCHEMA}")
         request = lean.request
         case, backend = _case(bytes(request.case)), _tree(bytes(request.backend))
-        compiled = _tree(bytes(request.compile)) if request.compile else None
+        compiled = _compile(bytes(request.compile)) if request.compile else Compile()
         timings = [timing for measured in lean.passes.values() for timing in measured.timings[:1]]
         return Result(
             job=request.job,
             sweep=request.sweep,
             model=request.model,
             device=request.device,
-            label=_label(backend, compiled),
+            label=backend_label(
+                str(backend.get("name", "?")), compiled, [measured.took for measured in lean.passes.values()]
+            ),
             case=case,
             backend=backend,
             compile=compiled,
@@ -116,6 +112,7 @@ def decode(content: bytes, path: Path) -> Result:
             flags=lean.flags,
             environment=_tree(bytes(lean.environment)) if lean.environment else {},
             canaries=_tree(bytes(lean.canaries)) if lean.canaries else {},
+            ceilings=_tree(bytes(lean.ceilings)) if lean.ceilings else {},
             l2=timings[0].l2 if timings else "",
             kernels={
                 direction: max(measured.kernels, key=lambda kernel: kernel.time_us).name
@@ -126,7 +123,7 @@ def decode(content: bytes, path: Path) -> Result:
             finished_at=lean.finished_at,
             method_version=lean.method_version,
             path=path,
-            key=(case, _options(backend), json.dumps(compiled, sort_keys=True), request.device),
+            key=(case, _options(backend), _compile_key(compiled), request.device),
         )
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, UserError) as error:
         schema = _schema(content)
@@ -135,9 +132,8 @@ def decode(content: bytes, path: Path) -> Result:
         raise RecordError(f"{path} is not a record: {error}") from error
 
 
-def _label(backend: Mapping[str, Any], compiled: Any) -> str:
-    name, mode = str(backend.get("name", "?")), compile_mode(compiled)
-    return name if mode is None else f"{name}+{'compile' if mode == 'default' else mode}"
+def _compile_key(compiled: Compile) -> tuple[Any, ...]:
+    return compiled.mode, compiled.fullgraph, json.dumps(compiled.options, sort_keys=True)
 
 
 def _with_options(result: Result, names: Sequence[str]) -> str:
@@ -166,6 +162,7 @@ class _Kernel(msgspec.Struct, gc=False):
 class _Pass(msgspec.Struct, gc=False):
     timings: list[_Timing] = []
     kernels: list[_Kernel] = []
+    took: str | None = None
 
 
 class _Request(msgspec.Struct, gc=False):
@@ -190,6 +187,7 @@ class _Lean(msgspec.Struct, gc=False):
     flags: tuple[str, ...] = ()
     environment: msgspec.Raw = msgspec.Raw()
     canaries: msgspec.Raw = msgspec.Raw()
+    ceilings: msgspec.Raw = msgspec.Raw()
     started_at: float = 0.0
     finished_at: float = 0.0
     schema: int = SCHEMA
@@ -211,6 +209,11 @@ def _case(raw: bytes) -> Case:
 @lru_cache(_KEPT)
 def _measuring(raw: bytes) -> Measuring:
     return msgspec.json.decode(raw, type=Measuring)
+
+
+@lru_cache(_KEPT)
+def _compile(raw: bytes) -> Compile:
+    return msgspec.json.decode(raw, type=Compile)
 
 
 @lru_cache(_KEPT)

@@ -72,7 +72,7 @@ def compare_rivals(
         UserError: no such baseline.
     """
     labels = sorted({cell.result.label for cell in cells})
-    if baseline is not None and baseline not in labels:
+    if baseline is not None and not any(_is(label, baseline) for label in labels):
         raise UserError(
             f"there is no baseline={baseline}: {nearest(baseline, labels)}the backends are {', '.join(labels)}"
         )
@@ -91,6 +91,11 @@ def compare_rivals(
         picks=picks(rows, metric),
         ties=_ties(rows, metric),
     )
+
+
+def _is(label: str, baseline: str) -> bool:
+    """Whether a label is the baseline's; whose kernels a backend took, `auto (cudnn)`, need not be typed."""
+    return label == baseline or label.startswith(f"{baseline} (")
 
 
 def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
@@ -136,7 +141,7 @@ def _standings(
 ) -> list[Standing]:
     valued = [cell for cell in group if cell.value is not None]
     best = min(valued, key=lambda cell: _rank(cell, metric), default=None)
-    base = next((cell for cell in valued if cell.result.label == baseline), None) if baseline else best
+    base = next((cell for cell in valued if _is(cell.result.label, baseline)), None) if baseline else best
     rows = []
     for cell in group:
         over = _gain(cell, base, metric, spreads)

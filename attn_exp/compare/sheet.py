@@ -59,12 +59,26 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Page:
-    """A comparison ready to be written: what it is about, lines above, sheets (the first is the rows), notes below."""
+    """A comparison ready to be written: what it is about, lines above, sheets (the first is the rows), notes below.
+
+    `details` are sheets that only a report has room for, `detailed` the notes that say the same in fewer words.
+    """
 
     about: dict[str, Any]
     lines: tuple[str, ...]
     sheets: tuple[Sheet, ...]
     notes: tuple[str, ...]
+    details: tuple[Sheet, ...] = ()
+    detailed: frozenset[str] = frozenset()
+
+
+def commands_of(sheet: Sheet) -> list[str] | None:
+    """The commands of a sheet that has some, each once; None for any other sheet."""
+    names = [column.name for column in sheet.columns]
+    if "command" not in names:
+        return None
+    index = names.index("command")
+    return list(dict.fromkeys(str(row[index]) for row in sheet.rows))
 
 
 def written(value: Any, form: Form) -> str:

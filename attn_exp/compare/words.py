@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-# Names for no compilation, as a request may spell it.
-_NOT_COMPILED = (None, False, "", "none", "off")
-
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Options inside of options under dotted names."""
@@ -24,9 +21,3 @@ def word(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"[{','.join(map(word, value))}]"
     return str(value)
-
-
-def compile_mode(compiled: Any) -> str | None:
-    """The mode that a request compiles in, None if it does not; `compiled` is an object, a tree or a name."""
-    mode = compiled.get("mode") if isinstance(compiled, Mapping) else getattr(compiled, "mode", compiled)
-    return None if mode in _NOT_COMPILED else "default" if mode is True else str(mode)

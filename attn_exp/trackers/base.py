@@ -32,6 +32,20 @@ class SweepInfo:
     kind: str = "sweep"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Numbers of one backend against sequence length: (length, value) by metric, in the order of the lengths.
+
+    `moment` is where it stands in time among the sweep's jobs, in seconds since 1970.
+    """
+
+    name: str
+    label: str
+    params: Mapping[str, str]
+    points: Mapping[str, tuple[tuple[int, float], ...]]
+    moment: float
+
+
 class Tracker(Protocol):
     """Stores the records of one sweep somewhere, beside the measuring and never in its way."""
 
@@ -54,12 +68,13 @@ class Tracker(Protocol):
         artifacts: Sequence[Path],
         *,
         metrics: Mapping[str, float] | None = None,
+        curves: Sequence[Curve] = (),
         timeout_s: float | None = None,
     ) -> str | None:
         """Store what is left and end the sweep; one sentence if something could not be stored, and never an exception.
 
-        `artifacts` are files of the whole sweep, `metrics` its own numbers. After `timeout_s` what is not stored is
-        given up: it is in its folder.
+        `artifacts` are files of the whole sweep, `metrics` its own numbers, `curves` those against length. After
+        `timeout_s` what is not stored is given up: it is in its folder.
         """
 
 

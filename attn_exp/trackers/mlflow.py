@@ -4,8 +4,11 @@ Each job becomes a run when it is done, in one go: a process that is killed betw
 """
 
 import contextlib
+import hashlib
 import importlib.util
+import json
 import logging
+import math
 import os
 import re
 import sqlite3
@@ -22,6 +25,7 @@ from attn_exp.errors import UserError
 from attn_exp.record import Record
 from attn_exp.trackers.base import (
     Background,
+    Curve,
     EndStatus,
     SweepInfo,
     metrics,
@@ -162,6 +166,7 @@ class MlflowTracker:
         artifacts: Sequence[Path],
         *,
         metrics: Mapping[str, float] | None = None,
+        curves: Sequence[Curve] = (),
         timeout_s: float | None = None,
     ) -> str | None:
         """Store what is left, end the sweep's run; one sentence if something is missing in MLflow."""
@@ -171,7 +176,7 @@ class MlflowTracker:
         ended = threading.Event()
         if not thread.settle(None if timeout_s is None else timeout_s * _FLUSH_SHARE):
             thread.give_up()
-        thread.put_always(lambda: store.end(status, artifacts, metrics or {}, ended))
+        thread.put_always(lambda: store.end(status, artifacts, metrics or {}, curves, ended))
         thread.settle(None if timeout_s is None else timeout_s * (1 - _FLUSH_SHARE))
         thread.stop()
         # Not earlier: whoever is interrupted while waiting above may close again, with less time.
@@ -197,6 +202,8 @@ class _Store:
         self._experiment = self._parent = ""
         # job: its runs, each with the `finished_at` of the record it holds; None for one that was cut short
         self._runs: dict[str, list[tuple[str, str | None]]] = {}
+        # What each curve's run holds, and the run; what was cut short holds nothing that could be wanted.
+        self._curves: list[tuple[str, str]] = []
 
     def connect(self) -> "MlflowClient":
         """The client, with the experiment and the sweep's run there; tried again after a failure."""
@@ -247,16 +254,23 @@ class _Store:
         return run
 
     def end(
-        self, status: EndStatus, artifacts: Sequence[Path], metrics: Mapping[str, float], ended: threading.Event
+        self,
+        status: EndStatus,
+        artifacts: Sequence[Path],
+        metrics: Mapping[str, float],
+        curves: Sequence[Curve],
+        ended: threading.Event,
     ) -> None:
-        """End the sweep's run with its files and numbers, and refresh the database's statistics."""
+        """End the sweep's run with its files, numbers and curves, and refresh the database's statistics."""
         client = self.connect()
         try:
             for name, value in metrics.items():
                 client.log_metric(self._parent, _name(name), value)
             for file in artifacts:
                 if file.is_file():
-                    client.log_artifact(self._parent, str(file))
+                    client.log_artifact(self._parent, str(file), _place(file, self.sweep.folder))
+            if curves:
+                self._keep_curves(client, curves)
         finally:
             client.set_terminated(self._parent, status)
         ended.set()
@@ -265,6 +279,38 @@ class _Store:
             with contextlib.closing(sqlite3.connect(path, timeout=2)) as database:
                 database.execute("PRAGMA analysis_limit=400")
                 database.execute("ANALYZE")
+
+    def _keep_curves(self, client: "MlflowClient", curves: Sequence[Curve]) -> None:
+        """A run a curve, of which the steps are lengths; those that are there already stay, others of the sweep go."""
+        wanted = {_digest(curve): curve for curve in curves}
+        for digest, run in list(self._curves):
+            if wanted.pop(digest, None) is None:
+                client.delete_run(run)
+        for digest, curve in wanted.items():
+            self._create_curve(client, curve, digest)
+
+    def _create_curve(self, client: "MlflowClient", curve: Curve, digest: str) -> None:
+        from mlflow.entities import Metric, Param
+
+        own = {"kind": "curve", "sweep": self.sweep.name, "label": curve.label, "curve": digest}
+        tags = {f"attn_exp.{key}": value for key, value in own.items()} | {"mlflow.parentRunId": self._parent}
+        moment_ms = int(curve.moment * 1000)
+        run = str(client.create_run(self._experiment, moment_ms, _cut(tags | _source()), curve.name).info.run_id)
+        points = [
+            Metric(_name(name), value, moment_ms, step)
+            for name, values in curve.points.items()
+            for step, value in values
+            if math.isfinite(value)
+        ]
+        params = [Param(_name(key), value[:_PARAM_LENGTH]) for key, value in curve.params.items()]
+        try:
+            for begin in range(0, len(points), _METRICS_BATCH):
+                client.log_batch(run, points[begin : begin + _METRICS_BATCH], params if begin == 0 else ())
+            client.set_terminated(run, "FINISHED", moment_ms)
+        except Exception:
+            with contextlib.suppress(Exception):
+                client.delete_run(run)
+            raise
 
     def _open_experiment(self, client: "MlflowClient") -> str:
         found = client.get_experiment_by_name(self._experiment_name)
@@ -288,7 +334,12 @@ class _Store:
         for key, value in _cut(own).items():
             client.set_tag(parent, key, value)
         self._runs.clear()
+        self._curves.clear()
         for run in self._search(client, {"mlflow.parentRunId": parent}):
+            if run.data.tags.get("attn_exp.kind") == "curve":
+                whole = run.info.status == "FINISHED"
+                self._curves.append((run.data.tags.get("attn_exp.curve", "") if whole else "", run.info.run_id))
+                continue
             stored = run.data.tags.get("attn_exp.finished_at") if run.info.status != "RUNNING" else None
             self._runs.setdefault(run.data.tags.get("attn_exp.job", ""), []).append((run.info.run_id, stored))
         return parent
@@ -315,6 +366,18 @@ def _log_batches(client: "MlflowClient", run: str, record: Record) -> None:
     while of_metrics or of_params:
         client.log_batch(run, of_metrics[:_METRICS_BATCH], of_params[:_PARAMS_BATCH])
         of_metrics, of_params = of_metrics[_METRICS_BATCH:], of_params[_PARAMS_BATCH:]
+
+
+def _place(file: Path, folder: Path) -> str | None:
+    """Where a file of the sweep lies among the run's: as in the sweep's folder."""
+    own = file.parent
+    return own.relative_to(folder).as_posix() if own != folder and own.is_relative_to(folder) else None
+
+
+def _digest(curve: Curve) -> str:
+    """What tells a curve from any other, so that the same sweep again stores none twice."""
+    what = [curve.name, sorted(curve.params.items()), sorted(curve.points.items())]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
 def _name(key: str) -> str:

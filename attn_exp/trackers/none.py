@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attn_exp.record import Record
-from attn_exp.trackers.base import EndStatus, SweepInfo
+from attn_exp.trackers.base import Curve, EndStatus, SweepInfo
 
 
 class NoTracker:
@@ -25,6 +25,7 @@ class NoTracker:
         artifacts: Sequence[Path],
         *,
         metrics: Mapping[str, float] | None = None,
+        curves: Sequence[Curve] = (),
         timeout_s: float | None = None,
     ) -> str | None:
         """Nothing to warn of."""

@@ -1,0 +1,1 @@
+"""Charts: what was measured as pictures, with matplotlib, which is imported only where something is drawn."""

@@ -1,0 +1,41 @@
+"""Closing: what a sweep's end adds to its tables: plots, and curves for the tracker. Never at the sweep's expense."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from attn_exp.trackers.base import Curve
+
+FOLDER = "plots"
+# No further plot is begun after so long: nobody should wait for pictures that they did not ask for.
+LIMIT_S = 2.5
+# One job needs no picture.
+_FEWEST = 2
+
+
+def extras(folder: Path, say: Callable[[str], None]) -> tuple[list[Path], Sequence[Curve]]:
+    """The plots and curves of the sweep in a folder; what could not be drawn is said in a sentence, never raised."""
+    from attn_exp.compare.answer import compare_read
+    from attn_exp.compare.choice import Choice
+    from attn_exp.compare.read import read_folder
+    from attn_exp.curves import curves
+
+    # Whatever goes wrong here, the records and tables are what the sweep was run for.
+    try:
+        sweep = read_folder(folder)
+        if sum(result.status == "ok" for result in sweep.results) < _FEWEST:
+            return [], []
+        found = curves(sweep.results)
+    except Exception as error:
+        say(f"no curves or plots: {_said(error)}")
+        return [], []
+    try:
+        from attn_exp.charts.all import write_charts
+
+        return write_charts(compare_read(Choice(), [sweep]), folder / FOLDER, limit_s=LIMIT_S), found
+    except Exception as error:
+        say(f"no plots: {_said(error)}")
+        return [], found
+
+
+def _said(error: Exception) -> str:
+    return (str(error).strip().partition("\n")[0] or type(error).__name__)[:300]

@@ -1,0 +1,57 @@
+// Sorts and filters the tables. Without it they are all there, in the order of the comparison.
+"use strict";
+const number = (text) => {
+  const found = /^[^\d+-]?([+-]?\d[\d.]*(?:e[+-]?\d+)?)/i.exec(text.trim());
+  return found ? parseFloat(found[1]) : null;
+};
+const matches = (text, wanted) => {
+  const bound = /^(<=|>=|<|>|=)\s*([+-]?[\d.]+(?:e[+-]?\d+)?)$/i.exec(wanted);
+  if (!bound) return text.toLowerCase().includes(wanted.toLowerCase());
+  const one = number(text), other = parseFloat(bound[2]);
+  if (one === null) return false;
+  return { "<": one < other, "<=": one <= other, ">": one > other, ">=": one >= other, "=": one === other }[bound[1]];
+};
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+  const rows = [...body.rows].map((row) => ({ row, texts: [...row.cells].map((cell) => cell.textContent) }));
+  const count = table.closest("section").querySelector(".count");
+  const inputs = [];
+  const show = () => {
+    const wanted = inputs.map((input) => input.value.trim());
+    let shown = 0;
+    for (const { row, texts } of rows) {
+      const kept = wanted.every((one, index) => !one || matches(texts[index], one));
+      row.hidden = !kept;
+      shown += kept;
+    }
+    if (count) count.textContent = shown === rows.length ? `${shown} rows` : `${shown} of ${rows.length} rows`;
+  };
+  const filters = table.tHead.insertRow();
+  heads.forEach((head, index) => {
+    const button = document.createElement("button");
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const keyed = rows.map((one, at) => ({ one, at, text: one.texts[index], value: number(one.texts[index]) }));
+      keyed.sort((a, b) => {
+        // What has no value stands last in both directions.
+        if (!a.text || !b.text) return (!a.text) - (!b.text) || a.at - b.at;
+        const both = a.value !== null && b.value !== null;
+        const order = both ? a.value - b.value : a.text.localeCompare(b.text);
+        return (down ? -order : order) || a.at - b.at;
+      });
+      body.append(...keyed.map(({ one }) => one.row));
+    });
+    const input = document.createElement("input");
+    input.type = "search";
+    input.setAttribute("aria-label", `filter ${head.textContent}`);
+    input.placeholder = head.classList.contains("num") ? ">=" : "";
+    input.addEventListener("input", show);
+    inputs.push(input);
+    filters.insertCell().append(input);
+  });
+  show();
+}

@@ -1,0 +1,196 @@
+"""Plots: what they contain, by the figures themselves; nothing here looks at pixels."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import sweeps
+
+from attn_exp.compare import compare
+from attn_exp.compare.__main__ import main
+from attn_exp.record import Compile, Timing
+
+pytest.importorskip("matplotlib")
+
+from attn_exp.charts.all import charts, write_charts
+from attn_exp.charts.style import looks, svg
+
+LENGTHS = (512, 1024, 2048, 8192)
+
+
+def a_job(backend, us, length, causal=True, **more):
+    job = sweeps.job(backend, us, us * 2.5, of=sweeps.case(seq_len=length, causal=causal), **more)
+    metrics, passes = dict(job.metrics), {}
+    for side in ("forward", "backward"):
+        metrics |= {f"{side}/first_call_s": 0.1 + us / 1e5, f"{side}/min_bytes": 1e6 * length}
+        times = tuple(us * (1 + 0.001 * (index % 7)) for index in range(40))
+        timing = Timing(timer="device", l2="cold", times_us=times, rounds=(0,) * 40, stop_reason="precise")
+        passes[side] = replace(job.passes[side], timings=(timing,))
+    del metrics["backward/error_out"]
+    metrics |= {f"backward/error_{name}": 3e-3 for name in ("dq", "dk", "dv")}
+    ceilings = {"copy_bytes_per_s": 4.1e12, "matmul_flops_per_s": 7.2e14}
+    return replace(job, metrics=metrics, passes=passes, ceilings=ceilings)
+
+
+def records(factor=1.0):
+    found = []
+    for length in LENGTHS:
+        for causal in (True, False):
+            for backend, slower in (("flash", 1.0), ("cudnn", 0.7), ("mine", 3.0)):
+                found.append(a_job(backend, factor * slower * 20.0 * (length / 512) ** 2, length, causal))
+    reason = "CUDA out of memory"
+    return [*found, sweeps.failed("out_of_memory", "math", reason, of=sweeps.case(seq_len=8192))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("plots")
+    sweeps.write(place / "one", records())
+    sweeps.write(place / "two", [replace(one, finished_at=sweeps.NOON + 86400) for one in records(1.2)])
+    return place
+
+
+@pytest.fixture(scope="module")
+def drawn(folder):
+    return {chart.name: chart for chart in charts(compare(folder / "one", baseline="flash"))}
+
+
+def panels(chart):
+    return [axes for axes in chart.figure.axes if axes.get_label() != "<colorbar>"]
+
+
+def legend(chart):
+    return [text.get_text() for one in chart.figure.legends for text in one.get_texts()]
+
+
+def test_all_that_make_sense_are_drawn_with_captions_that_say_of_what(drawn):
+    assert list(drawn) == ["heatmap", "lengths", "roofline", "accuracy", "first_call", "samples"]
+    for chart in drawn.values():
+        assert "NVIDIA H200" in chart.caption and "2026-03-01" in chart.caption and "n = " in chart.caption
+        words = " ".join(text.get_text().replace("\n", " ") for text in chart.figure.texts)
+        assert chart.caption in words
+        assert chart.figure.get_suptitle() == chart.title
+
+
+def test_curves_against_length_have_the_records_numbers_units_and_ticks(drawn):
+    chart = drawn["lengths"]
+    own = panels(chart)
+    assert [axes.get_title() for axes in own] == ["forward", "backward", "", ""]
+    assert {axes.get_ylabel() for axes in own[::2]} == {"causal\nTFLOPS", "full\nTFLOPS"}
+    assert own[2].get_xlabel() == "sequence length, tokens"
+    assert legend(chart) == ["cudnn", "flash", "mine"]
+    chart.figure.draw_without_rendering()
+    assert [tick.get_text() for tick in own[2].get_xticklabels()] == ["512", "1k", "2k", "8k"]
+    by_label = {one.get_label(): one.lines[0] for one in own[0].containers}
+    causal = own[0].get_ylabel().startswith("causal")
+    flash = [one for one in records() if one.label == "flash" and one.request.case.causal == causal]
+    assert list(by_label["flash"].get_xdata()) == list(LENGTHS)
+    assert list(by_label["flash"].get_ydata()) == [one.metrics["forward/tflops"] for one in flash]
+
+
+def test_the_heatmap_has_a_cell_a_backend_and_case_with_its_gain_or_why_not(drawn):
+    axes = panels(drawn["heatmap"])[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["cudnn", "flash", "math", "mine"]
+    names = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert len(names) == 8 and "s8192 causal" in names and "s512 full" in names
+    cells = {(round(text.get_position()[0]), round(text.get_position()[1])): text for text in axes.texts}
+    row = names.index("s8192 causal")
+    assert [cells[column, row].get_text() for column in range(4)] == ["1.43", "1.00", "memory", "0.33"]
+    assert cells[0, row].get_fontweight() == "bold"
+    assert cells[2, names.index("s512 full")].get_text() == ""
+
+
+def test_the_roofline_has_both_roofs_and_every_point(drawn):
+    chart = drawn["roofline"]
+    (axes,) = panels(chart)
+    assert "measured: 720 TFLOPS, 4.1 TB/s" in legend(chart)
+    assert "datasheet: 989.4 TFLOPS, 4.8 TB/s" in legend(chart)
+    points = [line for line in axes.lines if line.get_linestyle() == "None"]
+    assert sum(len(line.get_xdata()) for line in points) == 2 * 24
+    assert axes.get_xlabel() == "arithmetic intensity, FLOP per byte that must move"
+    roofs = [line for line in axes.lines if line.get_linestyle() != "None"]
+    assert {round(max(line.get_ydata()), 1) for line in roofs} == {720.0, 989.4}
+
+
+def test_samples_first_calls_and_errors_are_the_records(drawn):
+    axes = panels(drawn["samples"])[0]
+    dots = [line for line in axes.lines if line.get_marker() == "."]
+    assert len(dots) == 16 and all(len(line.get_xdata()) == 40 for line in dots)
+    assert "Of 24 jobs" in drawn["samples"].caption
+    axes = panels(drawn["first_call"])[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cudnn", "flash", "mine"]
+    assert axes.get_xlabel() == "first call, s"
+    forward, backward = panels(drawn["accuracy"])
+    assert forward.get_ylabel() == "relative error against float32" and forward.get_xlabel() == "TFLOPS"
+    assert {value for line in forward.lines for value in line.get_ydata()} == {2e-3}
+    assert {value for line in backward.lines for value in line.get_ydata()} == {3e-3}
+
+
+def test_a_sweep_against_another_shows_each_change_with_its_interval(folder):
+    found = compare(folder / "two", folder / "one")
+    chart = next(charts(found))
+    assert (chart.name, chart.title) == ("changes", "two against one")
+    (axes,) = panels(chart)
+    marks = [line for line in axes.lines if line.get_marker() not in ("None", "")]
+    assert [float(line.get_xdata()[0]) for line in marks] == pytest.approx([20.0] * 40)
+    assert "flash fwd s512 causal" in [tick.get_text() for tick in axes.get_yticklabels()]
+
+
+def test_a_backend_looks_the_same_in_every_sweep_and_no_two_look_alike(tmp_path):
+    names = ("auto", "flash", "efficient", "cudnn", "math", "eager", "reference", "flex", "triton", "cudnn_graph",
+             "aten_cudnn", "priority", "compiled", "mine", "theirs", "another")  # fmt: skip
+    every = sweeps.sweep(tmp_path / "a", [sweeps.job(name) for name in names]).results
+    style = looks(every)
+    assert len(set(style.values())) == len(names)
+    for name in names[:13]:
+        alone = sweeps.sweep(tmp_path / name, [sweeps.job(name)]).results
+        assert looks(alone)[name] == style[name]
+    how = Compile(mode="max-autotune")
+    both = sweeps.sweep(tmp_path / "b", [sweeps.job("flex"), sweeps.job("flex", compile=how)]).results
+    plain, compiled = looks(both)["flex"], looks(both)["flex+max-autotune"]
+    assert plain.colour == compiled.colour and plain.line != compiled.line
+
+
+def test_what_makes_no_sense_is_not_drawn(tmp_path):
+    alone = compare(sweeps.write(tmp_path / "alone", [a_job("flash", 20.0, 512)]))
+    assert "lengths" not in (names := [chart.name for chart in charts(alone)]) and "heatmap" not in names
+    bare = [replace(a_job("flash", 20.0, 512), metrics={"forward/time_us": 1.0, "backward/time_us": 1.0})]
+    assert [chart.name for chart in charts(compare(sweeps.write(tmp_path / "bare", bare)))] == ["samples"]
+
+
+def test_names_that_matplotlib_would_take_for_something_else_are_drawn_as_they_are(tmp_path):
+    jobs = [a_job(name, 20.0, length) for name in ("_hidden", "$\\frac{1}$") for length in (512, 1024)]
+    found = {chart.name: chart for chart in charts(compare(sweeps.write(tmp_path / "s", jobs)))}
+    assert [text.strip() for text in legend(found["lengths"])] == ["$\\frac{1}$", "_hidden"]
+    assert "$\\frac{1}$" in svg(found["lengths"])
+
+
+def test_files_are_the_same_every_time_and_pyplot_is_never_imported(folder, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from attn_exp.compare import compare\n"
+        "from attn_exp.charts.all import write_charts\n"
+        f"print(len(write_charts(compare({str(folder / 'one')!r}), Path({str(tmp_path / 'p')!r}))))\n"
+        "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "12\n"), ran.stderr
+    write_charts(compare(folder / "one"), tmp_path / "q")
+    for path in (tmp_path / "p").glob("*.svg"):
+        assert path.read_text() == (tmp_path / "q" / path.name).read_text()
+
+
+def test_the_command_writes_them_and_says_where(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert main(["sweep=one", "folder=.", "rows=3", f"plots={tmp_path / 'p'}"]) == 0
+    out, err = capsys.readouterr()
+    assert "flash" in out and err == f"12 plots are in {tmp_path / 'p'}\n"
+    assert {path.suffix for path in (tmp_path / "p").iterdir()} == {".svg", ".png"}
+    (tmp_path / "file").write_text("")
+    assert main(["sweep=one", "folder=.", f"plots={tmp_path / 'file'}"]) == 2
+    assert "cannot write plots" in capsys.readouterr().err
+
+
+def test_a_time_limit_leaves_out_what_comes_last(folder, tmp_path):
+    written = write_charts(compare(folder / "one"), tmp_path / "p", limit_s=0.0)
+    assert [path.stem for path in written] == ["heatmap", "heatmap"]
