@@ -35,12 +35,19 @@ _KNOWN = {
     "flex": (_ORANGE, "v"),
     "triton": (_SKY, "P"),
     "auto": (_BLACK, "X"),
-    "eager": (_PINK, "<"),
+    "eager": (_SKY, "<"),
     "reference": (_BLACK, "*"),
     "cudnn_graph": (_RED, ">"),
     "aten_cudnn": (_RED, "p"),
     "priority": (_BLACK, "h"),
     "compiled": (_ORANGE, "h"),
+    "fa2": (_BLUE, "v"),
+    "fa3": (_GREEN, "s"),
+    "fa4": (_GREEN, "D"),
+    "te": (_PINK, "P"),
+    "helion": (_ORANGE, "X"),
+    "xformers_cutlass": (_SKY, "h"),
+    "xformers_fa3": (_BLUE, "<"),
 }
 
 
