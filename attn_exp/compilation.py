@@ -10,20 +10,20 @@ import torch
 
 from attn_exp.backends.base import Attention, Calls, calls_of
 from attn_exp.backends.package import Refused
-from attn_exp.inputs import Inputs
 from attn_exp.record import Compile, CompileRecord
 
 _LONGEST_REASON = 300
 
 
-def compile_calls(calls: Calls, inputs: Inputs, compile_: Compile) -> Calls:
+def compile_calls(calls: Calls, compile_: Compile) -> Calls:
     """The same calls with their attention compiled by Inductor; compiling itself happens in the first calls.
 
     Raises:
         Refused: the backend is no function of q, k and v that could be compiled, or its backward would run on memory
             that is gone.
     """
-    if calls.attention is None:
+    inputs = calls.inputs
+    if calls.attention is None or inputs is None:
         raise Refused("torch.compile needs a function of q, k and v, and this backend has none: set compile=none")
     if _options(compile_).get("triton.cudagraphs") and inputs.q_bhsd.requires_grad:
         raise Refused(

@@ -18,7 +18,18 @@ _VARIABLES = re.compile(
     r"|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|CUDNN_[A-Z_]*|TORCH_CUDNN_[A-Z_0-9]*|TORCH_ALLOW_TF32[A-Z_]*"
     r"|PYTORCH_(CUDA_|)ALLOC_CONF|TRITON_[A-Z_]*|OMP_NUM_THREADS|MKL_NUM_THREADS|ATEN_CPU_CAPABILITY)$"
 )
-_PACKAGES = ("attn_exp", "torch", "triton", "numpy", "nvidia-cudnn-frontend", "flash-attn", "flash-attn-4", "xformers")
+_PACKAGES = (
+    *("attn_exp", "torch", "triton", "numpy"),
+    *(
+        "nvidia-cudnn-frontend",
+        "flash-attn",
+        "flash-attn-3",
+        "flash-attn-4",
+        "xformers",
+        "transformer-engine",
+        "helion",
+    ),
+)
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         began = time.perf_counter()
         calls = backend.prepare(case, inputs)
         if request.compile.mode != "none":
-            calls = compile_calls(calls, inputs, request.compile)
+            calls = compile_calls(calls, request.compile)
         prepared_s = time.perf_counter() - began
     with calls.scope():
         timed, tensors, first_s = _first_calls(attempt, calls, device, prepared_s)

@@ -46,7 +46,7 @@ class Restless(Eager):
             return whole(q, k, v) + 0 * self.calls
 
         calls = calls_of(attention, inputs)
-        return type(calls)(calls.forward, calls.backward, calls.scope, attention=attention)
+        return type(calls)(calls.forward, calls.backward, calls.scope, attention=attention, inputs=inputs)
 
 
 class Opaque(Eager):

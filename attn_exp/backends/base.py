@@ -28,7 +28,8 @@ class Calls:
     `forward()` returns the output (batch, q_heads, q_len, value_dim), as a view if the backend's own layout differs.
     `backward(out)` returns a call that computes (dq, dk, dv) of such an output again and again. `scope()` is entered
     around everything that is called, outside the timed region. `attention` is what `forward` does, as a function of
-    q, k and v, for `torch.compile`; None if it is no such function. `notes` are figures worth keeping: what preparing
+    q, k and v, for `torch.compile`; None if it is no such function. `inputs` are those that it is called with, in the
+    layout that the backend converted them to. `notes` are figures worth keeping: what preparing
     cost, workspace bytes.
     """
 
@@ -36,6 +37,7 @@ class Calls:
     backward: Callable[[torch.Tensor], Callable[[], Gradients]]
     scope: Callable[[], AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
     attention: Attention | None = None
+    inputs: Inputs | None = None
     notes: dict[str, float] = field(default_factory=dict)
 
 
@@ -103,6 +105,7 @@ def calls_of(
         backward=partial(autograd_backward, inputs),
         scope=scope,
         attention=attention,
+        inputs=inputs,
         notes=notes or {},
     )
 

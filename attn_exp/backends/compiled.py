@@ -17,5 +17,5 @@ class Compiled(Eager):
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """The formula, compiled in its first calls."""
-        calls = compile_calls(super().prepare(case, inputs), inputs, Compile(mode="default"))
+        calls = compile_calls(super().prepare(case, inputs), Compile(mode="default"))
         return replace(calls, attention=None)  # it is compiled already
