@@ -35,7 +35,7 @@ _KNOWN = {
     "flex": (_ORANGE, "v"),
     "triton": (_SKY, "P"),
     "auto": (_BLACK, "X"),
-    "eager": (_PINK, "<"),
+    "eager": (_SKY, "<"),
     "reference": (_BLACK, "*"),
     "cudnn_graph": (_RED, ">"),
     "aten_cudnn": (_RED, "p"),
