@@ -244,7 +244,7 @@ def test_one_case_without_a_name(tmp_path):
     (sweep,) = (tmp_path / "multirun").iterdir()
     assert records(tmp_path, sweep.name)["flash"].status == "ok"
     assert "[1/1] ok" in done.stdout
-    assert f"multirun/{sweep.name};" in done.stdout.splitlines()[-1]
+    assert done.stdout.splitlines()[-1].endswith(f"are in multirun/{sweep.name}")
     assert not (tmp_path / "mlruns").exists()
 
 

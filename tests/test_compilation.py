@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 import torch
-import torch._dynamo
+import torch._dynamo.testing
 from fakes import make_request
 from torch.backends.cuda import SDPAParams
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
