@@ -17,7 +17,7 @@ import yaml
 
 from attn_exp import ui
 from attn_exp.compare.__main__ import main as compare_main
-from attn_exp.compare.changes import VERDICTS
+from attn_exp.compare.change import VERDICTS
 from attn_exp.compare.render import FORMATS
 from attn_exp.compose import compose_config
 from attn_exp.conf import conf_folder

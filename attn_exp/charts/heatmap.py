@@ -8,7 +8,8 @@ from attn_exp.charts.data import caption, case_names, shared_case
 from attn_exp.charts.style import Chart, finish, new_figure
 
 if TYPE_CHECKING:
-    from attn_exp.compare.rivals import Rivals, Standing
+    from attn_exp.compare.rivals import Rivals
+    from attn_exp.compare.standing import Standing
 
 _MOST_ROWS, _MOST_COLUMNS = 40, 14
 # Colours are full at this many times, so that one hopeless backend does not make all else pale.

@@ -2,14 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from attn_exp.compare.canary import Session
 from attn_exp.compare.cell import Metric
+from attn_exp.compare.change import Change
 from attn_exp.compare.environment import Difference
-
-if TYPE_CHECKING:
-    from attn_exp.compare.changes import Change
 
 
 def refused_notes(unlike: Sequence[Difference]) -> list[str]:
@@ -17,7 +14,7 @@ def refused_notes(unlike: Sequence[Difference]) -> list[str]:
     return [f"compared all the same (anyway=true): {one}, in {one.cells} cells" for one in unlike]
 
 
-def session_notes(rows: "Sequence[Change]", metric: Metric) -> list[str]:
+def session_notes(rows: Sequence[Change], metric: Metric) -> list[str]:
     """What was divided out, by which canaries, and what was not."""
     if not metric.follows_clock:
         return []
@@ -45,7 +42,7 @@ def session_notes(rows: "Sequence[Change]", metric: Metric) -> list[str]:
     return said
 
 
-def kernel_notes(rows: "Sequence[Change]") -> list[str]:
+def kernel_notes(rows: Sequence[Change]) -> list[str]:
     """The kernels that took the place of others, the most frequent first."""
     found = Counter(names for row in rows if (names := row.other_kernel) is not None)
     return [

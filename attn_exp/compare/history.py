@@ -12,9 +12,9 @@ from attn_exp.compare.canary import session
 from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.comparison import Comparison, about, case_order
 from attn_exp.compare.environment import Difference, differences
+from attn_exp.compare.grouping import latest
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.read import Sweep
-from attn_exp.compare.rivals import latest
 from attn_exp.compare.shifts import FEWEST, first_shift, shifts
 from attn_exp.errors import UserError
 from attn_exp.verdict import LEVEL, benjamini_hochberg

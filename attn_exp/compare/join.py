@@ -7,7 +7,7 @@ from typing import Any
 from attn_exp.case import case_columns
 from attn_exp.compare.cell import Cell
 from attn_exp.compare.fields import distinct
-from attn_exp.compare.rivals import latest
+from attn_exp.compare.grouping import latest
 
 Pair = tuple[Cell | None, Cell | None]
 _SHOWN = 4

@@ -4,12 +4,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attn_exp.compare.fields import fields, getter
-
-if TYPE_CHECKING:
-    from attn_exp.compare.rivals import Standing
+from attn_exp.compare.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +30,7 @@ class Mean:
     left_out: tuple[tuple[str, int], ...]
 
 
-def means(
-    rows: "Sequence[Standing]", labels: Sequence[str], by: Sequence[str], baseline: str | None
-) -> tuple[Mean, ...]:
+def means(rows: Sequence[Standing], labels: Sequence[str], by: Sequence[str], baseline: str | None) -> tuple[Mean, ...]:
     """The means over all cases, or over those of each combination of the fields in `by`.
 
     Raises:

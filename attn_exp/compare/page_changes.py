@@ -1,6 +1,7 @@
 """The page of changes: a sweep against an earlier one."""
 
-from attn_exp.compare.changes import Change, Changes, Verdict
+from attn_exp.compare.change import Change, Verdict
+from attn_exp.compare.changes import Changes
 from attn_exp.compare.page_parts import (
     about_part,
     case_part,

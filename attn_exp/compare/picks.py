@@ -3,15 +3,13 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attn_exp.case import case_columns
 from attn_exp.compare.cell import Metric
 from attn_exp.compare.means import geometric_mean
 from attn_exp.compare.ratio import gain
-
-if TYPE_CHECKING:
-    from attn_exp.compare.rivals import Standing
+from attn_exp.compare.standing import Standing
 
 # What a range runs along: the first of these that varies.
 _AXES = ("seq_len", "q_len", "kv_len", "batch")
@@ -38,7 +36,7 @@ class Pick:
     n: int
 
 
-def picks(rows: "Sequence[Standing]", metric: Metric) -> tuple[Pick, ...]:
+def picks(rows: Sequence[Standing], metric: Metric) -> tuple[Pick, ...]:
     """The backend to take for each range of neighbouring sizes in which one and the same is among the best."""
     varying = _varying(rows)
     axis = next((name for name in _AXES if name in varying), None)
@@ -56,7 +54,7 @@ def picks(rows: "Sequence[Standing]", metric: Metric) -> tuple[Pick, ...]:
     return tuple(found)
 
 
-def _varying(rows: "Sequence[Standing]") -> list[str]:
+def _varying(rows: Sequence[Standing]) -> list[str]:
     """The fields of the cases that are not the same everywhere; both lengths as one where they go together."""
     cases = list(dict.fromkeys(row.cell.result.case for row in rows))
     names = [name for name in case_columns() if len({repr(getattr(case, name)) for case in cases}) > 1]

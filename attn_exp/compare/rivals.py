@@ -3,16 +3,17 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from attn_exp.compare.cell import Cell, Metric
-from attn_exp.compare.comparison import Comparison, about, case_order
+from attn_exp.compare.comparison import Comparison, about
 from attn_exp.compare.duels import Duel, duels
+from attn_exp.compare.grouping import latest, rivals_of
 from attn_exp.compare.means import Mean, means
 from attn_exp.compare.picks import Pick, picks
 from attn_exp.compare.ratio import Ratio, Spreads, ratio
 from attn_exp.compare.read import Sweep
 from attn_exp.compare.result import Result
+from attn_exp.compare.standing import Standing
 from attn_exp.errors import UserError, nearest
 
 # In what rows of one sweep may be unlike, so that they do not stand in one group.
@@ -24,20 +25,6 @@ _UNLIKE: dict[str, Callable[[Result], str]] = {
     "methods": lambda result: result.method_version,
     "states of the L2 cache": lambda result: result.l2,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """One cell among the rivals of its case and pass.
-
-    `gain` is how many times better it is than the baseline; without a baseline than the best, so at most 1. None for
-    a cell without a value, and where the baseline has none. `best` marks the best and all that cannot be told from it.
-    """
-
-    cell: Cell
-    group: int
-    gain: Ratio | None
-    best: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,44 +83,6 @@ def compare_rivals(
 def _is(label: str, baseline: str) -> bool:
     """Whether a label is the baseline's; whose kernels a backend took, `auto (cudnn)`, need not be typed."""
     return label == baseline or label.startswith(f"{baseline} (")
-
-
-def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
-    """The cells without those of a job that was measured again, in this or another sweep; and a sentence if any."""
-    kept: dict[Any, Cell] = {}
-    for cell in cells:
-        key = (cell.result.key, cell.direction, _way(cell.result), _machine(cell.result))
-        if key not in kept or kept[key].result.finished_at <= cell.result.finished_at:
-            kept[key] = cell
-    gone = len(cells) - len(kept)
-    return list(kept.values()), [f"{gone} cells were measured again later: the last counts"] if gone else []
-
-
-def rivals_of(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """The cells in groups that may be compared: one case and pass, measured in one way on one kind of machine."""
-    rough: dict[Any, list[Cell]] = defaultdict(list)
-    for cell in sorted(cells, key=case_order):
-        rough[cell.result.case, cell.direction, _way(cell.result)].append(cell)
-    groups = []
-    for together in rough.values():
-        machines: dict[Any, list[Cell]] = defaultdict(list)
-        for cell in together:
-            machines[_machine(cell.result)].append(cell)
-        # A job that got nowhere knows no machine: it stands with the first.
-        nowhere = machines.pop(None, [])
-        first, *others = machines.values() or [[]]
-        groups += [sorted(first + nowhere, key=case_order), *others]
-    return groups
-
-
-def _way(result: Result) -> tuple[Any, ...]:
-    return result.device, result.measuring.timer, result.measuring.regime
-
-
-def _machine(result: Result) -> tuple[Any, ...] | None:
-    if result.status != "ok":
-        return None
-    return (result.device_name, result.environment.get("power_limit_w"), result.l2, result.method_version)
 
 
 def _standings(

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from attn_exp.compare.changes import VERDICTS, Changes
+from attn_exp.compare.change import VERDICTS
+from attn_exp.compare.changes import Changes
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.fields import fields, getter
 from attn_exp.compare.history import History
