@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.case import PASSES, Case, case_columns
+from attn_exp.compare.grouping import way
 
 if TYPE_CHECKING:
     from attn_exp.compare.result import Result
@@ -85,7 +86,7 @@ def one_each(results: "Iterable[Result]") -> "list[Result]":
     """The last result of each job's identity: what was measured again counts once."""
     kept: dict[Any, Result] = {}
     for result in results:
-        key = (result.key, result.measuring.timer, result.measuring.regime, result.device_name)
+        key = (result.key, way(result), result.device_name)
         if key not in kept or kept[key].finished_at <= result.finished_at:
             kept[key] = result
     return list(kept.values())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_exp.charts.data import caption, case_names, shared_case
 from attn_exp.charts.style import Chart, finish, new_figure
+from attn_exp.compare.grouping import way
 
 if TYPE_CHECKING:
     from attn_exp.compare.rivals import Rivals
@@ -68,10 +69,10 @@ def _grid(rows: "Sequence[Standing]") -> "dict[Any, dict[str, Standing]]":
     found: dict[Any, dict[str, Standing]] = {}
     for row in rows:
         result = row.cell.result
-        key = (result.case, result.model, result.measuring.timer, result.measuring.regime, result.device_name)
+        key = (result.case, result.model, way(result), result.device_name)
         if row.cell.value is None:
             # What failed knows no device: it stands with its case.
-            key = next((other for other in found if other[:4] == key[:4]), key)
+            key = next((other for other in found if other[:3] == key[:3]), key)
         found.setdefault(key, {})[result.label] = row
     return found
 

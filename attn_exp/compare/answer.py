@@ -8,7 +8,7 @@ from pathlib import Path
 from attn_exp.calibration import delta_for, device_key
 from attn_exp.compare.cell import Cell, cells_of, metric_of
 from attn_exp.compare.changes import compare_sweeps
-from attn_exp.compare.choice import MARGIN, Choice
+from attn_exp.compare.choice import MARGIN, Choice, check_ways
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.history import compare_history
 from attn_exp.compare.published import compare_published
@@ -37,6 +37,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     Raises:
         UserError: something to type differently.
     """
+    check_ways(choice, against=bool(against or choice.against))
     together = labelled([*against, *sweeps])
     results = results_of(together)
     if not results:
@@ -45,7 +46,8 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
         )
     metric = metric_of(choice.metric, results)
     spreads = spreads_for(results, choice.spread)
-    chosen_cells = _filtered([cells_of(sweep.results, metric) for sweep in together], choice.where)
+    pairs = bool(against) and not choice.history
+    chosen_cells = _filtered([cells_of(sweep.results, metric) for sweep in together], choice.where, pairs=pairs)
     old, new = together[: len(against)], together[len(against) :]
     cells_old = [cell for cells in chosen_cells[: len(against)] for cell in cells]
     cells_new = [cell for cells in chosen_cells[len(against) :] for cell in cells]
@@ -119,15 +121,20 @@ def _in_sweep(result: Result, name: str) -> Result:
     return result if result.sweep == name else replace(result, sweep=name)
 
 
-def _filtered(cells: Sequence[list[Cell]], where: str | None) -> list[list[Cell]]:
-    """The cells of each sweep that `where=` chooses, all without it."""
+def _filtered(cells: Sequence[list[Cell]], where: str | None, *, pairs: bool) -> list[list[Cell]]:
+    """The cells of each sweep that `where=` chooses, all without it.
+
+    With `pairs` a cell is also chosen if its counterpart in another sweep is: what failed since must not drop out.
+    """
     every = [cell for own in cells for cell in own]
     if not every:
         raise UserError("there is nothing to compare: no record asked for that pass")
     if not where:
         return list(cells)
-    kept = {id(cell) for cell in chosen(every, where)}
-    return [[cell for cell in own if id(cell) in kept] for own in cells]
+    found = chosen(every, where)
+    kept = {id(cell) for cell in found}
+    jobs = {(cell.result.key, cell.direction) for cell in found} if pairs else set()
+    return [[cell for cell in own if id(cell) in kept or (cell.result.key, cell.direction) in jobs] for own in cells]
 
 
 def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:

@@ -33,8 +33,11 @@ class Metric:
 
     @property
     def follows_clock(self) -> bool:
-        """Whether a machine that is slower today moves it: times and rates, but no bytes, errors or first calls."""
-        return self.is_time or self.name.endswith("_us")
+        """Whether a machine that is slower today moves it: times and rates, but no bytes, errors or first calls.
+
+        Nor shares of what the same worker measured, which the machine's day is divided out of already.
+        """
+        return (self.is_time or self.name.endswith("_us")) and not self.name.endswith("_of_measured")
 
     @property
     def head(self) -> str:

@@ -160,7 +160,10 @@ def _without_two_values(old: Cell | None, new: Cell | None) -> Verdict:
         return "new" if has else "failed"
     if new is None:
         return "gone" if had else "failed"
-    return "lost" if had else "fixed" if has else "failed"
+    if had:
+        # An `ok` record without this metric lost nothing that a test could speak of.
+        return "lost" if new.result.status != "ok" else "undecided"
+    return "fixed" if has else "failed"
 
 
 def _judged(rows: Sequence[Change], metric: Metric, margin: float) -> list[Change]:

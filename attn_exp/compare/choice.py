@@ -92,7 +92,9 @@ def choice_from(keys: Mapping[str, Any]) -> Choice:
         if key not in _READERS or key in ("sweep", "against", "format", "out", "rows", "plots"):
             raise UserError(f"there is no key '{key}': {_near(key)}the keys are {', '.join(_READERS)}")
         given[key] = _READERS[key](key, value) if isinstance(value, str) else value
-        if isinstance(value, (list, tuple)):
+        if _READERS[key] is _share and isinstance(value, (int, float)):
+            given[key] = _share(key, f"{value:f}")
+        elif isinstance(value, (list, tuple)):
             given[key] = tuple(map(str, value))
         elif isinstance(value, Path):
             given[key] = str(value)
@@ -104,7 +106,12 @@ def _check(choice: Choice) -> None:
         raise UserError("there is nothing to compare: name a sweep with sweep=NAME")
     if choice.fail_if_slower is not None and not choice.against:
         raise UserError("--fail-if-slower compares two sweeps: say which with against=NAME")
-    ways = [name for name in ("against", "history", "published") if getattr(choice, name)]
+    check_ways(choice, against=bool(choice.against))
+
+
+def check_ways(choice: Choice, *, against: bool) -> None:
+    """Raise UserError if a choice asks for two comparisons at once, or gives one what it has no use for."""
+    ways = ["against"] * against + [name for name in ("history", "published") if getattr(choice, name)]
     if len(ways) > 1:
         raise UserError(f"{' and '.join(ways)} are different comparisons: leave one out")
     unused = {"history": ("baseline", "by"), "against": ("baseline", "by"), "published": ("baseline", "by")}

@@ -55,6 +55,8 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         words.append(f"timer={a.measuring.timer}")
     if a.measuring.regime != "sustained":
         words.append(f"regime={a.measuring.regime}")
+    if a.device == "cuda" and a.measuring.l2 != "cold":
+        words.append(f"l2={a.measuring.l2}")
     return shlex.join([*words, *_compile_words(a.compile)])
 
 

@@ -11,25 +11,38 @@ from attn_exp.compare.result import Result
 
 def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
     """The cells without those of a job that was measured again, in this or another sweep; and a sentence if any."""
-    kept: dict[Any, Cell] = {}
+    jobs: dict[Any, dict[Any, Cell]] = defaultdict(dict)
     for cell in cells:
-        key = (cell.result.key, cell.direction, _way(cell.result), _machine(cell.result))
-        if key not in kept or kept[key].result.finished_at <= cell.result.finished_at:
-            kept[key] = cell
+        machines = jobs[cell.result.key, cell.direction, way(cell.result)]
+        on = machine(cell.result)
+        if on not in machines or machines[on].result.finished_at <= cell.result.finished_at:
+            machines[on] = cell
+    for machines in jobs.values():
+        # A try that got nowhere knows no machine: it counts if it is the last, and gives way to any later one.
+        failed = machines.get(None)
+        others = [cell for on, cell in machines.items() if on is not None]
+        if failed is not None and others:
+            later = all(cell.result.finished_at <= failed.result.finished_at for cell in others)
+            if later and len(others) == 1:
+                machines.clear()
+                machines[None] = failed
+            else:
+                del machines[None]
+    kept = [cell for machines in jobs.values() for cell in machines.values()]
     gone = len(cells) - len(kept)
-    return list(kept.values()), [f"{gone} cells were measured again later: the last counts"] if gone else []
+    return kept, [f"{gone} cells were measured again later: the last counts"] if gone else []
 
 
 def rivals_of(cells: Sequence[Cell]) -> list[list[Cell]]:
     """The cells in groups that may be compared: one case and pass, measured in one way on one kind of machine."""
     rough: dict[Any, list[Cell]] = defaultdict(list)
     for cell in sorted(cells, key=case_order):
-        rough[cell.result.case, cell.direction, _way(cell.result)].append(cell)
+        rough[cell.result.case, cell.direction, way(cell.result)].append(cell)
     groups = []
     for together in rough.values():
         machines: dict[Any, list[Cell]] = defaultdict(list)
         for cell in together:
-            machines[_machine(cell.result)].append(cell)
+            machines[machine(cell.result)].append(cell)
         # A job that got nowhere knows no machine: it stands with the first.
         nowhere = machines.pop(None, [])
         first, *others = machines.values() or [[]]
@@ -37,11 +50,13 @@ def rivals_of(cells: Sequence[Cell]) -> list[list[Cell]]:
     return groups
 
 
-def _way(result: Result) -> tuple[Any, ...]:
-    return result.device, result.measuring.timer, result.measuring.regime
+def way(result: Result) -> tuple[Any, ...]:
+    """How a result was measured, as far as unlike ways cannot be compared."""
+    return result.device, result.measuring.timer, result.measuring.regime, result.measuring.l2
 
 
-def _machine(result: Result) -> tuple[Any, ...] | None:
+def machine(result: Result) -> tuple[Any, ...] | None:
+    """What a result was measured on, and by which method; None if it got nowhere."""
     if result.status != "ok":
         return None
     return (result.device_name, result.environment.get("power_limit_w"), result.l2, result.method_version)

@@ -12,7 +12,7 @@ from attn_exp.compare.canary import session
 from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.comparison import Comparison, about, case_order
 from attn_exp.compare.environment import Difference, differences
-from attn_exp.compare.grouping import latest
+from attn_exp.compare.grouping import latest, way
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.read import Sweep
 from attn_exp.compare.shifts import FEWEST, first_shift, shifts
@@ -123,18 +123,22 @@ def _series(by_sweep: Sequence[Sequence[Cell]]) -> list[tuple[Cell | None, ...]]
     found: dict[Any, list[Cell | None]] = defaultdict(lambda: [None] * len(by_sweep))
     for index, cells in enumerate(by_sweep):
         for cell in cells:
-            key = (cell.result.key, cell.direction, cell.result.measuring.timer, cell.result.measuring.regime)
+            key = (cell.result.key, cell.direction, way(cell.result))
             found[key][index] = cell
     return [tuple(cells) for cells in found.values() if any(cell and cell.value is not None for cell in cells)]
 
 
 def _step(series: Sequence[Sequence[Cell | None]], at: int) -> tuple[Difference, ...]:
-    """What differs in the environment between a sweep and the one before it, over the cells that both have."""
+    """What differs in the environment between a sweep's cells and the same cells when they were there before."""
     return differences(
-        (one.result, other.result)
+        (before.result, now.result)
         for cells in series
-        if (one := cells[at - 1]) and (other := cells[at]) and one.value and other.value
+        if (now := cells[at]) and now.value and (before := _before(cells, at))
     )
+
+
+def _before(cells: Sequence[Cell | None], at: int) -> Cell | None:
+    return next((cell for cell in reversed(cells[:at]) if cell and cell.value), None)
 
 
 def _trends(

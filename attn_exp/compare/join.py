@@ -7,7 +7,7 @@ from typing import Any
 from attn_exp.case import case_columns
 from attn_exp.compare.cell import Cell
 from attn_exp.compare.fields import distinct
-from attn_exp.compare.grouping import latest
+from attn_exp.compare.grouping import latest, machine, way
 
 Pair = tuple[Cell | None, Cell | None]
 _SHOWN = 4
@@ -16,16 +16,16 @@ _SHOWN = 4
 def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
     """Every cell of both sides, with its counterpart if there is one.
 
-    Cells are of one case, backend with its options, device and pass. Those that were also measured by the same options
-    find each other first; then those by the same timer, however long it sampled; what is left is joined if there is no
-    choice, and it is for the comparison of environments to refuse it.
+    Cells are of one case, backend with its options, device and pass. Those that were also measured by the same options,
+    on the same kind of machine if possible, find each other first; then those by the same timer, however long it
+    sampled; what is left is joined if there is no choice, and it is for the comparison of environments to refuse it.
     """
     waiting: dict[Any, list[Cell]] = defaultdict(list)
     for cell in latest(old)[0]:
         waiting[cell.result.key, cell.direction].append(cell)
     fresh = latest(new)[0]
     counterpart: dict[int, Cell] = {}
-    for alike in (_same_measuring, _same_timer, _anything):
+    for alike in (_same_machine, _same_measuring, _same_way, _anything):
         for cell in fresh:
             if id(cell) not in counterpart:
                 there = waiting.get((cell.result.key, cell.direction), ())
@@ -57,9 +57,12 @@ def _same_measuring(one: Cell, other: Cell) -> bool:
     return mine is yours or mine == yours
 
 
-def _same_timer(one: Cell, other: Cell) -> bool:
-    mine, yours = one.result.measuring, other.result.measuring
-    return (mine.timer, mine.regime) == (yours.timer, yours.regime)
+def _same_machine(one: Cell, other: Cell) -> bool:
+    return _same_measuring(one, other) and machine(one.result) == machine(other.result)
+
+
+def _same_way(one: Cell, other: Cell) -> bool:
+    return way(one.result) == way(other.result)
 
 
 def _anything(one: Cell, other: Cell) -> bool:

@@ -79,8 +79,12 @@ def _why(row: "Standing | None", base: "Standing | None", baseline: str | None) 
         return "not measured"
     if row.cell.value is None:
         return row.cell.result.status if row.cell.result.status != "ok" else "without this metric"
+    if baseline is None:
+        return "the best is 0"
     if base is None:
         return f"{baseline} not measured"
+    if base.cell.result.status == "ok":
+        return f"{baseline} is 0" if base.cell.value == 0 else f"{baseline} without this metric"
     return f"{baseline} {base.cell.result.status}"
 
 

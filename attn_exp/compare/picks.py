@@ -19,10 +19,10 @@ _AXES = ("seq_len", "q_len", "kv_len", "batch")
 class Pick:
     """The backend to take in one pass for a range of shapes.
 
-    `shape` are the case's fields that vary beside the axis, `axis` the size that the range `low` to `high` is of (None
-    if no size varies). `ties` are others that cannot be told from it anywhere in the range. `ahead` is how many times
-    better it is than the best of those that can be told from it (geometric mean), None where there is no other. `n` is
-    the number of cases.
+    `shape` are the case's fields that vary beside the axis, and what it was measured on if that varies; `axis` is the
+    size that the range `low` to `high` is of (None if no size varies). `ties` are others that cannot be told from it
+    anywhere in the range. `ahead` is how many times better it is than the best of those that can be told from it
+    (geometric mean), None where there is no other. `n` is the number of cases.
     """
 
     direction: str
@@ -42,8 +42,9 @@ def picks(rows: Sequence[Standing], metric: Metric) -> tuple[Pick, ...]:
     axis = next((name for name in _AXES if name in varying), None)
     others = [name for name in varying if name != axis]
     lines: dict[Any, dict[int, list[Standing]]] = defaultdict(lambda: defaultdict(list))
+    places = _places(rows)
     for row in rows:
-        shape = tuple((name, _size(row, name)) for name in others)
+        shape = (*((name, _size(row, name)) for name in others), *places[row.group])
         lines[row.cell.direction, shape][row.group].append(row)
     found = []
     for (direction, shape), groups in lines.items():
@@ -52,6 +53,23 @@ def picks(rows: Sequence[Standing], metric: Metric) -> tuple[Pick, ...]:
         for run in _ranges(cases):
             found.append(_pick(direction, shape, axis, run, metric))
     return tuple(found)
+
+
+def _places(rows: Sequence[Standing]) -> dict[int, tuple[tuple[str, Any], ...]]:
+    """Of each group on what and how it was measured, as far as that is not the same everywhere."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        result = row.cell.result
+        if result.status == "ok" or row.group not in found:
+            found[row.group] = {
+                "device": result.device_name,
+                "power limit": result.environment.get("power_limit_w"),
+                "timer": result.measuring.timer,
+                "regime": result.measuring.regime,
+                "l2": result.measuring.l2,
+            }
+    names = [name for name in next(iter(found.values()), {}) if len({place[name] for place in found.values()}) > 1]
+    return {group: tuple((name, place[name]) for name in names) for group, place in found.items()}
 
 
 def _varying(rows: Sequence[Standing]) -> list[str]:

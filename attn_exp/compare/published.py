@@ -179,9 +179,10 @@ def _beside(figure: Figure, cells: Sequence[Cell]) -> list[Beside]:
     there = [cell for cell in cells if cell.value is not None and cell.direction == figure.direction]
     there = [cell for cell in there if _same_case(cell.result.case, figure.case)]
     own = [cell for cell in there if _is_library(cell.result.label, figure.library)]
-    fastest = sorted(there, key=lambda cell: cell.value or 0.0)[:1]
+    # Of each case: the figure may leave sizes open.
+    fastest = {cell.result.case: cell for cell in sorted(there, key=lambda cell: cell.value or 0.0, reverse=True)}
     found = []
-    for cell in own or fastest:
+    for cell in own or fastest.values():
         assert cell.value is not None
         ours = flops_common_convention(cell.result.case, figure.direction) / (cell.value / 1e6) / 1e12
         gpus = _gpu(figure.gpu), _gpu(cell.result.device_name)
