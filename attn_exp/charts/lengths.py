@@ -37,6 +37,8 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     for row, together in zip(panels, shown, strict=True):
         for panel, side in zip(row, passes, strict=True):
             _draw(panel, together, side, style)
+        # After all panels of the row are drawn: a limit ends the scaling that they share.
+        row[0].set_ylim(bottom=0)
         row[0].set_ylabel(f"{name_of(together[0])}\nTFLOPS" if name_of(together[0]) else "TFLOPS")
     for panel, side in zip(panels[0], passes, strict=True):
         panel.set_title(side, fontsize=10)
@@ -75,7 +77,6 @@ def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, 
             label=label,
         )
     panel.set_xscale("log", base=2)
-    panel.set_ylim(bottom=0)
     panel.grid(color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
 

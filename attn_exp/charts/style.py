@@ -84,10 +84,11 @@ def looks(results: Iterable["Result"]) -> dict[str, Look]:
         result = by_label[label]
         name = str(result.backend.get("name", "?"))
         look = _look(name, backend_label(name, result.compile), label)
-        while look in found.values():
-            after = _MARKERS[(_MARKERS.index(look.marker) + 1) % len(_MARKERS)]
-            if after == _MARKERS[zlib.crc32(label.encode()) % len(_MARKERS)] and len(found) > len(_MARKERS):
+        # Another marker if it is taken; with all of them taken, two labels look the same.
+        for _ in _MARKERS:
+            if look not in found.values():
                 break
+            after = _MARKERS[(_MARKERS.index(look.marker) + 1) % len(_MARKERS)]
             look = Look(look.colour, after, look.line)
         found[label] = look
     return {label: found[label] for label in sorted(found)}

@@ -99,7 +99,7 @@ def drawings(found: "Comparison") -> "list[Chart]":
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(f"{text}\n")
+        path.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another with out=FILE") from error
 

@@ -152,7 +152,7 @@ def _share(key: str, value: str) -> float:
 def _count(key: str, value: str) -> int | None:
     if value == "all":
         return None
-    if not value.isdigit() or int(value) < 1:
+    if not value.isdecimal() or int(value) < 1:
         raise UserError(f"{key}={value} is no number of rows: use {key}=20 or {key}=all")
     return int(value)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.case import case_columns
 from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.environment import Difference, told
+from attn_exp.compare.fields import sortable
 from attn_exp.compare.read import Sweep
 
 if TYPE_CHECKING:
@@ -64,12 +65,5 @@ def about(sweep: Sweep) -> About:
 def case_order(cell: Cell) -> tuple[Any, ...]:
     """What cells are sorted by: cases in the order of their sizes, rivals of one case together."""
     case = cell.result.case
-    sizes = tuple(_sortable(getattr(case, name)) for name in case_columns())
+    sizes = tuple(sortable(getattr(case, name)) for name in case_columns())
     return (cell.result.model, *sizes, cell.direction != "forward", cell.result.label, cell.result.job)
-
-
-def _sortable(value: Any) -> tuple[str, Any]:
-    # Sizes may be missing or of several kinds (a window, lengths): those sort among themselves.
-    if isinstance(value, (bool, int, float)):
-        return ("", value)
-    return ("~", "") if value is None else (type(value).__name__, value)

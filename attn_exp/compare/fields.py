@@ -5,6 +5,7 @@ from typing import Any
 
 from attn_exp.case import PASSES, case_columns
 from attn_exp.compare.cell import Cell, metric_names
+from attn_exp.compare.words import word
 from attn_exp.errors import UserError, nearest
 from attn_exp.flags import FLAGS
 
@@ -58,6 +59,13 @@ def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
     return known[name]
 
 
+def sortable(value: Any) -> tuple[str, Any]:
+    """What values of several kinds are sorted by: each kind among itself, numbers first, what is missing last."""
+    if isinstance(value, (bool, int, float)):
+        return ("", value)
+    return ("~", "") if value is None else (type(value).__name__, value)
+
+
 def distinct(values: Iterable[Any]) -> list[Any]:
     """The values, each once, in the order of their first appearance."""
     return list(dict.fromkeys(values))
@@ -72,7 +80,12 @@ def _own_metric(name: str) -> Getter:
 
 
 def _option(name: str) -> Getter:
-    return lambda cell: cell.result.backend.get(name)
+    def get(cell: Any) -> Any:
+        value = cell.result.backend.get(name)
+        # A list or a tree is compared, grouped and sorted as the text that one would type.
+        return word(value) if isinstance(value, (list, dict)) else value
+
+    return get
 
 
 def _flag(name: str) -> Getter:

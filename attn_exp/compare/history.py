@@ -92,7 +92,9 @@ def compare_history(
         raise UserError(f"a history needs {LEAST} sweeps or more, not {len(sweeps)}: sweep=A,B,C or sweep='nightly-*'")
     order = sorted(range(len(sweeps)), key=lambda index: sweeps[index].when)
     ordered, by_sweep = [sweeps[index] for index in order], [latest(cells[index])[0] for index in order]
-    series = _series(by_sweep)
+    series = [cells for cells in _series(by_sweep) if _logs(cells, metric)]
+    if not series:
+        raise UserError(f"no cell has a {metric} above zero in any of these sweeps: choose another metric=, or where=")
     steps = [_step(series, at) for at in range(1, len(ordered))]
     found = tuple(dict.fromkeys(one for step in steps for one in step))
     unlike = [one for one in found if one.refuses]
@@ -109,6 +111,12 @@ def compare_history(
         for at, step in enumerate(steps)
         if step
     ]
+    if metric.follows_clock and any(
+        session(one.result, other.result, one.direction)
+        for cells in series
+        for one, other in itertools.pairwise([cell for cell in cells if cell and cell.value])
+    ):
+        said.append("sessions are divided out by canaries where both sweeps have them: see docs/comparing.md")
     return History(
         metric=metric,
         sweeps=tuple(about(sweep) for sweep in ordered),

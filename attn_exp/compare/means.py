@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.compare.fields import fields, getter
+from attn_exp.compare.fields import fields, getter, sortable
 from attn_exp.compare.standing import Standing
 
 
@@ -50,7 +50,7 @@ def means(rows: Sequence[Standing], labels: Sequence[str], by: Sequence[str], ba
         for label in labels
         if any(label in case for case in cases.values())
     ]
-    return tuple(sorted(found, key=lambda mean: (*map(_sortable, mean.group), mean.direction != "forward", -_of(mean))))
+    return tuple(sorted(found, key=lambda mean: (*map(sortable, mean.group), mean.direction != "forward", -_of(mean))))
 
 
 def geometric_mean(logs: Sequence[float]) -> float:
@@ -90,9 +90,3 @@ def _why(row: "Standing | None", base: "Standing | None", baseline: str | None) 
 
 def _of(mean: Mean) -> float:
     return mean.value or 0.0
-
-
-def _sortable(value: Any) -> tuple[str, Any]:
-    if isinstance(value, (bool, int, float)):
-        return ("", value)
-    return ("~", "") if value is None else (type(value).__name__, value)

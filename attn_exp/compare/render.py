@@ -5,12 +5,13 @@ import io
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from attn_exp.compare.sheet import Page, Sheet, Tone, commands_of
+from attn_exp.compare.sheet import Page, Sheet, Tone, commands_of, printable
 from attn_exp.compare.web import html
 from attn_exp.tables import WIDTH, fitted, grid
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 # Of what would decide, a screen shows the first few; files have all.
 _COMMANDS_SHOWN = 8
 _COLOURS: dict[Tone, str] = {"good": "32", "bad": "31", "open": "33", "best": "1"}
+
+
+def clean(page: Page) -> Page:
+    """The page with every sentence on one line and without control characters: reasons may come from anywhere."""
+    sheets = tuple(replace(sheet, title=printable(sheet.title)) for sheet in page.sheets)
+    return replace(
+        page, lines=tuple(map(printable, page.lines)), notes=tuple(map(printable, page.notes)), sheets=sheets
+    )
 
 
 def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | None = None) -> str:
@@ -37,19 +46,24 @@ def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | 
 
 def markdown(page: Page, *, limit: int | None = None) -> str:
     """A page for a pull request: every table's columns, notes as a list."""
-    parts = ["\n".join(f"{line}  " for line in page.lines if line).rstrip()]
+    parts = ["\n".join(f"{_marked_up(line)}  " for line in page.lines if line).rstrip()]
     for sheet in page.sheets:
         title = [f"**{sheet.title}**", ""] if sheet.title else []
         if _of_commands(sheet):
             parts.append("\n".join([*title, "```bash", *_commands(sheet), "```"]))
             continue
         rows = sheet.texts()[: limit if sheet is page.sheets[0] else None]
-        escaped = [{head: text.replace("|", "\\|") for head, text in row.items()} for row in rows]
+        escaped = [{head: _marked_up(text).replace("|", "\\|") for head, text in row.items()} for row in rows]
         parts.append(
             "\n".join([*title, grid(escaped, _filled(rows, _heads(sheet)), "pipe"), *_more(sheet, rows, "\n")])
         )
-    parts.append("\n".join(f"- {note}" for note in page.notes))
+    parts.append("\n".join(f"- {_marked_up(note)}" for note in page.notes))
     return "\n\n".join(part for part in parts if part)
+
+
+def _marked_up(text: str) -> str:
+    """Text that Markdown shows as it is, and no page takes for tags."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def csv_text(page: Page) -> str:
@@ -105,7 +119,7 @@ def text_of(
     charts: "Iterable[Chart]" = (),
 ) -> str:
     """A page in the format asked for, else by the file's ending, else as a table; HTML with `charts` in it."""
-    form = format_of(form, file)
+    form, page = format_of(form, file), clean(page)
     if form == "csv":
         return csv_text(page)
     if form == "json":

@@ -68,9 +68,9 @@ def named(results: Sequence[Result]) -> list[Result]:
     """The results, labels made unique: where one name stands for several option sets, what differs stands with it."""
     by_label: dict[str, dict[str, dict[str, Any]]] = {}
     for result in results:
-        text = _options(result.backend)
+        text = f"{_options(result.backend)} {_compile_key(result.compile)}"
         if text not in by_label.setdefault(result.label, {}):
-            by_label[result.label][text] = flat(result.backend)
+            by_label[result.label][text] = _settings(result)
     several = {name: _differing(list(sets.values())) for name, sets in by_label.items() if len(sets) > 1}
     if not several:
         return list(results)
@@ -91,7 +91,7 @@ def decode(content: bytes, path: Path) -> Result:
         if lean.schema != SCHEMA:
             raise RecordError(f"{path} has schema {lean.schema}, this version reads {SCHEMA}")
         request = lean.request
-        case, backend = _case(bytes(request.case)), _tree(bytes(request.backend))
+        case, backend = _case(bytes(request.case)), _options_tree(bytes(request.backend))
         compiled = _compile(bytes(request.compile)) if request.compile else Compile()
         timings = [timing for measured in lean.passes.values() for timing in measured.timings[:1]]
         return Result(
@@ -110,9 +110,9 @@ def decode(content: bytes, path: Path) -> Result:
             reason=lean.reason,
             metrics=lean.metrics,
             flags=lean.flags,
-            environment=_tree(bytes(lean.environment)) if lean.environment else {},
-            canaries=_tree(bytes(lean.canaries)) if lean.canaries else {},
-            ceilings=_tree(bytes(lean.ceilings)) if lean.ceilings else {},
+            environment=_environment(bytes(lean.environment)) if lean.environment else {},
+            canaries=_figures(bytes(lean.canaries)) if lean.canaries else {},
+            ceilings=_figures(bytes(lean.ceilings)) if lean.ceilings else {},
             l2=timings[0].l2 if timings else "",
             kernels={
                 direction: max(measured.kernels, key=lambda kernel: kernel.time_us).name
@@ -125,7 +125,7 @@ def decode(content: bytes, path: Path) -> Result:
             path=path,
             key=(case, _options(backend), _compile_key(compiled), request.device),
         )
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, UserError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, UserError, RecursionError) as error:
         schema = _schema(content)
         if schema not in (None, SCHEMA):
             raise RecordError(f"{path} has schema {schema}, this version reads {SCHEMA}") from error
@@ -136,8 +136,14 @@ def _compile_key(compiled: Compile) -> tuple[Any, ...]:
     return compiled.mode, compiled.fullgraph, json.dumps(compiled.options, sort_keys=True)
 
 
+def _settings(result: Result) -> dict[str, Any]:
+    """The options of a result's backend, and those of its compiler."""
+    compiled = {"fullgraph": result.compile.fullgraph, **result.compile.options}
+    return flat(result.backend) | flat(compiled, "compile.")
+
+
 def _with_options(result: Result, names: Sequence[str]) -> str:
-    options = flat(result.backend)
+    options = _settings(result)
     return f"{result.label}({','.join(f'{name}={word(options.get(name))}' for name in names)})"
 
 
@@ -217,12 +223,25 @@ def _compile(raw: bytes) -> Compile:
 
 
 @lru_cache(_KEPT)
-def _tree(raw: bytes) -> Any:
-    return msgspec.json.decode(raw)
+def _options_tree(raw: bytes) -> dict[str, Any]:
+    return msgspec.json.decode(raw, type=dict[str, Any])
+
+
+@lru_cache(_KEPT)
+def _figures(raw: bytes) -> dict[str, float]:
+    return msgspec.json.decode(raw, type=dict[str, float])
+
+
+@lru_cache(_KEPT)
+def _environment(raw: bytes) -> dict[str, Any]:
+    found = msgspec.json.decode(raw, type=dict[str, Any])
+    if not isinstance(found.get("versions", {}), dict):
+        raise msgspec.ValidationError("environment.versions is no object")
+    return found
 
 
 def _schema(content: bytes) -> int | None:
     try:
         return msgspec.json.decode(content, type=_Schema).schema
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         return None

@@ -27,6 +27,11 @@ class Column:
     joined: Callable[[dict[str, Any]], str] | None = None
 
 
+def printable(text: str) -> str:
+    """Text on one line, without control characters: names and reasons may come from anywhere."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+
+
 @dataclass(frozen=True)
 class Sheet:
     """Rows of values in the order of the columns; `tones` say how each row is coloured on a terminal."""
@@ -50,7 +55,7 @@ class Sheet:
             values = {column.name: value for column, value in zip(self.columns, row, strict=True)}
             found.append(
                 {
-                    column.head: column.joined(values) if column.joined else written(row[index], column.form)
+                    column.head: printable(column.joined(values) if column.joined else written(row[index], column.form))
                     for index, column in shown
                 }
             )

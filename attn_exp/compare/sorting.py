@@ -7,7 +7,7 @@ from typing import Any
 from attn_exp.compare.change import VERDICTS
 from attn_exp.compare.changes import Changes
 from attn_exp.compare.comparison import Comparison
-from attn_exp.compare.fields import fields, getter
+from attn_exp.compare.fields import fields, getter, sortable
 from attn_exp.compare.history import History
 from attn_exp.compare.published import Published
 from attn_exp.compare.rivals import Rivals
@@ -41,7 +41,7 @@ def sorted_rows(found: Comparison, word: str) -> Comparison:
 
     present = [row for row in rows if get(row) is not None]
     missing = [row for row in rows if get(row) is None]
-    changed: Any = {"rows": (*sorted(present, key=get, reverse=down), *missing)}
+    changed: Any = {"rows": (*sorted(present, key=lambda row: sortable(get(row)), reverse=down), *missing)}
     return replace(found, **changed)
 
 

@@ -151,7 +151,7 @@ class _Parser:
 
         def test(cell: Cell) -> bool:
             one, other = left.get(cell), right.get(cell)
-            if ordered and (one is None or other is None):
+            if ordered and (one is None or other is None or _kind(one) != _kind(other)):
                 return False
             return compare(one, other)
 
