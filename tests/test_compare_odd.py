@@ -40,6 +40,8 @@ def two(tmp_path, monkeypatch):
         lambda tree: tree.update(canaries={"matmul": "x"}),
         lambda tree: tree.update(canaries=None),
         lambda tree: tree.update(ceilings=None),
+        lambda tree: tree["metrics"].update({"forward/time_us": -1.0}),
+        lambda tree: tree["metrics"].update({"backward/time_us": 0.0}),
     ],
 )
 def test_a_record_of_another_shape_is_named_and_skipped(two, change, capsys):

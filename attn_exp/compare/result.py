@@ -90,6 +90,9 @@ def decode(content: bytes, path: Path) -> Result:
         lean = _LEAN.decode(content)
         if lean.schema != SCHEMA:
             raise RecordError(f"{path} has schema {lean.schema}, this version reads {SCHEMA}")
+        impossible = [name for name, value in lean.metrics.items() if name.endswith("/time_us") and not value > 0]
+        if impossible:
+            raise RecordError(f"{path} is not a record: {impossible[0]} is {lean.metrics[impossible[0]]}")
         request = lean.request
         case, backend = _case(bytes(request.case)), _options_tree(bytes(request.backend))
         compiled = _compile(bytes(request.compile)) if request.compile else Compile()
