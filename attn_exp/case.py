@@ -6,6 +6,8 @@ from typing import Any
 from attn_exp.errors import UserError
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# What people type for the data types.
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
 PASSES = ("forward", "backward")

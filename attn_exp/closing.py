@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from attn_exp.errors import first_line
 from attn_exp.trackers.base import Curve
 
 FOLDER = "plots"
@@ -10,6 +11,7 @@ FOLDER = "plots"
 LIMIT_S = 2.5
 # One job needs no picture.
 _FEWEST = 2
+_LONGEST = 300
 
 
 def extras(folder: Path, say: Callable[[str], None]) -> tuple[list[Path], Sequence[Curve]]:
@@ -26,16 +28,12 @@ def extras(folder: Path, say: Callable[[str], None]) -> tuple[list[Path], Sequen
             return [], []
         found = curves(sweep.results)
     except Exception as error:
-        say(f"no curves or plots: {_said(error)}")
+        say(f"no curves or plots: {first_line(error)[:_LONGEST]}")
         return [], []
     try:
         from attn_exp.charts.all import write_charts
 
         return write_charts(compare_read(Choice(), [sweep]), folder / FOLDER, limit_s=LIMIT_S), found
     except Exception as error:
-        say(f"no plots: {_said(error)}")
+        say(f"no plots: {first_line(error)[:_LONGEST]}")
         return [], found
-
-
-def _said(error: Exception) -> str:
-    return (str(error).strip().partition("\n")[0] or type(error).__name__)[:300]

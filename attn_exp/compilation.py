@@ -10,6 +10,7 @@ import torch
 
 from attn_exp.backends.base import Attention, Calls, calls_of
 from attn_exp.backends.package import Refused
+from attn_exp.errors import first_line
 from attn_exp.record import Compile, CompileRecord
 
 _LONGEST_REASON = 300
@@ -88,7 +89,7 @@ def break_reason(error: Exception) -> str | None:
     """Why a full graph could not be had, if that is what an exception says."""
     if "torch._dynamo" not in sys.modules or not isinstance(error, torch._dynamo.exc.Unsupported):
         return None
-    return f"fullgraph=true, and Dynamo would break the graph: {str(error).strip().splitlines()[0]}"
+    return f"fullgraph=true, and Dynamo would break the graph: {first_line(error)}"
 
 
 @contextmanager

@@ -8,6 +8,11 @@ class UserError(Exception):
     """Something to type differently. The message is one sentence that says what to type instead."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """`did you mean 'flash'? ` if one of `choices` is close to `word`, else an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)

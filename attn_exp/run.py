@@ -98,7 +98,7 @@ class Session:
         record = None
         while len(self._pending) > (self.ahead if request.device == "cuda" else 0):
             record = self._collect()
-            _halt(record)
+            self._halt(record)
         return _objective(record)
 
     def keep(self, record: Record) -> None:
@@ -179,6 +179,12 @@ class Session:
         if self._pending:
             self.progress.running(self._pending[0][0].label)
         return record
+
+    def _halt(self, record: Record) -> None:
+        """End the sweep if this record has a status that `stop_on` names."""
+        if record.status in (record.request.config.get("stop_on") or ()):
+            self.progress.say(f"stopped at the first {record.status} job (stop_on): {record.request.label}")
+            raise SystemExit(1)
 
     def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
         found = [_without_samples(item) for item in read_sweep(folder)]
@@ -302,13 +308,6 @@ def _without_samples(found: Record | RecordError) -> Record | RecordError:
         return found
     passes = {name: replace(measured, timings=()) for name, measured in found.passes.items()}
     return replace(found, passes=passes, telemetry=())
-
-
-def _halt(record: Record) -> None:
-    """End the sweep if this record has a status that `stop_on` names."""
-    if record.status in (record.request.config.get("stop_on") or ()):
-        session().progress.say(f"stopped at the first {record.status} job (stop_on): {record.request.label}")
-        raise SystemExit(1)
 
 
 def _objective(record: Record | None) -> float:

@@ -19,6 +19,7 @@ PURE = {
     "calibration",
     "host",
     "tables",
+    "words",
 }
 # A comparison answers at once: nothing heavy either, in the whole package. Those that read or show stand apart from
 # those that only reckon.

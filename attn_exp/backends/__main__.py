@@ -17,7 +17,7 @@ import yaml
 from tabulate import tabulate
 
 from attn_exp.backends.supports import Supports
-from attn_exp.case import Case
+from attn_exp.case import DTYPES, Case
 from attn_exp.compose import compose_config
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
@@ -27,7 +27,7 @@ from attn_exp.run import plain
 
 FORMATS = ("table", "markdown")
 _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_SHORT = {name: typed for typed, name in DTYPES.items()}
 
 
 def main(arguments: list[str]) -> int:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
+from attn_exp.errors import first_line
+
 
 class Unavailable(Exception):
     """The backend's package or hardware is not there; the message says what would bring it."""
@@ -42,5 +44,5 @@ class Package:
                 raise Unavailable(f"{self.distribution} is not installed: {self.install}") from error
             raise Unavailable(f"{self.distribution} misses {error.name}: {self.install}") from error
         except Exception as error:  # a build for another torch or GPU fails in ways of its own while it is imported
-            first = (str(error).strip().splitlines() or [""])[0]
-            raise Unavailable(f"{self.distribution} {self.version()} cannot be imported here: {first}") from error
+            said = f"{self.distribution} {self.version()} cannot be imported here: {first_line(error)}"
+            raise Unavailable(said) from error

@@ -10,9 +10,9 @@ from typing import Any
 from attn_exp.case import Case
 from attn_exp.compare.cell import Cell
 from attn_exp.compare.result import Result
-from attn_exp.compare.words import flat, word
 from attn_exp.conf import conf_folder
 from attn_exp.record import Compile
+from attn_exp.words import flat, word
 
 # Sizes that a model brings along; all other fields of a case are keys of their own.
 _OF_MODEL = ("q_heads", "kv_heads", "head_dim", "value_dim")

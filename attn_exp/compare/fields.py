@@ -5,13 +5,11 @@ from typing import Any
 
 from attn_exp.case import PASSES, case_columns
 from attn_exp.compare.cell import Cell, metric_names
-from attn_exp.compare.words import word
 from attn_exp.errors import UserError, nearest
 from attn_exp.flags import FLAGS
+from attn_exp.words import word
 
 Getter = Callable[[Cell], Any]
-# The names that the command line has for data types.
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _OWN: dict[str, Getter] = {
     "backend": lambda cell: cell.result.label,
     "model": lambda cell: cell.result.model,

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_exp.case import PASSES, Case, case_columns
+from attn_exp.case import DTYPES, PASSES, Case, case_columns
 from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.comparison import Comparison, about, case_order
-from attn_exp.compare.fields import DTYPES
 from attn_exp.compare.read import Sweep
 from attn_exp.errors import UserError
 from attn_exp.flops import flops_common_convention

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from attn_exp.case import Case
-from attn_exp.compare.words import flat, word
 from attn_exp.errors import UserError
 from attn_exp.record import SCHEMA, Compile, Measuring, Record, RecordError, Status, backend_label, read_record
+from attn_exp.words import flat, word
 
 # What a sweep's records share is decoded once: thousands of records have a few environments and cases.
 _KEPT = 1 << 14

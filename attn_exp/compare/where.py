@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attn_exp.case import DTYPES
 from attn_exp.compare.cell import Cell
-from attn_exp.compare.fields import DTYPES, Getter, distinct, fields, getter
+from attn_exp.compare.fields import Getter, distinct, fields, getter
 from attn_exp.errors import UserError, nearest
 
 Test = Callable[[Cell], bool]

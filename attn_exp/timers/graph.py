@@ -5,6 +5,7 @@ What a serving engine or a compiled training step sees: the same kernels without
 
 import torch
 
+from attn_exp.errors import first_line
 from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.loop import Block, Call, Cost
 
@@ -45,5 +46,5 @@ def capture(call: Call) -> Call:
             call()
     except RuntimeError as error:
         torch.cuda.synchronize()
-        raise CaptureFailed(str(error).strip().splitlines()[0]) from error
+        raise CaptureFailed(first_line(error)) from error
     return graph.replay

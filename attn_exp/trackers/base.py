@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from attn_exp.record import Record
+from attn_exp.words import flat
 
 EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
 
@@ -154,11 +155,11 @@ def params(record: Record) -> dict[str, str]:
     """The resolved configuration of a job under flat names that sort and filter well."""
     request, measuring = record.request, record.request.measuring
     found: dict[str, Any] = {field.name: getattr(request.case, field.name) for field in fields(request.case)}
-    found |= {"backend" if key == "name" else f"backend.{key}": value for key, value in _flat(request.backend).items()}
+    found |= {"backend" if key == "name" else f"backend.{key}": value for key, value in flat(request.backend).items()}
     found |= {"model": request.model, "device": request.device, "seed": measuring.seed, "timer": measuring.timer}
     found |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
     found |= {"compile": request.compile.mode, "caches": request.caches}
-    found |= {f"compile.{key}": value for key, value in _flat(request.compile.options).items()}
+    found |= flat(request.compile.options, "compile.")
     for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
         found[f"stopping.{name}"] = getattr(measuring, name)
     found["regime"], found["l2"] = measuring.regime, measuring.l2
@@ -216,10 +217,3 @@ def user_name() -> str | None:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
         return None
-
-
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in options.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
