@@ -38,6 +38,8 @@ _KEYS = (
     "softcap",
     "lengths",
     "layout",
+    "workload",
+    "mlp_dim",
     "caches",
     "stop_on",
 )
@@ -213,7 +215,7 @@ def _identity(
     case: Case, backend: dict[str, Any], measuring: Measuring, compile_: Compile, caches: bool, device: str
 ) -> str:
     """What makes two jobs the same job: case, backend and compiler with their options, measuring, kind of device."""
-    what = msgspec.to_builtins(
+    what: dict[str, Any] = msgspec.to_builtins(
         {
             "case": case,
             "backend": backend,
@@ -223,4 +225,7 @@ def _identity(
             "device": device,
         }
     )
+    if case.workload is None:
+        # Attention alone is named as it was before there were blocks around it.
+        del what["case"]["workload"], what["case"]["mlp_dim"]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]

@@ -85,14 +85,28 @@ class TensorError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one pass of a block does: `flops` in all, `attention_flops` of them, and the `bytes` that must move."""
+
+    flops: float
+    attention_flops: float
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassRecord:
-    """What one pass (forward or backward) left. `took` is whose kernels ran, of a backend that may choose."""
+    """What one pass (forward or backward) left.
+
+    `took` is whose kernels ran, of a backend that may choose. `work` is None for attention alone, whose work follows
+    from its case.
+    """
 
     first_call_s: float | None = None
     peak_memory_bytes: int | None = None
     errors: dict[str, TensorError] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()
     took: str | None = None
+    work: Work | None = None
     timings: tuple[Timing, ...] = ()
 
 

@@ -76,6 +76,13 @@ WORKER = {
     "timers.loop",
     "timers.wall",
     "tolerance",
+    "workloads",
+    "workloads.attention",
+    "workloads.base",
+    "workloads.block",
+    "workloads.decoder_layer",
+    "workloads.dit_block",
+    "workloads.rotary",
 }
 # Imports every module named on the command line, in order, and prints what each brought in of the heavy packages.
 _PROBE = """
