@@ -2,7 +2,8 @@
 
 With `--serve` it reads job folders from standard input, one a line, and answers each on the file descriptor that
 `--reply-fd` names: `begin FOLDER`, `profile FOLDER` before each profiler (the record is written by then), and then
-`end FOLDER`, or `poisoned FOLDER` if the device is of no more use to this process. Everything else that is printed goes into the job's `worker.log`.
+`end FOLDER`, or `poisoned FOLDER` if the device is of no more use to this process. Everything else that is printed
+goes into the job's `worker.log`.
 """
 
 import argparse
@@ -15,8 +16,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
@@ -115,12 +117,16 @@ def serve(reply_fd: int) -> None:
         _log_into(folder)
         if read_requests(folder)[0][0].device == "cpu":
             _limit_memory()
-        machine, fit = run_folder(folder, machine, lambda folder=folder: replies.write(f"profile {folder}\n"))  # type: ignore[misc]
+        machine, fit = run_folder(folder, machine, partial(_announce, replies, folder))
         sys.stdout.flush()
         sys.stderr.flush()
         replies.write(f"{'end' if fit else 'poisoned'} {folder}\n")
         if not fit:
             return
+
+
+def _announce(replies: TextIO, folder: Path) -> None:
+    replies.write(f"profile {folder}\n")
 
 
 def _log_into(folder: Path) -> None:

@@ -129,7 +129,7 @@ def test_what_is_typed_wrong_is_one_sentence(arguments, words, tmp_path, monkeyp
 def test_a_profiler_of_ones_own_needs_the_package_line():
     from attn_exp.errors import UserError
 
-    with pytest.raises(UserError, match="# @package profiler.mine"):
+    with pytest.raises(UserError, match=r"# @package profiler\.mine"):
         chosen_profilers({"profiler": {"_target_": "x.Y", "name": "mine"}})
     assert chosen_profilers({}) == ()
     assert Works("a").name == "a"

@@ -196,9 +196,7 @@ def tags(record: Record) -> dict[str, str]:
             longest = max(measured.kernels, key=lambda kernel: kernel.time_us)
             found[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
     for profiler, profile in record.profiles.items():
-        found[f"profiler_{profiler}"] = (
-            profile.status if profile.reason is None else f"{profile.status}: {profile.reason}"
-        )
+        found[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
     return {f"attn_exp.{name}": str(value) for name, value in found.items() if value not in (None, "")}
 
 
