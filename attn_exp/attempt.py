@@ -67,13 +67,13 @@ class Attempt:
         except ImportError as error:
             self.status, self.reason = "unavailable", f"a package is missing: {error}"
         except (torch.OutOfMemoryError, MemoryError) as error:
-            self.status, self.reason = "out_of_memory", _sentence(error)
+            self.status, self.reason = "out_of_memory", sentence(error)
         except Exception as error:  # a backend may raise anything, and it must end as a status, not as a dead worker
             traceback.print_exc()
             broken = break_reason(error)
             memory = _CPU_MEMORY_ERROR.search(str(error))
             self.status = "unsupported" if broken else "out_of_memory" if memory else "error"
-            self.reason = broken or _sentence(error)
+            self.reason = broken or sentence(error)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -109,6 +109,7 @@ class Attempt:
         )
 
 
-def _sentence(error: BaseException) -> str:
+def sentence(error: BaseException) -> str:
+    """The type of an exception and the first line of what it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -175,6 +175,8 @@ def _duel(arguments: list[str]) -> int:
 
 def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
     request = request_from_config(config, gpus)
+    if request.profilers:
+        raise UserError("a duel only times: leave profiler=... out, and profile with python -m attn_exp")
     who = backend_label(request.backend["name"], request.compile)
     # Two option sets of one backend, or one backend against itself, need two folders.
     return replace(request, job=f"{letter}-{request.job}", label=f"{letter}={who}")

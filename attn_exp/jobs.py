@@ -11,6 +11,7 @@ from attn_exp.case import PASSES, Case, case_from_config
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
 from attn_exp.nvml import GpuInfo
+from attn_exp.profilers.choice import chosen_profilers, size_limit_mb
 from attn_exp.record import Compile, Measuring, Request, Status, backend_label
 
 GPU_TIMERS = ("device", "event", "kernel", "graph", "wall", "dispatch")
@@ -42,6 +43,8 @@ _KEYS = (
     "mlp_dim",
     "caches",
     "stop_on",
+    "profiler_timeout_s",
+    "profiler_limit_mb",
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
 # Where results go says nothing about the job, and a tracking URI may hold a password.
@@ -78,6 +81,8 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         measuring=measuring,
         compile=compile_,
         caches=config["caches"],
+        profilers=chosen_profilers(config),
+        profiler_limit_mb=size_limit_mb(config),
         label=f"{backend_label(backend['name'], compile_)} {case.label()}",
         config={key: value for key, value in config.items() if key not in _NOT_KEPT},
     )

@@ -27,9 +27,14 @@ _SECOND_OPINION_CALLS = (4, 12)
 
 def measure(request: Request, machine: Machine) -> Record:
     """Measure one job."""
-    attempt = Attempt(request)
-    attempt.run(lambda: _measure(attempt, machine))
-    return attempt.record(machine)
+    return measure_and_keep(request, machine)[0]
+
+
+def measure_and_keep(request: Request, machine: Machine) -> tuple[Record, Rival | None]:
+    """Measure one job, and keep what was measured for whoever looks at it next; None if it was not `ok`."""
+    attempt, prepared = Attempt(request), list[Rival]()
+    attempt.run(lambda: _measure(attempt, machine, prepared))
+    return attempt.record(machine), prepared[0] if attempt.status == "ok" else None
 
 
 def face_off(requests: Sequence[Request], machine: Machine) -> list[Record]:
@@ -48,8 +53,9 @@ def face_off(requests: Sequence[Request], machine: Machine) -> list[Record]:
     return [attempt.record(machine) for attempt in attempts]
 
 
-def _measure(attempt: Attempt, machine: Machine) -> None:
+def _measure(attempt: Attempt, machine: Machine, prepared: list[Rival]) -> None:
     rival = prepare(attempt, machine)
+    prepared.append(rival)
     with rival.scope():
         attempt.telemetry += machine.reading()
         for direction in attempt.request.measuring.passes:

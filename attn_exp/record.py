@@ -10,6 +10,7 @@ import msgspec
 
 from attn_exp.case import Case
 from attn_exp.errors import UserError
+from attn_exp.profile import Profile
 
 SCHEMA = 1
 METHOD_VERSION = "2"
@@ -166,7 +167,9 @@ class CompileRecord:
 class Request:
     """What the parent asks of a worker: one job. Written as `request.yaml` into the job's folder.
 
-    `caches` lets compilers read what earlier processes compiled.
+    `caches` lets compilers read what earlier processes compiled. `profilers` are those to run after the timing, each
+    with its `name`, `_target_` and options, `profiler_limit_mb` is the largest file that one may leave; neither is
+    part of what makes two jobs the same.
     """
 
     job: str
@@ -179,6 +182,8 @@ class Request:
     compile: Compile = field(default_factory=Compile)
     caches: bool = True
     gpu_uuid: str | None = None
+    profilers: tuple[dict[str, Any], ...] = ()
+    profiler_limit_mb: float = 256.0
     label: str = ""
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -189,7 +194,7 @@ class Record:
 
     `notes` are the backend's own figures (workspace bytes, plan building), `compiled` is None if nothing was.
     `canaries` are microseconds of fixed work (`sleep`, `copy`, `matmul`, `sdpa`), measured once a worker: what they
-    differ by between two sessions is the session's.
+    differ by between two sessions is the session's. `profiles` are what profilers found after the timing, by name.
     """
 
     request: Request
@@ -205,6 +210,7 @@ class Record:
     notes: dict[str, float] = field(default_factory=dict)
     telemetry: tuple[dict[str, Any], ...] = ()
     stages_s: dict[str, float] = field(default_factory=dict)
+    profiles: dict[str, Profile] = field(default_factory=dict)
     started_at: float = 0.0
     finished_at: float = 0.0
     schema: int = SCHEMA

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections import deque
@@ -22,6 +23,8 @@ from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Outcome, Worker, make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
+from attn_exp.profile import FOLDER as PROFILES
+from attn_exp.profile import Profile
 from attn_exp.progress import Progress
 from attn_exp.record import (
     FILE_NAME,
@@ -34,7 +37,7 @@ from attn_exp.record import (
     write_whole,
 )
 from attn_exp.report import table, write_tables
-from attn_exp.store import final_record, read_sweep
+from attn_exp.store import done_record, read_sweep
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker, redacted
 from attn_exp.trackers.none import NoTracker
@@ -82,7 +85,7 @@ class Session:
         if self._lease is not None:
             request = replace(request, gpu_uuid=self._lease.gpu.uuid)
         folder = self.folder / request.job
-        done = final_record(folder)
+        done = done_record(request, folder)
         if done is not None:
             self.keep(done)
             return _objective(done)
@@ -91,6 +94,7 @@ class Session:
             self._tracker.settle()
         folder.mkdir(exist_ok=True)
         (folder / FILE_NAME).unlink(missing_ok=True)
+        shutil.rmtree(folder / PROFILES, ignore_errors=True)
         write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
         self._pending.append((request, time.time()))
         self._isolation.submit(folder)
@@ -140,7 +144,7 @@ class Session:
         options = plain(config)
         if not isinstance(options["plots"], bool):
             raise UserError(f"plots={options['plots']} is neither true nor false")
-        isolation = make_isolation(options["isolation"])
+        isolation = make_isolation(options["isolation"], options["profiler_timeout_s"])
         tracker = make_tracker(options["tracker"])
         folder = Path(options["folder"]).resolve()
         made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -163,6 +167,7 @@ class Session:
             self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
         if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.reuse:
             self._isolation.timeout_s = isolation.timeout_s
+            self._isolation.profiler_timeout_s = isolation.profiler_timeout_s
             return
         if self._isolation is not None:
             self._isolation.close()
@@ -245,7 +250,7 @@ def dry_run_line(current: Session, config: DictConfig) -> str:
         request = current.request(config)
     except UserError as error:
         return f"{'impossible':<18} {error}"
-    done = final_record(Path(config.folder).resolve() / request.job)
+    done = done_record(request, Path(config.folder).resolve() / request.job)
     what = f"done ({done.status})" if done else "would run"
     return f"{what:<18} {request.label}  on {request.device} by timer {request.measuring.timer}, folder {request.job}"
 
@@ -289,15 +294,28 @@ def resume_command(sweep: str) -> str:
 def _record_of(outcome: Outcome, request: Request, submitted_at: float) -> Record:
     """The record that the worker wrote, or one that says why there is none."""
     status, reason = outcome.status, outcome.reason
-    if status is None:
+    if status is None or outcome.profiling:
         try:
             record = read_record(outcome.folder)
         except RecordError as error:
             record, reason = None, str(error)
         if record is not None:
-            return record
-        status, reason = "error", reason or "the worker ended the job without a record"
+            return _with_lost_profiles(record, outcome)
+        if status is None:
+            status, reason = "error", reason or "the worker ended the job without a record"
     record = Record(request=request, status=status, reason=reason, started_at=submitted_at, finished_at=time.time())
+    write_record(record, outcome.folder)
+    return record
+
+
+def _with_lost_profiles(record: Record, outcome: Outcome) -> Record:
+    """The record, with a reason for each profile that the worker did not come to write."""
+    lost = [str(one["name"]) for one in record.request.profilers if one["name"] not in record.profiles]
+    if record.status != "ok" or not lost or not outcome.profiling:
+        return record
+    reasons = [outcome.reason, *(f"not tried: the worker was lost in profiler={lost[0]}" for _ in lost[1:])]
+    profiles = {name: Profile(status="failed", reason=reason) for name, reason in zip(lost, reasons, strict=True)}
+    record = replace(record, profiles=record.profiles | profiles)
     write_record(record, outcome.folder)
     return record
 

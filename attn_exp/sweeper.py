@@ -30,12 +30,12 @@ from omegaconf import DictConfig, open_dict
 from attn_exp.errors import UserError
 from attn_exp.record import Request
 from attn_exp.run import dry_run, dry_run_line, session
-from attn_exp.store import final_record
+from attn_exp.store import done_record
 
 # How many combinations are tried before a choice is called impossible in all of them.
 _TRIES = 64
 # What all jobs of a sweep share.
-_ONCE = ("sweep", "folder", "tracker", "isolation", "device", "dry_run")
+_ONCE = ("sweep", "folder", "tracker", "isolation", "device", "dry_run", "profiler")
 # What a job's overrides ask for, or why that is impossible.
 Ask = Callable[[tuple[str, ...]], Request | UserError]
 
@@ -185,7 +185,7 @@ class ProductSweeper(Sweeper):
                 current.impossible.append(f"{' '.join(overrides)}: {asked}")
                 current.progress.total -= 1
                 continue
-            done = final_record(current.folder / asked.job) if current.folder else None
+            done = done_record(asked, current.folder / asked.job) if current.folder else None
             if done is not None:
                 current.keep(done)
                 continue
@@ -206,6 +206,9 @@ def _check_once(jobs: Sequence[tuple[str, ...]]) -> None:
     for values in zip(*jobs, strict=True):
         key = values[0].partition("=")[0].lstrip("+~")
         if len(set(values)) > 1 and key.split(".")[0] in _ONCE:
+            if key == "profiler":
+                names = ",".join(dict.fromkeys(value.partition("=")[2] for value in values))
+                raise UserError(f"several profilers of one job stand in brackets: profiler=[{names}]")
             raise UserError(f"{key} is one for the whole sweep: give it a single value, or start several sweeps")
 
 

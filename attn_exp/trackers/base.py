@@ -167,8 +167,11 @@ def params(record: Record) -> dict[str, str]:
 
 
 def metrics(record: Record) -> dict[str, float]:
-    """The record's metrics, without any that a store would turn into another number."""
-    return {name: value for name, value in record.metrics.items() if math.isfinite(value)}
+    """The record's metrics and its profiles', without any that a store would turn into another number."""
+    found = dict(record.metrics)
+    for profiler, profile in record.profiles.items():
+        found |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def tags(record: Record) -> dict[str, str]:
@@ -192,6 +195,8 @@ def tags(record: Record) -> dict[str, str]:
         if measured.kernels:
             longest = max(measured.kernels, key=lambda kernel: kernel.time_us)
             found[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
+    for profiler, profile in record.profiles.items():
+        found[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
     return {f"attn_exp.{name}": str(value) for name, value in found.items() if value not in (None, "")}
 
 

@@ -240,9 +240,12 @@ class _Store:
         try:
             _log_batches(client, run, record)
             with tempfile.TemporaryDirectory(prefix="attn_exp_") as temporary:
-                for path in (folder / name for name in _JOB_FILES):
-                    if path.is_file():
-                        Path(temporary, path.name).symlink_to(path.absolute())
+                profiled = [name for profile in record.profiles.values() for name in profile.files]
+                for name in (*_JOB_FILES, *profiled):
+                    if (folder / name).is_file():
+                        place = Path(temporary, name)
+                        place.parent.mkdir(parents=True, exist_ok=True)
+                        place.symlink_to((folder / name).absolute())
                 Path(temporary, "samples.csv").write_text(samples_csv(record))
                 client.log_artifacts(run, temporary)
             status = "FINISHED" if record.status in _FINE else "FAILED"

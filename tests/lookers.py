@@ -1,0 +1,49 @@
+"""Profilers that find little, or hurt the process they run in; for sweeps in real worker processes."""
+
+import ctypes
+import time
+
+from attn_exp.backends.package import Unavailable
+from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.profilers.base import Subject
+
+
+class Works:
+    """Calls each pass once and leaves a file of `megabytes`."""
+
+    def __init__(self, name: str, megabytes: float = 0.0) -> None:
+        self.name, self.megabytes = name, megabytes
+
+    def profile(self, subject: Subject) -> Profile:
+        assert (subject.job / "record.json").exists() and not list(subject.folder.iterdir())
+        with subject.scope():
+            for call in subject.calls.values():
+                call()
+        (subject.folder / "notes.txt").write_text("seen")
+        (subject.folder / "trace.bin").write_bytes(bytes(int(self.megabytes * 1e6)))
+        kernels = tuple(ProfiledKernel(direction=side, name="k", count=1, time_us=2.0) for side in subject.calls)
+        files = subject.kept("notes.txt", "trace.bin", "absent.txt")
+        return Profile(status="ok", kernels=kernels, metrics={"kernels": len(kernels)}, files=files)
+
+
+class Raises(Works):
+    def profile(self, subject: Subject) -> Profile:
+        (subject.folder / "half.txt").write_text("half of it")
+        raise RuntimeError("this profiler raises\non two lines")
+
+
+class Missing(Works):
+    def profile(self, subject: Subject) -> Profile:
+        raise Unavailable("it is not installed: pip install it")
+
+
+class Segfaults(Works):
+    def profile(self, subject: Subject) -> Profile:
+        ctypes.string_at(0)
+        raise AssertionError
+
+
+class Hangs(Works):
+    def profile(self, subject: Subject) -> Profile:
+        time.sleep(3600)
+        raise AssertionError
