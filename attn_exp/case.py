@@ -138,7 +138,7 @@ class Case:
                 raise UserError(f"workload={workload} {otherwise}")
         mlp = self.mlp_dim
         if mlp is None:
-            raise UserError(f"workload={workload} needs the width of its MLP: set mlp_dim=14336, or choose model=llama3_8b")
+            raise UserError(f"workload={workload} needs its MLP's width: set mlp_dim=14336, or choose model=llama3_8b")
         if not isinstance(mlp, int) or isinstance(mlp, bool) or not 1 <= mlp <= _LARGEST_MLP:
             raise UserError(f"mlp_dim={mlp!r} is not a whole number from 1 to {_LARGEST_MLP:,}")
 
@@ -187,8 +187,7 @@ class Case:
 
 
 def case_from_config(config: dict[str, Any]) -> Case:
-    """The case that a composed configuration asks for: `model`, `dtype`, `batch`, `q_len`, `kv_len`, `causal`, `align`,
-    `workload` and so on.
+    """The case that a composed configuration asks for: `model`, `dtype`, and the fields of `Case` that are keys.
 
     Raises:
         UserError: as `Case`; also an embedding that the heads do not divide, or a missing size.

@@ -15,12 +15,14 @@ from attn_exp.attempt import Attempt, Stopped
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
 from attn_exp.ceilings import synchronize
 from attn_exp.compilation import compile_calls, forget, found, use_caches, without_recompiling
+from attn_exp.inputs import Given
 from attn_exp.machine import Machine
-from attn_exp.record import Kernel, PassRecord, TensorError
+from attn_exp.record import Kernel, PassRecord, Request, TensorError
 from attn_exp.timers.kernel import operators, trace
 from attn_exp.timers.loop import Call
 from attn_exp.tolerance import Expected
 from attn_exp.workloads import workload_of
+from attn_exp.workloads.base import Workload
 
 _TRACED_CALLS = 2
 _KERNELS_KEPT = 24
@@ -69,12 +71,8 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         synchronize(device)
         held_before += machine.held_bytes() - before
     with attempt.stage("first_call"):
-        forget()
-        use_caches(request.caches)
         began = time.perf_counter()
-        calls = workload.calls(backend, case, inputs)
-        if request.compile.mode != "none":
-            calls = compile_calls(calls, request.compile)
+        calls = calls_for(request, workload, backend, inputs)
         prepared_s = time.perf_counter() - began
     with calls.scope():
         timed, tensors, first_s = _first_calls(attempt, calls, inputs.gradient_names, device, prepared_s)
@@ -92,6 +90,14 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
     if wrong:
         raise Stopped("inaccurate", wrong)
     return Rival(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes)
+
+
+def calls_for(request: Request, workload: Workload, backend: Backend, inputs: Given) -> Calls:
+    """The calls of a job, nothing called yet; compiled if that was asked for."""
+    forget()
+    use_caches(request.caches)
+    calls = workload.calls(backend, request.case, inputs)
+    return calls if request.compile.mode == "none" else compile_calls(calls, request.compile)
 
 
 def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: str) -> float:

@@ -10,10 +10,10 @@ from attn_exp.backends.eager import Eager
 from attn_exp.case import DTYPE_BYTES, Case
 from attn_exp.errors import UserError
 from attn_exp.flops import flops
+from attn_exp.hardware import datasheet_peak
 from attn_exp.machine import Machine
 from attn_exp.measure import face_off, measure
 from attn_exp.metrics import implausibility
-from attn_exp.hardware import datasheet_peak
 from attn_exp.record import Compile
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.rotary import rotary_tables, rotate
@@ -87,7 +87,9 @@ def test_flops_are_those_of_the_layers_and_of_what_the_mask_lets_through(case):
     assert work["forward"].attention_flops == flops(case, "forward")
     assert work["forward"].flops == linear + flops(case, "forward")
     assert work["backward"].flops == 2 * linear + flops(case, "backward")
-    weights = sum(weight.nbytes for weight in workload_of(case).make_inputs(case, "cpu", 0, with_gradients=False).leaves)
+    weights = sum(
+        weight.nbytes for weight in workload_of(case).make_inputs(case, "cpu", 0, with_gradients=False).leaves
+    )
     assert work["forward"].bytes == weights + 4 * case.batch * case.q_len * 64
 
 
@@ -105,7 +107,9 @@ def test_a_block_that_is_too_fast_for_its_layers_is_implausible(case, machine):
     found = record.passes["forward"]
     peak = datasheet_peak("NVIDIA H200")
     fastest_us = found.work.flops / peak.flops_limit("float32") * 1e6
-    timing = type(found.timings[0])(timer="device", l2="warm", times_us=(fastest_us * 0.9,), rounds=(0,), stop_reason="")
+    timing = type(found.timings[0])(
+        timer="device", l2="warm", times_us=(fastest_us * 0.9,), rounds=(0,), stop_reason=""
+    )
     assert "above the H200 SXM's peak" in implausibility(case, "forward", timing, peak, found.work)
     assert implausibility(case, "forward", timing, peak) is None
 
@@ -167,14 +171,14 @@ def test_a_rotation_keeps_lengths_and_knows_only_distances():
         ({"value_dim": 32}, "has values as wide as its keys"),
         ({"head_dim": 15, "value_dim": 15}, "set an even model.head_dim"),
         ({"layout": "bshd"}, "leave layout out"),
-        ({"mlp_dim": None}, "needs the width of its MLP: set mlp_dim=14336"),
+        ({"mlp_dim": None}, "needs its MLP's width: set mlp_dim=14336"),
         ({"mlp_dim": 0}, "mlp_dim=0 is not a whole number"),
         ({"mlp_dim": "wide"}, "mlp_dim='wide' is not a whole number"),
     ],
 )
 def test_a_case_that_the_block_does_not_have_is_one_sentence(changes, message):
     own = {name: getattr(DIT, name) for name in DIT.__dataclass_fields__}
-    with pytest.raises(UserError, match="workload=|mlp_dim=") as refused:
+    with pytest.raises(UserError, match=r"workload=|mlp_dim=") as refused:
         Case(**own | changes)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -185,7 +189,7 @@ def test_a_case_that_the_block_does_not_have_is_one_sentence(changes, message):
     [
         (("model=llama3_8b", "workload=dit_block"), "workload=dit_block has no causal mask"),
         (("model=flux", "workload=decoder_layer"), "workload=decoder_layer has a causal mask"),
-        (("model=gpt2", "workload=decoder_layer"), "needs the width of its MLP"),
+        (("model=gpt2", "workload=decoder_layer"), "needs its MLP's width"),
         (("model=flux", "workload=block"), "workload=block does not exist"),
         (("model=flux", "workload=null"), "workload=None does not exist"),
     ],

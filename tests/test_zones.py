@@ -22,6 +22,10 @@ PURE = {
     "host",
     "tables",
     "words",
+    "profilers.figures_csv",
+    "profilers.ncu_metrics",
+    "profilers.ncu_program",
+    "profilers.ncu_table",
 }
 # A comparison answers at once: nothing heavy either, in the whole package. Those that read or show stand apart from
 # those that only reckon.
@@ -59,9 +63,11 @@ WORKER = {
     "attempt",
     "machine",
     "measure",
+    "once",
     "prepare",
     "preload",
     "profilers.base",
+    "profilers.ncu",
     "profilers.second_pass",
     "proofs.__main__",
     "proofs.alarms",

@@ -30,9 +30,9 @@ class Calls:
     `forward()` returns the output (batch, q_heads, q_len, value_dim), as a view if the backend's own layout differs.
     `backward(out)` returns a call that computes (dq, dk, dv) of such an output again and again. `scope()` is entered
     around everything that is called, outside the timed region. `attention` is what `forward` does, as a function of
-    q, k and v, for `torch.compile` and for blocks; None if it is no such function. A block's calls have the block there. `inputs` are those that it is called with, in the
-    layout that the backend converted them to. `notes` are figures worth keeping: what preparing
-    cost, workspace bytes.
+    q, k and v, for `torch.compile` and for blocks; None if it is no such function. A block's calls have the
+    block there. `inputs` are those that it is called with, in the layout that the backend converted them to. `notes`
+    are figures worth keeping: what preparing cost, workspace bytes.
     """
 
     forward: Callable[[], torch.Tensor]

@@ -120,7 +120,9 @@ class BlockWorkload:
         block = self._built(case, meta)
         dtype: torch.dtype = getattr(torch, case.dtype)
         shapes = block.operand_shapes(case)
-        operands = [torch.empty(shapes[name], dtype=dtype, device=meta).requires_grad_() for name in block.operand_names]
+        operands = [
+            torch.empty(shapes[name], dtype=dtype, device=meta).requires_grad_() for name in block.operand_names
+        ]
         leaves = [*operands, *block.parameters()]
         with FlopCounterMode(display=False) as forward:
             out = block(_free_attention, *operands)

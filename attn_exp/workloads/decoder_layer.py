@@ -40,7 +40,7 @@ class DecoderLayer(nn.Module):
         self.tables = torch.empty(0)
 
     def operand_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
-        """x alone."""
+        """Of x alone."""
         return {"x": (case.batch, case.q_len, self.width)}
 
     def place(self, case: Case, device: torch.device) -> None:

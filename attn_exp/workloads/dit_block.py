@@ -39,7 +39,7 @@ class DitBlock(nn.Module):
         self.tables = torch.empty(0)
 
     def operand_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
-        """x and vec."""
+        """Of x and vec."""
         return {"x": (case.batch, case.q_len, self.width), "vec": (case.batch, self.width)}
 
     def place(self, case: Case, device: torch.device) -> None:
