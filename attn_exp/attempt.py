@@ -15,6 +15,7 @@ from attn_exp.compilation import break_reason
 from attn_exp.flops import CONVENTION
 from attn_exp.inputs import DISTRIBUTION
 from attn_exp.machine import Machine
+from attn_exp.ranges import marked
 from attn_exp.record import CompileRecord, PassRecord, Record, Request, Status
 
 # How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
@@ -81,7 +82,8 @@ class Attempt:
         outer_s, self._inner_s = self._inner_s, 0.0
         began = time.perf_counter()
         try:
-            yield
+            with marked("phase", name, self.request.device):
+                yield
         finally:
             spent_s = time.perf_counter() - began
             self.stages_s[name] = self.stages_s.get(name, 0.0) + spent_s - self._inner_s

@@ -9,6 +9,7 @@ import torch
 from attn_exp.backends.base import load_backend
 from attn_exp.ceilings import synchronize
 from attn_exp.prepare import calls_for
+from attn_exp.ranges import marked
 from attn_exp.record import Request
 from attn_exp.workloads import workload_of
 
@@ -46,7 +47,7 @@ def run_once(request: Request) -> None:
             for index, direction in enumerate(request.measuring.passes):
                 if index:
                     _mark(device)
-                with _named(f"attn_exp {request.job} {direction}", device):
+                with marked("job", request.job, device), marked("pass", direction, device):
                     timed[direction]()
                     synchronize(device)
 
@@ -58,17 +59,6 @@ def _profiled(device: str) -> Iterator[None]:
     yield
     if device == "cuda":
         torch.cuda.cudart().cudaProfilerStop()  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _named(name: str, device: str) -> Iterator[None]:
-    """A range of the process, not of this thread alone."""
-    if device != "cuda":
-        yield
-        return
-    handle = torch.cuda.nvtx.range_start(name)  # type: ignore[no-untyped-call]
-    yield
-    torch.cuda.nvtx.range_end(handle)  # type: ignore[no-untyped-call]
 
 
 def _mark(device: str) -> None:

@@ -181,6 +181,9 @@ class Session:
         record = _record_of(outcome, request, submitted_at)
         self._tracker.log(record, outcome.folder)
         self.progress.finished(record)
+        for name, profile in record.profiles.items():
+            if profile.reason:
+                self.progress.say(f"      profiler={name} {profile.status}: {profile.reason}")
         if self._pending:
             self.progress.running(self._pending[0][0].label)
         return record

@@ -140,7 +140,7 @@ def _log_into(folder: Path) -> None:
     os.close(log)
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when the parent dies, however it dies (Linux, prctl(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -185,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Ctrl-C reaches the whole foreground group; the parent decides what it means.
     if given.parent is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _die_with_parent(given.parent)
+        die_with_parent(given.parent)
         _prefer_as_victim()
     if given.serve:
         serve(given.reply_fd)

@@ -9,7 +9,7 @@ Kind = Literal["sum", "mean", "text"]
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
 # Those of every chip since Volta; more (gmma on Hopper) where the program lists them.
 _STALLS = (
-    *("barrier", "branch_resolve", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard"),
+    *("barrier", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard"),
     *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
     *("short_scoreboard", "sleeping", "tex_throttle", "wait"),
 )
@@ -29,9 +29,9 @@ COUNTERS = (
     Counter("time_us", "gpu__time_duration.sum", "sum", 1e-3),
     Counter("dram_bytes_read", "dram__bytes_read.sum", "sum"),
     Counter("dram_bytes_written", "dram__bytes_write.sum", "sum"),
-    Counter("dram_throughput", "dram__throughput.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
+    Counter("dram_throughput", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
     Counter("sm_throughput", "sm__throughput.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
-    Counter("tensor_active", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", scale=1e-2),
+    Counter("tensor_active", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
     Counter("l2_hit_rate", "lts__t_sector_hit_rate.pct", scale=1e-2),
     Counter("occupancy", "sm__warps_active.avg.pct_of_peak_sustained_active", scale=1e-2),
     Counter("sm_clock_mhz", "gpc__cycles_elapsed.avg.per_second", scale=1e-6),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from attn_exp.record import Record
+from attn_exp.roofline import roof_metrics, roof_of
 from attn_exp.words import flat
 
 EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
@@ -167,8 +168,8 @@ def params(record: Record) -> dict[str, str]:
 
 
 def metrics(record: Record) -> dict[str, float]:
-    """The record's metrics and its profiles', without any that a store would turn into another number."""
-    found = dict(record.metrics)
+    """A record's metrics, its profiles' and its roofline's, but none that a store would turn into another number."""
+    found = record.metrics | roof_metrics(record)
     for profiler, profile in record.profiles.items():
         found |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
     return {name: value for name, value in found.items() if math.isfinite(value)}
@@ -195,6 +196,8 @@ def tags(record: Record) -> dict[str, str]:
         if measured.kernels:
             longest = max(measured.kernels, key=lambda kernel: kernel.time_us)
             found[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
+        roof = roof_of(record, direction)
+        found[f"bound_{direction}"] = roof.bound if roof else None
     for profiler, profile in record.profiles.items():
         found[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
     return {f"attn_exp.{name}": str(value) for name, value in found.items() if value not in (None, "")}
