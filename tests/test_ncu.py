@@ -199,6 +199,24 @@ def test_units_numbers_and_what_was_not_measured_are_read():
     assert ",a(int" not in kernels_csv([kernel]) and '"a(int, float)"' in kernels_csv([kernel])
 
 
+def test_what_ncu_2025_3_printed_on_a_gpu_is_read():
+    """Recorded with Nsight Compute 2025.3.1 on an H200, attributes of the device left out."""
+    (launch,) = read_launches((FIXTURE.parent / "recorded_ncu_raw.csv").read_text())
+    assert launch.name.startswith("cudnn_generated_fort_native_sdpa_sm90_flash_fprop")
+    assert (launch.grid, launch.block) == ("(132, 1, 1)", "(384, 1, 1)")
+    (kernel,) = kernels([launch], "forward", counters_for(frozenset()))
+    assert kernel.time_us == 218.144
+    assert kernel.figures["sm_throughput"] == pytest.approx(0.6924)
+    assert kernel.figures["tensor_active"] == pytest.approx(0.6924)
+    assert kernel.figures["sm_clock_mhz"] == pytest.approx(1683.03047528)
+    assert kernel.figures["shared_memory_bytes"] == 233_472
+    assert launch.values["dram__bytes.sum.per_second"] == 575_358_075_399.74
+    (launch,) = read_launches((FIXTURE.parent / "recorded_ncu_metrics.csv").read_text())
+    figures = pass_figures([launch], "forward", COUNTERS)
+    assert figures["forward/dram_bytes"] == 11_264 + 8_293_376
+    assert figures["forward/dram_gb_per_s"] == pytest.approx(8304640 / 42752)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("", "no table"), ("==ERROR== nothing\n", "no table"), (f'{TABLE}"2","b"\n', "has 2 cells, the header 6")],
