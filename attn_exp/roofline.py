@@ -39,21 +39,23 @@ class Roof:
     @property
     def sentence(self) -> str:
         """What bounds the pass, and by which figures."""
-        bytes_ = "measured bytes" if self.measured else "compulsory bytes"
+        bytes_ = "counted bytes" if self.measured else "compulsory bytes"
+        # Of a kernel that moves more than it must, time is spent on bytes that nobody has counted yet.
+        beyond = ", or bytes beyond the compulsory ones, which profiler=ncu counts"
+        more = "" if self.measured or self.bound != "latency" else beyond
         where = (
             f"{self.rate / 1e12:.4g} TFLOPS is {100 * self.of_roof:.0f} % of the roof at {self.intensity:.4g} FLOP per "
             f"byte ({bytes_}), {100 * self.of_compute:.0f} % of the matrix units' and {100 * self.of_memory:.0f} % of "
             "the memory's measured ceiling"
         )
-        return f"{self.direction} is bound by {self.bound}: {_WHY[self.bound]}; {where}"
+        return f"{self.direction} is bound by {self.bound}: {_WHY[self.bound]}{more}; {where}"
 
 
 _WHY: dict[Bound, str] = {
     "compute": "the matrix units are near their ceiling",
     "memory": "the memory is near its ceiling",
     "latency": "neither the matrix units nor the memory are near their ceiling, and the host keeps up: waiting inside "
-    "of kernels, too few of their blocks, gaps between them, or bytes beyond the compulsory ones, which profiler=ncu "
-    "counts",
+    "of kernels, too few of their blocks, gaps between them",
     "launch": "issuing the call takes longer than running it",
 }
 

@@ -18,7 +18,7 @@ import msgspec
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from attn_exp.closing import extras
+from attn_exp.closing import extras, pages
 from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Outcome, Worker, make_isolation
@@ -201,7 +201,10 @@ class Session:
         files = [*write_tables(records, folder), folder / "command.txt"]
         # Only now, when nothing is measured any more; whoever interrupts does not wait for pictures.
         plots, curves = extras(folder, say) if self._plots and status == "FINISHED" else ([], ())
-        warning = tracker.close(status, [*files, *plots], curves=curves, timeout_s=1.0 if status == "KILLED" else None)
+        profiled = any(record.profiles for record in records) and status == "FINISHED"
+        of_jobs = pages(folder, say, pictures=self._plots) if profiled else {}
+        limit_s = 1.0 if status == "KILLED" else None
+        warning = tracker.close(status, [*files, *plots], curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
         if status == "KILLED":
             left = max(0, self.progress.total - sum(record.final for record in records))
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(self.sweep)}")
@@ -226,6 +229,8 @@ class Session:
             self.progress.say(f"{jobs} without a result; try again with: {resume_command(self.sweep)}")
         shown = "" if isinstance(self._tracker, NoTracker) else "; look at them with: python -m attn_exp.ui"
         self.progress.say(f"records and table.csv are in {near(folder)}{shown}")
+        if any(record.profiles for record in records):
+            self.progress.say(f"what bounds each job: python -m attn_exp.explain {self.sweep}")
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from attn_exp.record import Record
@@ -71,11 +72,13 @@ class Tracker(Protocol):
         *,
         metrics: Mapping[str, float] | None = None,
         curves: Sequence[Curve] = (),
+        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
         """Store what is left and end the sweep; one sentence if something could not be stored, and never an exception.
 
-        `artifacts` are files of the whole sweep, `metrics` its own numbers, `curves` those against length. After
+        `artifacts` are files of the whole sweep, `of_jobs` of single jobs by their folders' names, stored where they
+        lie in them; `metrics` are the sweep's own numbers, `curves` those against length. After
         `timeout_s` what is not stored is given up: it is in its folder.
         """
 

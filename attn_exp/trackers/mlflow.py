@@ -17,6 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -167,6 +168,7 @@ class MlflowTracker:
         *,
         metrics: Mapping[str, float] | None = None,
         curves: Sequence[Curve] = (),
+        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
         """Store what is left, end the sweep's run; one sentence if something is missing in MLflow."""
@@ -176,7 +178,7 @@ class MlflowTracker:
         ended = threading.Event()
         if not thread.settle(None if timeout_s is None else timeout_s * _FLUSH_SHARE):
             thread.give_up()
-        thread.put_always(lambda: store.end(status, artifacts, metrics or {}, curves, ended))
+        thread.put_always(lambda: store.end(status, artifacts, metrics or {}, curves, of_jobs, ended))
         thread.settle(None if timeout_s is None else timeout_s * (1 - _FLUSH_SHARE))
         thread.stop()
         # Not earlier: whoever is interrupted while waiting above may close again, with less time.
@@ -262,6 +264,7 @@ class _Store:
         artifacts: Sequence[Path],
         metrics: Mapping[str, float],
         curves: Sequence[Curve],
+        of_jobs: Mapping[str, Sequence[Path]],
         ended: threading.Event,
     ) -> None:
         """End the sweep's run with its files, numbers and curves, and refresh the database's statistics."""
@@ -272,6 +275,10 @@ class _Store:
             for file in artifacts:
                 if file.is_file():
                     client.log_artifact(self._parent, str(file), _place(file, self.sweep.folder))
+            for job, files in of_jobs.items():
+                for run, _ in self._runs.get(job, ())[-1:]:
+                    for file in files:
+                        client.log_artifact(run, str(file), _place(file, self.sweep.folder / job))
             if curves:
                 self._keep_curves(client, curves)
         finally:
