@@ -10,8 +10,8 @@ from strategies import cases
 
 from attn_exp.backends import cudnn_plan
 from attn_exp.backends.base import load_backend
+from attn_exp.backends.cudnn_case import band_of, packed_operand
 from attn_exp.backends.cudnn_graph import CudnnGraph, cudnn_refusal, dotted
-from attn_exp.backends.cudnn_plan import band_of, packed_operand
 from attn_exp.backends.eager import hidden_keys
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.case import Case
