@@ -46,10 +46,14 @@ def _code_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor
     Sums stay in the matrix units (`use_fast_accum`): the faster way, and a ceiling has to be the fastest.
     """
     one, other = quantised(a), quantised(b)
-    scales = (torch.tensor(factor, device=a.device) for factor in (one.scale, other.scale))
+    scale_a, scale_b = (torch.tensor(factor, device=a.device) for factor in (one.scale, other.scale))
     # The second one lies by columns: nothing else is taken.
     columns = other.codes.t().contiguous().t()
-    return partial(torch._scaled_mm, one.codes, columns, *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(one.codes, columns, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return product
 
 
 def copy_ceiling(device: str) -> float:

@@ -3,13 +3,15 @@
 import re
 from dataclasses import dataclass
 
+from attn_exp.case import E4M3
+
 
 @dataclass(frozen=True)
 class Peak:
     """A chip's datasheet figures: dense FLOP/s by input dtype (no sparsity), memory bytes/s, and their source.
 
-    A dtype that the chip's matrix units do not take is not among `flops`. float32 is the rate of the plain units; `flops_limit` also allows the TF32 matrix units, which a float32 kernel
-    may use.
+    A dtype that the chip's matrix units do not take is not among `flops`. float32 is the rate of the plain units;
+    `flops_limit` also allows the TF32 matrix units, which a float32 kernel may use.
     """
 
     name: str
@@ -28,7 +30,7 @@ def _peak(
 ) -> Peak:
     flops = {"bfloat16": half * 1e12, "float16": half * 1e12, "float32": single * 1e12}
     if fp8 is not None:
-        flops["float8_e4m3fn"] = fp8 * 1e12
+        flops[E4M3] = fp8 * 1e12
     return Peak(name, flops, tf32 * 1e12, tb_per_s * 1e12, source)
 
 

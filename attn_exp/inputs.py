@@ -47,7 +47,8 @@ class Inputs:
         Copies are leaves of the graph: gradients are theirs.
         """
         tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
-        return Inputs(*(_laid_out(tensor, layout) for tensor in tensors), self.scales)
+        q, k, v, d_out = (_laid_out(tensor, layout) for tensor in tensors)
+        return Inputs(q, k, v, d_out, self.scales)
 
     def numbers(self) -> "Inputs":
         """What the tensors mean: these inputs themselves, and of codes the numbers in float32, without gradients."""
@@ -55,8 +56,10 @@ class Inputs:
             return self
         tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
         scales = (self.scales.q, self.scales.k, self.scales.v, self.scales.d_out)
-        meant = (Quantised(codes.detach(), scale).numbers() for codes, scale in zip(tensors, scales, strict=True))
-        return Inputs(*meant)
+        q, k, v, d_out = (
+            Quantised(codes.detach(), scale).numbers() for codes, scale in zip(tensors, scales, strict=True)
+        )
+        return Inputs(q, k, v, d_out)
 
 
 def distribution(case: Case) -> str:

@@ -113,7 +113,9 @@ def _common_scales(scales: Scales) -> dict[str, float]:
     return inputs | {"descale_s": 1 / E4M3_MAX, "scale_s": E4M3_MAX}
 
 
-def _gradient_scales(run: Callable[[], None], sought: Mapping[str, Operand], amaxes: Sequence[Operand]) -> dict[str, float]:
+def _gradient_scales(
+    run: Callable[[], None], sought: Mapping[str, Operand], amaxes: Sequence[Operand]
+) -> dict[str, float]:
     """Set the scales of ds and then, from a run with it, those of the gradients; what gradients' codes are then worth.
 
     Each run reports the largest magnitudes of dq, dk, dv and ds before they are scaled.

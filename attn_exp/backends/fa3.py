@@ -23,8 +23,8 @@ class FlashAttention3(Described):
 
     Not run by the authors: FlashAttention 3 is not on the package index, and building it takes hours. Written against
     3.0.0 at commit 01afd16 of Dao-AILab/flash-attention (hopper/flash_attn_interface.py, flash_api_stable.cpp); tested
-    with a stand-in for its two functions. `deterministic` takes the backward that adds up in a fixed order. Of e4m3 codes
-    it gives an output in bfloat16, and no gradients.
+    with a stand-in for its two functions. `deterministic` takes the backward that adds up in a fixed order. At fp8 the
+    output is bfloat16, and there are no gradients.
     """
 
     # hopper/flash_api_stable.cpp, mha_fwd and mha_bwd: up to 256, and of different dimensions (128, 192] with
