@@ -62,7 +62,7 @@ class CudnnGraph(Described):
         self.api, self.layout, self.deterministic = api, layout, deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """Besides what is declared: the wrapper cannot be told of packed sequences' ragged offsets, and fp8 has less."""
+        """Besides what is declared: the wrapper cannot be told of packed sequences' offsets, and fp8 has less."""
         refusal = super().unsupported(case, device)
         if refusal is None and case.lengths is not None and self.api == "wrapper":
             return f"{self.name} has no packed sequences through cudnn.Graph: set backend.api=binding"
