@@ -1,5 +1,6 @@
 """A stand-in for the `cudnn` package: it writes down what it is asked, and at fp8 computes what cuDNN documents."""
 
+import itertools
 import sys
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ def in_place_of_cudnn(monkeypatch):
     made = FakeCudnn()
     monkeypatch.setitem(sys.modules, "cudnn", made)
     monkeypatch.setattr(cudnn_plan, "_handle", lambda cudnn, device: "handle")
-    streams = iter(range(100, 200))
+    streams = itertools.count(100)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=next(streams)))
     return made
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from fake_cudnn import FakeCudnn, in_place_of_cudnn
-from fakes import make_timing
+from fakes import make_request, make_timing
 from hypothesis import given
 from hypothesis import strategies as st
 from standins import install_fa3
@@ -15,6 +15,7 @@ from test_conf import CONF
 
 from attn_exp import ceilings
 from attn_exp.accuracy import inaccuracy
+from attn_exp.backends import cudnn_fp8
 from attn_exp.backends.base import load_backend, supported_passes
 from attn_exp.backends.cudnn_fp8 import fp8_refusal
 from attn_exp.backends.cudnn_graph import CudnnGraph
@@ -26,6 +27,8 @@ from attn_exp.case import E4M3, Case
 from attn_exp.flops import compulsory_bytes, flops
 from attn_exp.hardware import datasheet_peak
 from attn_exp.inputs import distribution, make_inputs
+from attn_exp.machine import Machine
+from attn_exp.measure import measure
 from attn_exp.metrics import implausibility, pass_metrics
 from attn_exp.quantise import quantised, rounded
 from attn_exp.record import PassRecord
@@ -250,6 +253,54 @@ def test_cudnn_is_told_scales_that_make_its_codes_right(fake, case, api):
     assert judged(case, inputs, {"out": out}) is not None, "codes are no numbers"
     for name in ("dq", "dk", "dv"):
         assert calls.notes[f"scale_{name}"] == calls.scales[name] > 0
+
+
+class CudnnOnCpu(CudnnGraph):
+    """As if its stand-in ran on a GPU."""
+
+    def unsupported(self, case, device):
+        return None
+
+
+class Flash3OnCpu(FlashAttention3):
+    """As if its stand-in ran on a GPU."""
+
+    def unsupported(self, case, device):
+        return None
+
+
+def job(backend, **measuring):
+    machine = Machine("cpu", environment={"cpu": "fake"}, ceilings={E4M3: {"matmul_flops_per_s": 1e12}})
+    return measure(make_request(f"test_quantised.{backend}", CASE, **measuring), machine)
+
+
+def test_a_job_at_fp8_goes_from_its_request_to_a_record(fake):
+    record = job("CudnnOnCpu")
+    assert record.status == "ok", record.reason
+    assert "e4m3" in record.environment["inputs"]
+    for name, error in (record.passes["forward"].errors | record.passes["backward"].errors).items():
+        assert 0.02 < error.relative < 0.06 < error.tolerance < 0.16, name
+    assert record.notes["scale_dq"] > 0
+    assert record.metrics["forward/flops_of_measured"] > 0
+
+
+@pytest.mark.parametrize("forgotten", ["descale_q", "descale_k", "descale_v"])
+def test_a_job_whose_backend_forgets_a_scale_is_inaccurate(fake, monkeypatch, forgotten):
+    known = cudnn_fp8._common_scales
+    monkeypatch.setattr(cudnn_fp8, "_common_scales", lambda scales: known(scales) | {forgotten: 1.0})
+    record = job("CudnnOnCpu", passes=("forward",))
+    assert record.status == "inaccurate"
+    assert record.reason.startswith("out is off by")
+
+
+def test_a_job_of_a_backward_that_there_is_not_says_what_to_set(monkeypatch):
+    install_fa3(monkeypatch)
+    record = job("Flash3OnCpu")
+    assert (record.status, record.reason) == (
+        "unsupported",
+        "fake has no backward of float8_e4m3fn: set passes=[forward]",
+    )
+    assert job("Flash3OnCpu", passes=("forward",)).status == "ok"
 
 
 def test_cudnn_is_told_of_every_scale_as_a_tensor_and_of_types_and_bounds(fake):
