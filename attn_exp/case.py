@@ -5,9 +5,10 @@ from typing import Any
 
 from attn_exp.errors import UserError, nearest
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+E4M3 = "float8_e4m3fn"
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
 # What people type for the data types.
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
 # What is computed around the attention. The first is the attention alone, and `None` in a case.
@@ -39,9 +40,10 @@ class Case:
     a causal mask. Libraries count differently (FlashAttention's left window L keeps L + 1 keys, cuDNN's keeps L):
     backends translate. `softcap` bounds the scores, softcap * tanh(scores / softcap), before the mask. `lengths` packs
     several sequences into one row of the batch: a query sees keys of its own sequence alone, and masks count within
-    it. `layout` is how tensors lie in memory: `bhsd` or, heads of one token side by side, `bshd`. `workload` is the
-    transformer block that the attention stands in, q_heads x head_dim wide, and `mlp_dim` the width of its MLP; None
-    and None is the attention alone.
+    it. `layout` is how tensors lie in memory: `bhsd` or, heads of one token side by side, `bshd`. Tensors of dtype
+    `float8_e4m3fn` are codes, each tensor with a scale of its own (attn_exp/quantise.py). `workload` is the transformer
+    block that the attention stands in, q_heads x head_dim wide, and `mlp_dim` the width of its MLP; None and None is
+    the attention alone.
 
     Raises:
         UserError: a size that is no positive integer or absurdly large, query heads that are no multiple of the
@@ -131,6 +133,7 @@ class Case:
             (self.lengths is None, "has no packed sequences: set lengths=null"),
             (self.head_dim == self.value_dim, "has values as wide as its keys: set model.value_dim=null"),
             (self.head_dim % 2 == 0, "rotates pairs of dimensions: set an even model.head_dim"),
+            (not self.quantised, "has weights in the case's dtype, and none in fp8: set dtype=bf16"),
             (self.layout == LAYOUTS[0], "has tensors as its projections leave them: leave layout out"),
         )
         for fits, otherwise in checks:
@@ -141,6 +144,11 @@ class Case:
             raise UserError(f"workload={workload} needs its MLP's width: set mlp_dim=14336, or choose model=llama3_8b")
         if not isinstance(mlp, int) or isinstance(mlp, bool) or not 1 <= mlp <= _LARGEST_MLP:
             raise UserError(f"mlp_dim={mlp!r} is not a whole number from 1 to {_LARGEST_MLP:,}")
+
+    @property
+    def quantised(self) -> bool:
+        """Whether tensors are codes with a scale, and no numbers by themselves."""
+        return self.dtype == E4M3
 
     @property
     def square(self) -> bool:

@@ -54,7 +54,7 @@ def pass_metrics(
         "gb_per_s": work.bytes / seconds / 1e9,
         "flops_of_measured": _share(work.flops / seconds, ceilings.get("matmul_flops_per_s")),
         "bandwidth_of_measured": _share(work.bytes / seconds, ceilings.get("copy_bytes_per_s")),
-        "flops_of_peak": _share(work.flops / seconds, peak.flops[case.dtype] if peak else None),
+        "flops_of_peak": _share(work.flops / seconds, peak.flops.get(case.dtype) if peak else None),
         "bandwidth_of_peak": _share(work.bytes / seconds, peak.bytes_per_s if peak else None),
         "peak_memory_bytes": measured.peak_memory_bytes,
         "first_call_s": measured.first_call_s,
@@ -91,7 +91,7 @@ def implausibility(
     seconds = summarize(timing.times_us, timing.rounds).median_us / 1e6
     work = work or attention_work(case, direction, saves_lse=False)
     rate, limit = work.flops / seconds, peak.flops_limit(case.dtype)
-    if rate > limit * IMPLAUSIBLE_FACTOR:
+    if limit is not None and rate > limit * IMPLAUSIBLE_FACTOR:
         return f"{direction}: {rate / 1e12:,.0f} TFLOP/s is above the {peak.name}'s peak of {limit / 1e12:,.0f}"
     speed = work.bytes / seconds
     if timing.l2 != "warm" and speed > peak.bytes_per_s * IMPLAUSIBLE_FACTOR:

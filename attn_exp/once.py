@@ -8,6 +8,7 @@ import torch
 
 from attn_exp.backends.base import load_backend
 from attn_exp.ceilings import synchronize
+from attn_exp.compilation import use_caches
 from attn_exp.prepare import calls_for
 from attn_exp.ranges import marked
 from attn_exp.record import Request
@@ -33,6 +34,7 @@ def run_once(request: Request) -> None:
     with_gradients = "backward" in request.measuring.passes
     backend, workload = load_backend(request.backend), workload_of(request.case)
     inputs = workload.make_inputs(request.case, device, request.measuring.seed, with_gradients=with_gradients)
+    use_caches(request.caches)
     calls = calls_for(request, workload, backend, inputs)
     with calls.scope():
         timed = {"forward": calls.forward}
@@ -55,13 +57,13 @@ def run_once(request: Request) -> None:
 @contextmanager
 def _profiled(device: str) -> Iterator[None]:
     if device == "cuda":
-        torch.cuda.cudart().cudaProfilerStart()  # type: ignore[no-untyped-call]
+        torch.cuda.cudart().cudaProfilerStart()
     yield
     if device == "cuda":
-        torch.cuda.cudart().cudaProfilerStop()  # type: ignore[no-untyped-call]
+        torch.cuda.cudart().cudaProfilerStop()
 
 
 def _mark(device: str) -> None:
     if device == "cuda":
-        torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(1)
         synchronize(device)

@@ -50,8 +50,8 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
     backend, workload = load_backend(request.backend), workload_of(case)
     with attempt.stage("unsupported"):
         reason = backend.unsupported(case, device)
-    if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend):
-        reason = f"{backend.name} has no backward: set passes=[forward]"
+    if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend, case):
+        reason = f"{backend.name} has no backward{f' of {case.dtype}' * case.quantised}: set passes=[forward]"
     if reason is not None:
         raise Stopped("unsupported", reason)
     with attempt.stage("ceilings"):
@@ -71,13 +71,15 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         synchronize(device)
         held_before += machine.held_bytes() - before
     with attempt.stage("first_call"):
+        forget()
+        use_caches(request.caches)
         began = time.perf_counter()
         calls = calls_for(request, workload, backend, inputs)
         prepared_s = time.perf_counter() - began
     with calls.scope():
         timed, tensors, first_s = _first_calls(attempt, calls, inputs.gradient_names, device, prepared_s)
         with attempt.stage("accuracy"):
-            errors = _errors(tensors, expected)
+            errors = _errors(tensors, expected, calls.scales)
         del tensors
         attempt.compiled, attempt.notes = found(), calls.notes
         own_bytes = machine.held_bytes() - held_before
@@ -94,8 +96,6 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
 
 def calls_for(request: Request, workload: Workload, backend: Backend, inputs: Given) -> Calls:
     """The calls of a job, nothing called yet; compiled if that was asked for."""
-    forget()
-    use_caches(request.caches)
     calls = workload.calls(backend, request.case, inputs)
     return calls if request.compile.mode == "none" else compile_calls(calls, request.compile)
 
@@ -146,11 +146,13 @@ def _first_calls(
     return timed, tensors, seconds
 
 
-def _errors(tensors: dict[str, torch.Tensor], expected: Expected) -> dict[str, dict[str, TensorError]]:
+def _errors(
+    tensors: dict[str, torch.Tensor], expected: Expected, scales: dict[str, float]
+) -> dict[str, dict[str, TensorError]]:
     """The errors by pass: the output's under `forward`, the gradients' under `backward`."""
     errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
     for name, tensor in tensors.items():
-        errors["forward" if name == "out" else "backward"][name] = expected.judge(name, tensor)
+        errors["forward" if name == "out" else "backward"][name] = expected.judge(name, tensor, scales.get(name, 1.0))
     return errors
 
 

@@ -171,6 +171,7 @@ def test_a_rotation_keeps_lengths_and_knows_only_distances():
         ({"value_dim": 32}, "has values as wide as its keys"),
         ({"head_dim": 15, "value_dim": 15}, "set an even model.head_dim"),
         ({"layout": "bshd"}, "leave layout out"),
+        ({"dtype": "float8_e4m3fn"}, "set dtype=bf16"),
         ({"mlp_dim": None}, "needs its MLP's width: set mlp_dim=14336"),
         ({"mlp_dim": 0}, "mlp_dim=0 is not a whole number"),
         ({"mlp_dim": "wide"}, "mlp_dim='wide' is not a whole number"),

@@ -32,7 +32,9 @@ class Calls:
     around everything that is called, outside the timed region. `attention` is what `forward` does, as a function of
     q, k and v, for `torch.compile` and for blocks; None if it is no such function. A block's calls have the
     block there. `inputs` are those that it is called with, in the layout that the backend converted them to. `notes`
-    are figures worth keeping: what preparing cost, workspace bytes.
+    are figures worth keeping: what preparing cost, workspace bytes. `scales` are what `out`, `dq`, `dk` and `dv` are
+    multiplied by to be numbers, where they are codes of their own scale; whoever builds a pass in its first call
+    enters them then.
     """
 
     forward: Callable[[], torch.Tensor]
@@ -41,6 +43,7 @@ class Calls:
     attention: Function | None = None
     inputs: Given | None = None
     notes: dict[str, float] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -117,10 +120,10 @@ def autograd_backward(inputs: Given, out: torch.Tensor) -> Callable[[], Gradient
     return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True)
 
 
-def supported_passes(backend: Backend) -> tuple[str, ...]:
-    """The passes of a backend; both, of one that declares nothing."""
+def supported_passes(backend: Backend, case: Case) -> tuple[str, ...]:
+    """The passes of a backend at a case's dtype; both, of one that declares nothing."""
     supports = getattr(backend, "supports", None)
-    return supports.passes if isinstance(supports, Supports) else PASSES
+    return supports.passes_at(case.dtype) if isinstance(supports, Supports) else PASSES
 
 
 def load_backend(config: dict[str, Any]) -> Backend:

@@ -41,7 +41,10 @@ def reference_forward(case: Case, inputs: Inputs) -> torch.Tensor:
 def reference(
     case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """`out`, and with gradients `dq`, `dk`, `dv`: in `precision`, in the shapes of output, q, k and v."""
+    """`out`, and with gradients `dq`, `dk`, `dv`: in `precision`, in the shapes of output, q, k and v.
+
+    Of codes, of the numbers that they mean: what quantising the inputs costs is no error of whoever computes with them.
+    """
     found = _sliced(case, inputs, with_gradients=with_gradients, precision=precision)
     return dict(zip(("out", "dq", "dk", "dv"), found, strict=False))
 
@@ -66,7 +69,8 @@ class _Reference(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs = Inputs(*ctx.saved_tensors, d_out)
+        q, k, v = ctx.saved_tensors
+        inputs = Inputs(q, k, v, d_out)
         return *_sliced(ctx.case, inputs, with_gradients=True, precision=d_out.dtype)[1:], None
 
 
@@ -82,6 +86,7 @@ def _backward(case: Case, inputs: Inputs, out: torch.Tensor) -> Callable[[], Gra
 def _sliced(
     case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, ...]:
+    inputs = inputs.numbers()
     device = inputs.q_bhsd.device
     group = case.q_heads // case.kv_heads
     # (batch * kv_heads, group, length, dim): the queries of a group share their keys.

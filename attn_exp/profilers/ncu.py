@@ -90,7 +90,7 @@ class Ncu:
             return Profile(status="failed", reason=str(error), files=subject.kept(*files))
         found = tuple(one for name, own in by_pass.items() for one in kernels(own, name, seen.counters))
         write_whole(subject.folder / _TABLE, kernels_csv(found).encode())
-        metrics = {}
+        metrics: dict[str, float] = {}
         for name, own in by_pass.items():
             metrics |= pass_figures(own, name, seen.counters)
         nothing = [name for name, own in by_pass.items() if not own]

@@ -57,8 +57,8 @@ def read_launches(text: str) -> list[Launch]:
             for name, cell, unit in zip(header, row, units, strict=True)
             if "__" in name and (number := _number(cell)) is not None
         }
-        shape = [row[place[name]] if name in place else "" for name in ("Grid Size", "Block Size")]
-        found.append(Launch(row[place["Kernel Name"]], *shape, values))
+        grid, block = (row[place[name]] if name in place else "" for name in ("Grid Size", "Block Size"))
+        found.append(Launch(row[place["Kernel Name"]], grid, block, values))
     return found
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attn_exp.backends.base import Attention, Backend, Calls, autograd_backward, calls_of
@@ -147,7 +146,7 @@ class BlockWorkload:
 
 
 @torch.no_grad()
-def _fill(block: nn.Module, generator: torch.Generator) -> None:
+def _fill(block: Any, generator: torch.Generator) -> None:
     for name, weight in block.named_parameters():
         weight.normal_(generator=generator)
         if weight.ndim > 1:
@@ -187,7 +186,7 @@ def _tolerances(case: Case, inputs: BlockInputs, *, with_gradients: bool) -> dic
     rounded = outcome(on_part, partial(formula, part, mask))
     single = outcome(on_part.to(torch.float32), reference_attention(part))
     exact = outcome(on_part.to(torch.float64), reference_attention(part))
-    found = {name: bounds(case.dtype, rounded[name], single[name], exact[name]) for name in exact}
+    found = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
     widest = Tolerance(
         max(one.relative for one in found.values()),
         max(one.worst_row for one in found.values()),

@@ -55,4 +55,5 @@ class DitBlock(nn.Module):
         q, k = rotate(self.query_norm(q), self.tables), rotate(self.key_norm(k), self.tables)
         attended = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).flatten(2)
         made: torch.Tensor = self.linear2(torch.cat([attended, F.gelu(mlp, approximate="tanh")], dim=-1))
-        return x + gate * made
+        out: torch.Tensor = x + gate * made
+        return out
