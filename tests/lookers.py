@@ -1,10 +1,12 @@
 """Profilers that find little, or hurt the process they run in; for sweeps in real worker processes."""
 
 import ctypes
+import os
 import time
 
 from attn_exp.backends.package import Unavailable
 from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.profilers.apart import profile_apart
 from attn_exp.profilers.base import Subject
 
 
@@ -47,3 +49,25 @@ class Hangs(Works):
     def profile(self, subject: Subject) -> Profile:
         time.sleep(3600)
         raise AssertionError
+
+
+class Apart(Works):
+    """Works in a process of its own, and says how many processes it has been in."""
+
+    def __init__(self, name: str, apart: bool = True) -> None:
+        super().__init__(name)
+        self.apart = apart
+
+    def profile(self, subject: Subject) -> Profile:
+        if self.apart:
+            (subject.folder / "parent.txt").write_text(str(os.getpid()))
+            return profile_apart(subject, self.name)
+        parent = int((subject.folder / "parent.txt").read_text())
+        return Profile(status="ok", metrics={"processes": len({parent, os.getpid()})})
+
+
+class CrashesApart(Apart):
+    def profile(self, subject: Subject) -> Profile:
+        if not self.apart:
+            ctypes.string_at(0)
+        return super().profile(subject)
