@@ -119,7 +119,8 @@ def test_lines_of_a_sampled_tree_come_with_what_they_wait_for():
     first = line("/x/forward_kernel.py:forward_kernel@40", 30, 12, stalled_wait=9, stalled_barrier=3)
     lines = [first, line("/x/forward_kernel.py:forward_kernel@41", 10, 0)]
     kernel = {"frame": {"name": "forward_kernel"}, "metrics": {}, "children": lines}
-    root = {"frame": {"name": "ROOT"}, "children": [{"frame": {"name": "forward"}, "children": [kernel]}]}
+    without = line("elementwise", 5, 1)
+    root = {"frame": {"name": "ROOT"}, "children": [{"frame": {"name": "forward"}, "children": [kernel, without]}]}
     found = lines_of(root, "forward")
     assert [(one.place[-2:], one.samples, one.share, one.stalled_share, one.stall) for one in found] == [
         ("40", 30, 0.75, 0.4, "wait"),
