@@ -37,7 +37,7 @@ from attn_exp.record import (
     write_whole,
 )
 from attn_exp.report import table, write_tables
-from attn_exp.store import done_record, read_sweep
+from attn_exp.store import done_record, near, read_sweep
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker, redacted
 from attn_exp.trackers.none import NoTracker
@@ -340,8 +340,3 @@ def _objective(record: Record | None) -> float:
     if record is None or record.status != "ok":
         return math.inf
     return sum(record.metrics[f"{direction}/time_us"] for direction in record.request.measuring.passes)
-
-
-def near(folder: Path) -> Path:
-    """The folder as one would type it from here."""
-    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

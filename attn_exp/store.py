@@ -32,3 +32,8 @@ def done_record(request: Request, folder: Path) -> Record | None:
     # Only what could be measured is profiled.
     missing = record.status == "ok" and {str(one["name"]) for one in request.profilers} - record.profiles.keys()
     return None if missing else record
+
+
+def near(folder: Path) -> Path:
+    """The folder as one would type it from here."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

@@ -1,6 +1,7 @@
 """Profilers that find little, or hurt the process they run in; for sweeps in real worker processes."""
 
 import ctypes
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from attn_exp.backends.package import Unavailable
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
 from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.profilers.apart import profile_apart
 from attn_exp.profilers.base import Subject
 
 
@@ -73,3 +75,25 @@ class Counts(Eager):
             return calls.forward()
 
         return replace(calls, forward=forward)
+
+
+class Apart(Works):
+    """Works in a process of its own, and says how many processes it has been in."""
+
+    def __init__(self, name: str, apart: bool = True) -> None:
+        super().__init__(name)
+        self.apart = apart
+
+    def profile(self, subject: Subject) -> Profile:
+        if self.apart:
+            (subject.folder / "parent.txt").write_text(str(os.getpid()))
+            return profile_apart(subject, self.name)
+        parent = int((subject.folder / "parent.txt").read_text())
+        return Profile(status="ok", metrics={"processes": len({parent, os.getpid()})})
+
+
+class CrashesApart(Apart):
+    def profile(self, subject: Subject) -> Profile:
+        if not self.apart:
+            ctypes.string_at(0)
+        return super().profile(subject)

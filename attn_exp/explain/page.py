@@ -9,9 +9,10 @@ from attn_exp.errors import UserError
 from attn_exp.explain.kernel_tables import kernel_tables
 from attn_exp.explain.rivals import rivals_of, standing
 from attn_exp.flags import flag_notes
-from attn_exp.record import Record, RecordError
+from attn_exp.record import LOG_NAME, Record, RecordError
 from attn_exp.report import duration, time_text
 from attn_exp.roofline import roof_of
+from attn_exp.store import near
 from attn_exp.tables import WIDTH, figures
 
 _BEYOND = "there is no job on the same case beside it"
@@ -30,7 +31,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     several = list(results)
     parts = [_head(job, record)]
     if record.status != "ok":
-        parts.append([f"{record.status}: {record.reason}", f"what it printed is in {job.path.parent / 'worker.log'}"])
+        parts.append([f"{record.status}: {record.reason}", f"what it printed is in {near(job.path.parent / LOG_NAME)}"])
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
     parts += [["What ran", *tables] for tables in [kernel_tables(record)] if tables]
@@ -64,7 +65,7 @@ def _head(job: Result, record: Record) -> list[str]:
         f"caches {job.l2}" if job.l2 else "",
         f"{when}, {duration(max(0.0, record.finished_at - record.started_at))}",
     ]
-    return [f"{record.label}: {request.case.label()}", ", ".join(filter(None, known)), str(job.path.parent)]
+    return [f"{record.label}: {request.case.label()}", ", ".join(filter(None, known)), str(near(job.path.parent))]
 
 
 def _timed(record: Record, direction: str) -> str:
@@ -93,7 +94,7 @@ def _profiles(job: Result, record: Record) -> list[str]:
     for name, profile in record.profiles.items():
         reason = f": {profile.reason}" if profile.reason else ""
         said.append(f"{name} {profile.status}{reason} ({duration(profile.seconds)})")
-        said += [f"  {job.path.parent / file}" for file in profile.files]
+        said += [f"  {near(job.path.parent / file)}" for file in profile.files]
     return said
 
 

@@ -19,7 +19,8 @@ def sweep_page(found: Found) -> str:
     groups: dict[Any, list[Result]] = defaultdict(list)
     for result in found.results:
         groups[result.case, way(result), result.device_name].append(result)
-    parts = [f"sweep {found.results[0].sweep}: {len(found.results)} jobs on {len(groups)} cases"]
+    cases = "one case" if len(groups) == 1 else f"{len(groups)} cases"
+    parts = [f"sweep {found.results[0].sweep}: {len(found.results)} jobs on {cases}"]
     for key, results in list(groups.items())[:_CASES]:
         passes = results[0].measuring.passes
         several = sorted(named(results), key=lambda one: (one.status != "ok", _sum_us(one), one.label))

@@ -61,9 +61,9 @@ def read_trace(path: Path) -> dict[str, PassTrace]:
     """
     try:
         events = json.loads(path.read_bytes())["traceEvents"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        whole = [event for event in events if event.get("ph") == "X"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(f"{path} is no Chrome trace: {error}") from error
-    whole = [event for event in events if event.get("ph") == "X"]
     calls: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in whole:
         if event.get("cat") == "user_annotation" and event["name"].startswith(PREFIX):
@@ -115,7 +115,8 @@ def _row(direction: str, name: str, seen: Sequence[tuple[dict[str, Any], float |
     figures: dict[str, float | str] = {}
     arguments = seen[0][0].get("args", {})
     for key, ours in _FIGURES.items():
-        if key in arguments:
+        # Of kernels with more shared memory than the default kineto estimates an occupancy of 0: it is not known.
+        if key in arguments and not (ours == "occupancy_percent" and not arguments[key]):
             value = arguments[key]
             figures[ours] = "x".join(map(str, value)) if isinstance(value, list) else value
     gaps = [gap for _, gap in seen if gap is not None]

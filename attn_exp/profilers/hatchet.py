@@ -11,6 +11,8 @@ from attn_exp.profile import ProfiledKernel
 _TIME = "time (ns)"
 _SAMPLES = "num_samples"
 _STALLED = "num_stalled_samples"
+# A line is named `FILE:FUNCTION@LINE`.
+_LINE_MARK = "@"
 _STALL_PREFIX = "stalled_"
 
 
@@ -91,7 +93,9 @@ def lines_of(root: dict[str, Any], direction: str) -> tuple[Line, ...]:
     """The source lines of a pass's kernels by samples of the program counter, the most sampled first."""
     found: list[Line] = []
     for kernel in _nodes(_scope(root, direction)):
-        lines = [child for child in kernel["children"] if _SAMPLES in child.get("metrics", {})]
+        # A kernel without lines has the samples itself.
+        below = [child for child in kernel["children"] if _LINE_MARK in child["frame"]["name"]]
+        lines = [child for child in below if _SAMPLES in child.get("metrics", {})]
         total = sum(child["metrics"][_SAMPLES] for child in lines)
         for child in lines:
             metrics = child["metrics"]

@@ -22,6 +22,7 @@ _COUNTED = {
     "num_atomic_add": "tl.atomic_add",
 }
 _ENDINGS = {"triton": "py", "cpp": "cpp"}
+_LONGEST_NAME = 150
 # Functions of the generated file that no call runs.
 _BESIDE = re.compile(r"benchmark|get_args")
 
@@ -38,8 +39,8 @@ class Generated:
 
     @property
     def file_name(self) -> str:
-        """A name for its source's file."""
-        return f"{self.name}.{_ENDINGS.get(self.language, 'txt')}"
+        """A name for its source's file: the kernel's, whose end is what tells it from others where it is too long."""
+        return f"{self.name[-_LONGEST_NAME:]}.{_ENDINGS.get(self.language, 'txt')}"
 
 
 def read_generated(code: str) -> tuple[list[Generated], dict[str, int]]:

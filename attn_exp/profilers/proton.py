@@ -3,6 +3,7 @@
 import csv
 import importlib
 import inspect
+import re
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from attn_exp.record import write_whole
 from attn_exp.roofline import work_of
 
 _PACKAGE = Package("triton", "triton.profiler", "pip install 'triton>=3.6,<3.8'")
+# CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, as Proton words it.
+_HELD = re.compile(r"cupti\w+ with error 39\b")
 # Their own kernels are Triton's, and so have lines; others' come without source.
 _TRITON = ("triton", "flex", "helion", "compiled")
 _TREE, _TABLE, _LINES, _LINES_TABLE = "proton.hatchet", "kernels.csv", "lines.hatchet", "lines.csv"
@@ -47,8 +50,20 @@ class Proton:
         return profile_apart(subject, self.name) if self.apart else self.look(subject, proton)
 
     def look(self, subject: Subject, proton: Any) -> Profile:
-        """The same by a given module `triton.profiler`, in this process."""
-        _session(proton, subject, subject.folder / _TREE, self.calls)
+        """The same by a given module `triton.profiler`, in this process.
+
+        Raises:
+            Unavailable: another profiler has CUPTI in this process.
+        """
+        try:
+            _session(proton, subject, subject.folder / _TREE, self.calls)
+        except RuntimeError as error:
+            if _HELD.search(str(error)):
+                raise Unavailable(
+                    f"another profiler holds CUPTI in this process, which serves one at a time ({first_line(error)}): "
+                    f"set profiler.{self.name}.apart=true"
+                ) from error
+            raise
         root = read_tree(subject.folder / _TREE)
         kernels: list[ProfiledKernel] = []
         metrics: dict[str, float] = {}
