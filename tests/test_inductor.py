@@ -9,7 +9,7 @@ from fakes import CASE, make_record, make_request
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
 from attn_exp.machine import Machine
-from attn_exp.profile import ProfiledKernel
+from attn_exp.profile import Profile, ProfiledKernel
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.choice import chosen_profilers
 from attn_exp.profilers.inductor import Inductor
@@ -225,6 +225,44 @@ def test_a_row_joins_what_ncu_counted_per_launch():
     assert list(first)[:5] == ["pass", "calls", "kernel_name", "kernel_path", "kernel_category"]
     assert set(COLUMNS) - {"ynumel"} <= set(first)
     assert (first["ncu_duration_us"], second["ncu_duration_us"]) == ("15.0", "")
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["bandwidth", "no bandwidth"])
+def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, monkeypatch, refused):
+    request = replace(make_request(EAGER, CASE), device="cuda")
+    figures = {"dram_bytes": 1.6e7, "dram_gb_per_s": 533.0}
+    name = "triton_poi_fused_gelu_0"
+    counted = ProfiledKernel(direction="forward", name=name, count=2.0, time_us=30.0, figures=figures)
+    ncu = Profile(status="ok", kernels=(counted,))
+    compiled = CompileRecord(graphs=1, breaks={}, recompilations=0)
+    subject = subject_of(tmp_path / "job", request, compiled, {"ncu": ncu})
+
+    def as_on_a_gpu(self, subject, scratch, *, with_bandwidth):
+        if refused and with_bandwidth:
+            (scratch / "half").write_text("")
+            return "compiling it once more ended with code 1: no"
+        assert not (scratch / "half").exists()
+        for number, direction in enumerate(("forward", "forward", "backward")):
+            folder = scratch / f"torch_compile_debug/run_1/torchinductor/model__{number}_{direction}_{number}.{number}"
+            folder.mkdir(parents=True)
+            (folder / "output_code.py").write_text(OUTPUT.replace("0_forward", f"{number}_{direction}"))
+        file = scratch / "cached.py"
+        file.write_text(OUTPUT.replace("0_forward", "2_backward"))
+        if with_bandwidth:
+            (scratch / "bandwidth.txt").write_text(BANDWIDTH.replace("/tmp/torchinductor_x/ab/cab.py", str(file)))
+        return None
+
+    monkeypatch.setattr(Inductor, "_compile", as_on_a_gpu)
+    found = Inductor("inductor").profile(subject)
+    assert found.status == "ok"
+    assert found.reason == ("no bandwidth profile: compiling it once more ended with code 1: no" if refused else None)
+    assert found.metrics["forward/graphs"] == 2 and found.metrics["backward/kernels"] == 2
+    assert found.metrics["forward/kernel_args_num_gb"] == pytest.approx(2 * 0.008388608)
+    forward, again, backward = (one for one in found.kernels if one.name == name)
+    assert forward.figures["ncu_duration_us"] == 15.0 and "ncu_duration_us" not in backward.figures
+    assert again.figures["kernel_path"] == f"sources/forward_1/{name}.py"
+    assert backward.time_us == (None if refused else pytest.approx(40.0))
+    assert forward.time_us is None, "another graph's kernel of the same name is not this one"
 
 
 def test_it_runs_after_the_profilers_that_it_joins():

@@ -21,7 +21,7 @@ from attn_exp.machine import Machine
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.ncu import Ncu
-from attn_exp.profilers.ncu_metrics import COUNTERS, counters_for, known_names
+from attn_exp.profilers.ncu_metrics import COUNTERS, counters_for, known_names, own_counter
 from attn_exp.profilers.ncu_program import NcuError, failure, find_program
 from attn_exp.profilers.ncu_table import CsvError, kernels, pass_figures, read_launches, split_passes
 from attn_exp.profilers.second_pass import profile_job
@@ -89,7 +89,7 @@ def test_counters_become_kernels_metrics_and_files(program, subject, tmp_path):
 
 
 def test_the_command_is_the_workers_own_in_a_folder_of_its_own(program, subject, tmp_path):
-    Ncu("ncu", report=True, section_set="full", metrics=["smsp__inst_executed.sum"]).profile(subject)
+    Ncu("ncu", report=True, section_set="full", metrics=["dram__bytes_read.max"]).profile(subject)
     arguments = told(tmp_path)["arguments"]
     assert arguments[-5:] == [sys.executable, "-m", "attn_exp.worker", "--once", str(subject.folder)]
     pairs = dict(itertools.pairwise(arguments))
@@ -97,7 +97,7 @@ def test_the_command_is_the_workers_own_in_a_folder_of_its_own(program, subject,
     assert pairs["--profile-from-start"] == "off"
     assert pairs["--set"] == "full"
     asked = pairs["--metrics"].split(",")
-    assert {"gpu__time_duration.sum", "smsp__inst_executed.sum", "launch__registers_per_thread"} <= set(asked)
+    assert {"gpu__time_duration.sum", "dram__bytes_read.max", "launch__registers_per_thread"} <= set(asked)
     assert "smsp__average_warps_issue_stalled_gmma_per_issue_active.ratio" in asked
     assert not [name for name in asked if name.startswith("lts__")], "this chip's list has none"
     request = msgspec.yaml.decode(told(tmp_path)["request"].encode(), type=Request)
@@ -118,7 +118,7 @@ def test_the_command_is_the_workers_own_in_a_folder_of_its_own(program, subject,
         ("metric", "unavailable", ["sm__no_such_thing.sum", "profiler.ncu.metrics"]),
         ("old", "unavailable", ["version 2021.3", "2022.3 or newer"]),
         ("other", "unavailable", ["is it Nsight Compute?"]),
-        ("target", "failed", ["The application returned an error code (1)"]),
+        ("target", "failed", ["The application returned an error code (1): RuntimeError: out"]),
         ("silent", "failed", ["code 1", "no reason"]),
         ("no kernels", "failed", ["ncu ended with code 0"]),
     ],
@@ -242,6 +242,13 @@ def test_counters_are_those_that_the_program_lists():
     known = known_names("gpu__time_duration   Counter  ns\n  indented__name x\nsmsp__inst\nNothing here\n")
     assert known == {"gpu__time_duration", "smsp__inst"}
     assert [one.name for one in counters_for(known)] == ["time_us", "registers", "shared_memory_bytes"]
+
+
+def test_a_metric_that_the_program_does_not_list_is_told_before_anything_runs(program, subject, tmp_path):
+    with pytest.raises(Unavailable, match=r"no metric dram__bytes_raed on this GPU: did you mean 'dram__bytes_read'\?"):
+        Ncu("ncu", metrics=["dram__bytes_raed.sum"]).profile(subject)
+    assert not (tmp_path / "seen.json").exists()
+    assert own_counter("a__b.sum", frozenset()).kind == "sum"
 
 
 def test_an_error_without_a_pattern_is_told_in_its_first_line():

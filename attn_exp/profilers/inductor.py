@@ -60,17 +60,25 @@ class Inductor:
         scratch = subject.folder / "scratch"
         scratch.mkdir()
         try:
-            said = self._compile(subject, scratch)
+            with_bandwidth = self.bandwidth and subject.request.device == "cuda"
+            lacking = None
+            said = self._compile(subject, scratch, with_bandwidth=with_bandwidth)
+            if said is not None and with_bandwidth:
+                # Inductor times kernels from inside of the compiled code; all else can be had without that.
+                lacking = f"no bandwidth profile: {said}"
+                shutil.rmtree(scratch)
+                scratch.mkdir()
+                said = self._compile(subject, scratch, with_bandwidth=False)
             graphs = _graphs(scratch)
             if said is not None or not graphs:
                 reason = said or "Inductor generated nothing: was all of it run by other libraries?"
                 return Profile(status="failed", reason=reason, files=subject.kept(LOG_NAME))
             measured = self._bandwidth(subject, scratch, graphs)
-            return _profile(subject, graphs, measured)
+            return replace(_profile(subject, graphs, measured), reason=lacking)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _compile(self, subject: Subject, scratch: Path) -> str | None:
+    def _compile(self, subject: Subject, scratch: Path, *, with_bandwidth: bool) -> str | None:
         """Run the worker's command in `scratch`; why it failed, or None."""
         write_whole(scratch / REQUEST_NAME, msgspec.yaml.encode(_without_graphs(subject.request)))
         told = {
@@ -82,7 +90,7 @@ class Inductor:
             # Sources that run on their own, and how many bytes each moves.
             "TORCHINDUCTOR_BENCHMARK_KERNEL": "1",
         }
-        if self.bandwidth and subject.request.device == "cuda":
+        if with_bandwidth:
             told |= {"TORCHINDUCTOR_PROFILE": "1", "TORCHINDUCTOR_PROFILE_OUTPUT": str(scratch / _BANDWIDTH)}
         command = [sys.executable, "-m", "attn_exp.worker", "--once", str(scratch)]
         log = subject.folder / LOG_NAME

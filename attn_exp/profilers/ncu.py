@@ -16,7 +16,7 @@ from attn_exp.once import MARKER
 from attn_exp.profile import Profile
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
-from attn_exp.profilers.ncu_metrics import Counter, counters_for, known_names
+from attn_exp.profilers.ncu_metrics import Counter, counters_for, known_names, own_counter
 from attn_exp.profilers.ncu_program import NcuError, ask, check_version, failure, find_program
 from attn_exp.profilers.ncu_table import CsvError, kernels, pass_figures, read_launches, split_passes
 from attn_exp.record import LOG_NAME, REQUEST_NAME, write_whole
@@ -106,7 +106,7 @@ class Ncu:
     def _run(self, subject: Subject) -> _Seen:
         program = find_program(self.program)
         version = check_version(program)
-        counters = (*self._counters(program), *(Counter(name, name) for name in self.metrics))
+        counters = self._counters(program)
         # A folder of its own, with the request alone: the job's record stays as it is.
         write_whole(subject.folder / REQUEST_NAME, msgspec.yaml.encode(replace(subject.request, profilers=())))
         report = subject.folder / _REPORT
@@ -121,11 +121,12 @@ class Ncu:
 
     def _counters(self, program: Path) -> tuple[Counter, ...]:
         try:
-            return counters_for(known_names(ask(program, "--query-metrics")))
+            known = known_names(ask(program, "--query-metrics"))
         except NcuError as error:
             if error.remedied:
                 raise
-            return counters_for(frozenset())
+            known = frozenset()
+        return (*counters_for(known), *(own_counter(name, known) for name in self.metrics))
 
     def _collect(self, program: Path, folder: Path, report: Path, metrics: Sequence[str]) -> None:
         """Run the worker's command under the program, until it ends or the parent kills this process' group."""
@@ -140,7 +141,8 @@ class Ncu:
             log.write(f"{shlex.join(command)}\n".encode())
             log.flush()
             ran = subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, env=_plain())
-        output = (folder / LOG_NAME).read_text(errors="replace")
+        # Without the command itself.
+        output = (folder / LOG_NAME).read_text(errors="replace").partition("\n")[2]
         if ran.returncode < 0:
             raise NcuError(f"ncu was killed by {signal.Signals(-ran.returncode).name}", remedied=False)
         if ran.returncode or not report.exists():

@@ -4,6 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from attn_exp.errors import nearest
+from attn_exp.profilers.ncu_program import NcuError
+
 # How the values of several kernels make one: a sum, or a mean weighted by time.
 Kind = Literal["sum", "mean", "text"]
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
@@ -55,6 +58,21 @@ def counters_for(known: frozenset[str]) -> tuple[Counter, ...]:
 def stall_counter(reason: str) -> Counter:
     """Warps that wait for one reason in a cycle in which one is issued: cycles between two instructions of a warp."""
     return Counter(f"stall_{reason}", f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio")
+
+
+def own_counter(metric: str, known: frozenset[str]) -> Counter:
+    """A metric that was asked for by ncu's name, under that name.
+
+    Raises:
+        NcuError: the program does not list it.
+    """
+    base = metric.split(".")[0]
+    if known and base not in known and not base.startswith("launch__"):
+        raise NcuError(
+            f"ncu has no metric {base} on this GPU: {nearest(base, known)}leave it out of profiler.ncu.metrics",
+            remedied=True,
+        )
+    return Counter(metric, metric, "sum" if metric.endswith(".sum") else "mean")
 
 
 def known_names(listing: str) -> frozenset[str]:

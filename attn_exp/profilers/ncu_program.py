@@ -10,6 +10,7 @@ PLACES = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda/bin/ncu", "/usr/l
 # The first that knows Hopper.
 LEAST_VERSION = (2022, 3)
 _ASK_LIMIT_S = 60.0
+_LONGEST_WORDS = 150
 # What its output says, and the sentence to say instead, in the order in which they are looked for.
 _PERMISSION = (
     "this user may not read the GPU's performance counters (ERR_NVGPUCTRPERM): load the driver with "
@@ -114,6 +115,11 @@ def failure(output: str, code: int) -> NcuError:
     unknown = sorted(set(re.findall(r"(?i)failed to find metric:?\s+'?([\w.:]+)", output)))
     if unknown:
         return NcuError(f"ncu does not know {', '.join(unknown)}: leave it out of profiler.ncu.metrics", remedied=True)
-    errors = [line.removeprefix("==ERROR==").strip() for line in output.splitlines() if line.startswith("==ERROR==")]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     said = errors[0].rstrip(".") if errors else "it printed no reason"
+    # What the job itself said last: a GPU's memory may not hold the job twice.
+    own = [line for line in lines if not line.startswith("==")]
+    if own and "application returned" in said:
+        said = f"{said}: {own[-1][:_LONGEST_WORDS]}"
     return NcuError(f"ncu ended with code {code}: {said}", remedied=False)
