@@ -120,6 +120,13 @@ class Worker:
         self._pending.clear()
         self._kill()
 
+    def interrupt(self) -> None:
+        """Kill the process at once; may be called from another thread, and whoever waits sees it die."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     def _send(self) -> None:
         """Tell the worker of the jobs it may know of: all that are queued, or only the first if it is not reused."""
         assert self._process is not None and self._process.stdin is not None
