@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -227,6 +229,7 @@ def session() -> Session:
 def task(config: DictConfig) -> float:
     """What Hydra runs for each job."""
     try:
+        _check_launcher()
         if dry_run(config):
             session().request(config)
             print(dry_run_line(session(), config))
@@ -235,6 +238,14 @@ def task(config: DictConfig) -> float:
     except UserError as error:
         # Hydra would print the overrides of a job that raises an Exception; the sentence says it all.
         raise SystemExit(error) from error
+
+
+def _check_launcher() -> None:
+    """Raise UserError for a launcher without -m: Hydra would run the job here, and not say so."""
+    hydra = HydraConfig.instance().cfg
+    name = None if hydra is None else OmegaConf.select(hydra, "hydra.launcher.name")
+    if name is not None and HydraConfig.get().mode != RunMode.MULTIRUN:
+        raise UserError(f"hydra/launcher={name} needs -m (--multirun): python -m attn_exp -m ...")
 
 
 def dry_run_line(current: Session, config: DictConfig) -> str:

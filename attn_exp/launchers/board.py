@@ -110,7 +110,12 @@ def lives(content: str) -> bool:
     word, host, process, _ = content.split()
     if word == "stop":
         return False
-    return host != socket.gethostname() or Path("/proc", process).exists()
+    if host != socket.gethostname():
+        return True
+    try:
+        return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def running_elsewhere(folder: Path, watch_s: float) -> bool:
