@@ -172,7 +172,9 @@ class ProductSweeper(Sweeper):
         launcher = make_launcher(options, str(OmegaConf.select(first, "device")), str(name), session().gpus)
         if launcher is not None:
             if self.config.hydra.callbacks or self.config.hydra.job.env_set:
-                raise UserError("hydra.callbacks and hydra.job.env_set are for jobs of this process: leave launcher out")
+                raise UserError(
+                    "hydra.callbacks and hydra.job.env_set are for jobs of this process: leave launcher out"
+                )
             session().gpus = launcher.gpus
         return launcher
 
@@ -269,6 +271,8 @@ def register() -> None:
     """Make the sweeper known to Hydra, as `hydra/sweeper=attn_exp`."""
     ConfigStore.instance().store(group="hydra/sweeper", name="attn_exp", node=SweeperConf, provider="attn_exp")
     Plugins.instance().register(ProductSweeper)
+    # hydra-ray-launcher, if it is installed, has a schema of this name that Hydra would hold against our file.
+    ConfigStore.instance().repo["hydra"].get("launcher", {}).pop("ray.yaml", None)
     # Hydra imports a plugin by its name, and takes none from outside of the namespace package `hydra_plugins`.
     if "hydra_plugins" not in sys.modules and importlib.util.find_spec("hydra_plugins") is None:
         sys.modules["hydra_plugins"] = types.ModuleType("hydra_plugins")

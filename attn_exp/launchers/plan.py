@@ -55,7 +55,7 @@ def group_jobs(requests: Iterable[Request], done: Mapping[Case, str | None]) -> 
 
 def gpu_of(record: Record, gpus: Iterable[str]) -> str | None:
     """The GPU that a record was measured on, if it is one of these."""
-    found = record.environment.get("gpu_uuid")
+    found = record.request.gpu_uuid
     return found if found in gpus else None
 
 

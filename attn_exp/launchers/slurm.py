@@ -21,6 +21,8 @@ CLUSTERS = ("slurm", "local")
 _LOOK_S = 0.5
 # sacct is slow and shared by all users; a task that ends well says so itself.
 _ASK_S = 30.0
+# Processes of this host end by themselves once they were told to; cancelled, they leave a traceback.
+_END_S = 2.0
 _OURS = ("name", "tasks", "cluster")
 # What submitit takes for every cluster; other options are Slurm's.
 _SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")
@@ -84,9 +86,13 @@ class Slurm:
 
     def close(self) -> None:
         """Cancel what is still queued or runs."""
+        until = time.monotonic() + (_END_S if self._cluster == "local" else 0.0)
         for job in self._left.values():
-            with contextlib.suppress(OSError):
-                job.cancel(check=False)
+            while not job.done() and time.monotonic() < until:
+                time.sleep(_LOOK_S / 10)
+            if self._cluster != "local" or not job.done():
+                with contextlib.suppress(OSError):
+                    job.cancel(check=False)
 
     def _parameters(self) -> dict[str, Any]:
         named = {key if key in _SHARED else f"slurm_{key}": value for key, value in self._options.items()}

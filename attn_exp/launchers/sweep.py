@@ -1,5 +1,6 @@
 """Sweep: the parent's part of a sweep whose jobs run in tasks. It alone shows progress and stores into the tracker."""
 
+import contextlib
 import secrets
 import shutil
 import socket
@@ -133,7 +134,7 @@ def launch(
         watch.stop()
         jobs.store()
         launcher.close()
-        shutil.rmtree(board.folder, ignore_errors=True)
+        _clear(board.folder)
         raise
     launcher.close()
     if jobs.halt is None:
@@ -142,10 +143,17 @@ def launch(
     for task, why in ended.items():
         session.progress.say(f"task {task} of {launcher.name} died: {why}")
     if not ended:
-        shutil.rmtree(board.folder, ignore_errors=True)
+        _clear(board.folder)
     if jobs.halt is not None:
         session.progress.say(stop_line(jobs.halt))
         raise SystemExit(1)
+
+
+def _clear(launch: Path) -> None:
+    """Remove a launch's folder; its tasks, if there are any, end then."""
+    shutil.rmtree(launch, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        launch.parent.rmdir()
 
 
 def _fresh(folder: Path, sweep: str) -> Path:
@@ -157,5 +165,5 @@ def _fresh(folder: Path, sweep: str) -> Path:
     for old in sorted((folder / _FOLDER).glob("*")):
         if running_elsewhere(old, _WATCH_S):
             raise UserError(f"another command is running sweep={sweep}: wait for it, or choose another name")
-        shutil.rmtree(old, ignore_errors=True)
+        _clear(old)
     return folder / _FOLDER / secrets.token_hex(4)
