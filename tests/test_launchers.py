@@ -56,7 +56,7 @@ def cases_by_gpu(found: Iterable[Record]) -> dict[str, set[object]]:
 
 
 def wall_s(found: list[Record]) -> float:
-    """From the first job of a GPU to the sweep's end, the mean over GPUs: start-up apart, idling at the end included."""
+    """From a GPU's first job to the sweep's end, the mean over GPUs: start-up apart, idling at the end included."""
     end = max(record.finished_at for record in found)
     starts = [min(record.started_at for record in own) for own in by_gpu(found).values()]
     return sum(end - start for start in starts) / len(starts)
@@ -224,6 +224,59 @@ def test_no_task_outlives_its_parent(tmp_path, launcher, number):
         assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
 
 
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A host from which one submits to Slurm; the folder in which that keeps its jobs."""
+    kept, programs = tmp_path / "slurm", tmp_path / "bin"
+    kept.mkdir()
+    programs.mkdir()
+    for name in ("sbatch", "srun", "sacct", "scancel"):
+        script = programs / name
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {TESTS / "fake_slurm.py"} {name} "$@"\n')
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(kept))
+    return kept
+
+
+def test_tasks_go_through_sbatch_and_lease_what_they_get(tmp_path, slurm):
+    arguments = ("-m", "backend=eager,flash", "batch=1,2,4", "sweep=x", "tracker=none", "plots=false")
+    options = ("hydra.launcher.tasks=2", "hydra.launcher.partition=gpu", "hydra.launcher.timeout_min=7")
+    out = done(sleepy(*arguments, "hydra/launcher=slurm", *options, cwd=tmp_path, gpus=2))
+    assert out.startswith("2 tasks on slurm: 1234_0, 1234_1\n")
+    there = found(tmp_path, "x")
+    assert [record.status for record in there] == ["ok"] * 6
+    assert all(len({record.request.gpu_uuid for record in own}) == 1 for own in _by_case(there))
+    asked = (slurm / "options").read_text()
+    for option in ("'partition': 'gpu'", "'time': '7'", "'gpus-per-node': '1'", "'array': '0-1%"):
+        assert option in asked, asked
+
+
+def test_an_interrupt_cancels_what_slurm_has(tmp_path, slurm):
+    process = sleepy(*ON_CPU, "hydra/launcher=slurm", "tracker=none", cwd=tmp_path)
+    wait_for(lambda: list(tmp_path.glob(f"multirun/x/*/{FILE_NAME}")))
+    _, out, err = interrupt(process)
+    assert (process.returncode, err) == (130, "")
+    assert "sweep=x" in out.splitlines()[-1]
+    wait_for(lambda: left_behind(tmp_path) == [], 10)
+
+
+def test_what_slurm_refuses_is_told_in_its_words(tmp_path, slurm):
+    arguments = (*ON_CPU, "hydra/launcher=slurm", "hydra.launcher.partition=nope", "tracker=none")
+    process = sleepy(*arguments, cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err == "attn_exp: Slurm does not take the tasks: sbatch: error: invalid partition specified: nope\n"
+    assert "no job" not in out and not found(tmp_path, "x")
+
+
+def _by_case(found: list[Record]) -> list[list[Record]]:
+    cases = defaultdict(list)
+    for record in found:
+        cases[record.request.case].append(record)
+    return list(cases.values())
+
+
 # What is typed wrong.
 
 WRONG = {
@@ -237,7 +290,7 @@ WRONG = {
     "hydra/launcher=slurm hydra.launcher.cluster=lokal": "did you mean 'local'?",
     "hydra/launcher=slurm hydra.launcher.tasks=0": "hydra.launcher.tasks=0 is not a whole number from 1",
     "hydra/launcher=slurm device=cuda:1": "with hydra/launcher=slurm leave device out",
-    "hydra/launcher=slurm hydra.launcher.cluster=local device=cuda hydra.launcher.gpus_per_node=null": "needs an NVIDIA",
+    "hydra/launcher=slurm hydra.launcher.cluster=local device=cuda hydra.launcher.gpus_per_node=null": "needs an NV",
     "hydra/launcher=ray hydra.launcher.num_gpus=-1": "hydra.launcher.num_gpus=-1 is not a number from 0",
     "hydra/launcher=ray hydra.launcher.tasks=many": "hydra.launcher.tasks=many is not a whole number from 1",
     "hydra/launcher=slurm hydra.launcher.cluster=local +hydra.job.env_set.A=b": "jobs of this process",

@@ -5,6 +5,7 @@ while others still run, and cancels nothing after Ctrl-C.
 """
 
 import contextlib
+import io
 import logging
 import shutil
 import subprocess
@@ -62,9 +63,11 @@ class Slurm:
         try:
             executor = AutoExecutor(folder=launch / "submitit", cluster=self._cluster)
             executor.update_parameters(**self._parameters())
-            jobs = executor.map_array(run_in_process, [str(launch)] * tasks, list(range(tasks)))
+            # submitit prints what sbatch says, and raises it too.
+            with contextlib.redirect_stderr(io.StringIO()):
+                jobs = executor.map_array(run_in_process, [str(launch)] * tasks, list(range(tasks)))
         except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError, OSError) as error:
-            raise UserError(f"Slurm does not take the tasks: {_last_line(error)}") from error
+            raise UserError(f"Slurm does not take the tasks: {_refusal(error)}") from error
         except (ValueError, TypeError, AssertionError) as error:
             raise UserError(f"hydra.launcher has what submitit does not take: {first_line(error)}") from error
         say(f"{tasks} tasks on {self._cluster}: {', '.join(job.job_id for job in jobs)}")
@@ -109,7 +112,13 @@ def _asks_for_gpus(options: dict[str, Any]) -> bool:
     )
 
 
+def _refusal(error: Exception) -> str:
+    """sbatch's reason, which a line without one follows."""
+    reasons = [line.strip() for line in str(error).splitlines() if "error:" in line]
+    return reasons[0] if reasons else _last_line(error)
+
+
 def _last_line(error: Exception) -> str:
-    """What the cluster said last: sbatch's reason, or the end of a task's log."""
+    """How a task's log ends."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
