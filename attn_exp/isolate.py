@@ -19,6 +19,8 @@ from attn_exp.record import LOG_NAME, Status
 START_LIMIT_S = 300.0
 # What a worker is at once it has said a word; it says `profile` before each profiler.
 _PHASES = {"begin": "job", "profile": "profile"}
+# The module that runs as the worker process.
+WORKER = "attn_exp.worker"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Worker:
         self._replies, reply_fd = os.pipe()
         os.set_inheritable(reply_fd, True)
         self._startup = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-m", "attn_exp.worker", "--serve", "--reply-fd", str(reply_fd)]
+        command = [sys.executable, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
         self._process = subprocess.Popen(
             [*command, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -126,6 +128,13 @@ class Worker:
         """Kill the process group and forget what is queued."""
         self._pending.clear()
         self._kill()
+
+    def interrupt(self) -> None:
+        """Kill the process at once; may be called from another thread, and whoever waits sees it die."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _send(self) -> None:
         """Tell the worker of the jobs it may know of: all that are queued, or only the first if it is not reused."""
@@ -251,14 +260,14 @@ class InProcess:
         self._pending.clear()
 
 
-def make_isolation(config: dict[str, Any], profiler_timeout_s: Any = None) -> Isolation:
-    """The isolation that a configuration asks for; `profiler_timeout_s` is the seconds that each profiler may take.
+def make_isolation(config: dict[str, Any]) -> Isolation:
+    """The isolation that a configuration asks for; `profiler_timeout_s` in it is what each profiler may take.
 
     Raises:
         UserError: no such isolation, or a time limit that is no positive number.
     """
     timeout_s = _limit("isolation.timeout_s", config.get("timeout_s"))
-    profiler_timeout_s = _limit("profiler_timeout_s", profiler_timeout_s)
+    profiler_timeout_s = _limit("profiler_timeout_s", config.get("profiler_timeout_s"))
     name = config.get("name")
     if name == "none":
         return InProcess()

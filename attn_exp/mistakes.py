@@ -55,12 +55,14 @@ def _unknown_key(text: str) -> str | None:
         return None
     key = found[1] or found[2]
     if (conf_folder() / key).is_dir():
-        return f"{key} takes the name of a choice, or several in brackets: {key}=NAME"
+        several = f", or several in brackets: {key}=[NAME,NAME]" if key == "profiler" else f": {key}=NAME"
+        return f"{key} takes the name of a choice{several}"
     if key.startswith("profiler."):
         return _option_of_a_profiler(key)
-    keys = _keys(conf_folder())
+    launcher = key.startswith("hydra.launcher.")
+    keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
     near = nearest(key, keys)
-    top = sorted(name for name in keys if "." not in name)
+    top = sorted(name for name in keys if launcher or "." not in name)
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
 
 
@@ -109,6 +111,10 @@ def _keys(conf: Path) -> set[str]:
         if path.parent.name != "experiment":
             keys |= _flat(path, f"{path.parent.name}.")
     return {key for key in keys if not key.startswith(("hydra", "defaults"))}
+
+
+def _launcher_keys(conf: Path) -> set[str]:
+    return {key for path in conf.glob("hydra/launcher/*.yaml") for key in _flat(path, "hydra.launcher.")}
 
 
 def _flat(path: Path, prefix: str) -> set[str]:

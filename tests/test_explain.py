@@ -10,6 +10,7 @@ from attn_exp.profile import Profile, ProfiledKernel
 from attn_exp.record import Kernel
 
 CEILINGS = {"matmul_flops_per_s": 720e12, "copy_bytes_per_s": 4e12}
+STALLS = {"forward/stall_wait_share": 0.2, "forward/stall_gmma_share": 0.5, "forward/stall_selected_share": 0.9}
 SHARED_KERNEL = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1"
 
 
@@ -31,9 +32,15 @@ def here(tmp_path, monkeypatch):
         figures={"grid": "132x1x1", "registers": 168, "tflops": 300.0},
     )  # fmt: skip
     profiles = {
-        "torch": Profile(status="ok", seconds=1.5, kernels=(kernel,), files=("profiles/torch/trace.json",)),
+        "torch": Profile(
+            status="ok",
+            seconds=1.5,
+            kernels=(kernel,),
+            files=("profiles/torch/trace.json",),
+            metrics={"forward/kernel_time_us": 110.0, "forward/tflops": 312.5},
+        ),
         "proton": Profile(status="unavailable", reason="triton is not installed: pip install triton"),
-        "ncu": Profile(status="ok", metrics={"forward/dram_bytes": 2e8}),
+        "ncu": Profile(status="ok", metrics={"forward/dram_bytes": 2e8, **STALLS}),
     }
     sweeps.write(
         tmp_path / "multirun" / "first",
@@ -60,7 +67,9 @@ def test_a_page_says_what_ran_how_long_what_bounds_it_and_who_is_faster(here, ca
     assert "forward: 120 us, +-0.3 %" in text
     assert "flash_forward" in text, "the kernel by the timing's own trace"
     assert "132x1x1" in text and "flash_fwd<1>" in text and "(int)" not in text
+    assert "forward: 110.0 us in kernels, 312.5 TFLOPS" in text
     assert "forward is bound by " in text and "counted bytes" in text
+    assert "its warps wait most for gmma, 50 % of their time" in text
     # The other sweep's flash is faster, but another sweep's.
     assert "forward: 3 of 3; cudnn (80.00 us," in " ".join(text.split())
     assert "and this takes 1.5 times as long" in " ".join(text.split())

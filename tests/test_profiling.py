@@ -58,6 +58,7 @@ def test_profilers_that_work_raise_crash_and_hang_never_cost_the_timing_and_the_
     assert tags["attn_exp.profiler_missing"].startswith("unavailable: it is not")
     artifacts = tmp_path / uri.removeprefix("file://").removeprefix(str(tmp_path)).lstrip("/")
     assert (artifacts / "profiles" / "works" / "notes.txt").read_text() == "seen"
+    assert "works ok" in (artifacts / "profiles" / "explain.txt").read_text()
 
 
 def test_a_profiler_that_hangs_is_killed_after_its_own_time_and_the_timing_kept(tmp_path):

@@ -1,10 +1,13 @@
 """Keep: the page and the roofline of every profiled job of a sweep, beside its profiles."""
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from attn_exp.charts.style import available
+from attn_exp.compare.grouping import way
 from attn_exp.compare.read import read_folder
 from attn_exp.compare.result import Result
 from attn_exp.errors import UserError
@@ -30,15 +33,20 @@ class Kept:
 def keep_pages(folder: Path, *, pictures: bool) -> list[Kept]:
     """Write `explain.txt` and `roofline.svg` and `.png` into the `profiles/` of every job of a sweep that has one."""
     began, kept = time.monotonic(), []
+    rivals: dict[Any, list[Result]] = defaultdict(list)
     results = read_folder(folder).results
+    for result in results:
+        # Every page looks at its own rivals alone: a thousand times a thousand is a million.
+        rivals[result.case, way(result), result.device_name].append(result)
     for job in results:
+        same = rivals[job.case, way(job), job.device_name]
         own = job.path.parent / FOLDER
         if job.status != "ok" or not own.is_dir():
             continue
-        write_whole(own / PAGE, f"{job_page(job, results)}\n".encode())
+        write_whole(own / PAGE, f"{job_page(job, same)}\n".encode())
         files = [own / PAGE]
         if pictures and available() and time.monotonic() - began < LIMIT_S:
-            files += _picture(job, results, own)
+            files += _picture(job, tuple(same), own)
         kept.append(Kept(job.job, tuple(files)))
     return kept
 

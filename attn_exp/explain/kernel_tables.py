@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attn_exp.explain.rivals import short
-from attn_exp.profile import ProfiledKernel
+from attn_exp.profile import Profile, ProfiledKernel
 from attn_exp.record import Record
 from attn_exp.tables import SHORT, WIDTH, figures, fitted
 
@@ -43,8 +43,19 @@ def kernel_tables(record: Record) -> list[str]:
     found = [f"By the trace beside the timing ({what}):", _table(timed)] if timed else []
     for name, profile in record.profiles.items():
         if profile.kernels:
-            found += ["", f"By profiler={name}:", _table(profile.kernels)]
+            found += ["", f"By profiler={name}:", _table(profile.kernels), *_rates(profile, record)]
     return found
+
+
+def _rates(profile: Profile, record: Record) -> list[str]:
+    """Each pass as a whole, where the profiler knows its rates: of several kernels nobody knows whose the work was."""
+    said = []
+    for direction in record.request.measuring.passes:
+        units = (("kernel_time_us", "us in kernels"), ("tflops", "TFLOPS"), ("gb_per_s", "GB/s of compulsory bytes"))
+        known = [(profile.metrics.get(f"{direction}/{key}"), unit) for key, unit in units]
+        if profile.metrics.get(f"{direction}/tflops"):
+            said.append(f"{direction}: {', '.join(f'{figures(value)} {unit}' for value, unit in known if value)}")
+    return said
 
 
 def _table(kernels: Sequence[ProfiledKernel]) -> str:

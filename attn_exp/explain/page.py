@@ -84,9 +84,24 @@ def _timed(record: Record, direction: str) -> str:
 
 
 def _bounds(record: Record) -> list[str]:
-    roofs = [roof_of(record, direction) for direction in record.request.measuring.passes]
-    said = [roof.sentence for roof in roofs if roof]
+    said = []
+    for direction in record.request.measuring.passes:
+        roof = roof_of(record, direction)
+        said += [roof.sentence, *_stall(record, direction)] if roof else []
     return said or ["no ceilings or rates are in the record, so nothing can be said"]
+
+
+def _stall(record: Record, direction: str) -> list[str]:
+    """What warps wait for most, where `ncu` counted it."""
+    counted = record.profiles["ncu"].metrics if "ncu" in record.profiles else {}
+    begin, end = f"{direction}/stall_", "_share"
+    shares = {name: value for name, value in counted.items() if name.startswith(begin) and name.endswith(end)}
+    # Of a warp that is chosen to issue nobody says that it waits.
+    shares.pop(f"{begin}selected{end}", None)
+    if not shares:
+        return []
+    most = max(shares, key=lambda name: shares[name])
+    return [f"  its warps wait most for {most[len(begin) : -len(end)]}, {100 * shares[most]:.0f} % of their time"]
 
 
 def _profiles(job: Result, record: Record) -> list[str]:
