@@ -113,7 +113,7 @@ def _asks_for_gpus(options: dict[str, Any]) -> bool:
 
 
 def _refusal(error: Exception) -> str:
-    """sbatch's reason, which a line without one follows."""
+    """Sbatch's reason, which a line without one follows."""
     reasons = [line.strip() for line in str(error).splitlines() if "error:" in line]
     return reasons[0] if reasons else _last_line(error)
 
