@@ -237,7 +237,7 @@ def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, 
     compiled = CompileRecord(graphs=1, breaks={}, recompilations=0)
     subject = subject_of(tmp_path / "job", request, compiled, {"ncu": ncu})
 
-    def as_on_a_gpu(self, subject, scratch, *, with_bandwidth):
+    def as_on_a_gpu(request, scratch, log, *, with_bandwidth):
         if refused and with_bandwidth:
             (scratch / "half").write_text("")
             return "compiling it once more ended with code 1: no"
@@ -252,7 +252,7 @@ def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, 
             (scratch / "bandwidth.txt").write_text(BANDWIDTH.replace("/tmp/torchinductor_x/ab/cab.py", str(file)))
         return None
 
-    monkeypatch.setattr(Inductor, "_compile", as_on_a_gpu)
+    monkeypatch.setattr("attn_exp.profilers.inductor.compile_again", as_on_a_gpu)
     found = Inductor("inductor").profile(subject)
     assert found.status == "ok"
     assert found.reason == ("no bandwidth profile: compiling it once more ended with code 1: no" if refused else None)

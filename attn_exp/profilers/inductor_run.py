@@ -1,0 +1,84 @@
+"""Inductor once more: the job's own command in a folder of its own, with Inductor told to keep what it makes."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attn_exp.record import REQUEST_NAME, Request, write_whole
+
+# The code of a compiled graph among what Inductor writes about it, and the file of its bandwidth profile.
+CODE, BANDWIDTH = "output_code.py", "bandwidth.txt"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A compiled graph: its pass, a name that is its own, and the folder with what Inductor wrote about it."""
+
+    direction: str
+    name: str
+    folder: Path
+
+
+def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth: bool) -> str | None:
+    """Run the worker's command for the request in `scratch`, its output into `log`; why it failed, or None."""
+    write_whole(scratch / REQUEST_NAME, msgspec.yaml.encode(_without_graphs(request)))
+    told = {
+        "TORCH_COMPILE_DEBUG": "1",
+        "TORCH_COMPILE_DEBUG_DIR": str(scratch),
+        # A graph from the cache would not be generated again; kernels and tuning results may come from there.
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        # Sources that run on their own, and how many bytes each moves.
+        "TORCHINDUCTOR_BENCHMARK_KERNEL": "1",
+    }
+    if with_bandwidth:
+        told |= {"TORCHINDUCTOR_PROFILE": "1", "TORCHINDUCTOR_PROFILE_OUTPUT": str(scratch / BANDWIDTH)}
+    command = [sys.executable, "-m", "attn_exp.worker", "--once", str(scratch)]
+    with log.open("wb") as file:
+        ran = subprocess.run(
+            command,
+            cwd=scratch,
+            env=_importable() | told,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            check=False,
+        )
+    if ran.returncode == 0:
+        return None
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f"compiling it once more ended with code {ran.returncode}: {lines[-1] if lines else 'it said nothing'}"
+
+
+def graphs_in(scratch: Path) -> list[Graph]:
+    """The graphs in the order in which they were compiled. Inductor's folders are `model__0_forward_1.0` and so on."""
+    folders = sorted(
+        (path.parent for path in scratch.glob(f"torch_compile_debug/*/torchinductor/*/{CODE}")),
+        key=lambda path: int(path.suffix[1:]),
+    )
+    found: list[Graph] = []
+    for folder in folders:
+        direction = "backward" if "_backward" in folder.name else "forward"
+        earlier = sum(graph.direction == direction for graph in found)
+        found.append(Graph(direction, f"{direction}_{earlier}" if earlier else direction, folder))
+    return found
+
+
+def _without_graphs(request: Request) -> Request:
+    """The request without profilers and CUDA graphs: Inductor cannot time a kernel while a graph is captured."""
+    compile_ = request.compile
+    if compile_.mode != "none":
+        options: dict[str, Any] = {**compile_.options, "triton.cudagraphs": False}
+        compile_ = replace(compile_, options=options)
+    return replace(request, profilers=(), compile=compile_, caches=True)
+
+
+def _importable() -> dict[str, str]:
+    """The environment, with what is importable where the job was started importable in another folder too."""
+    path = [os.path.abspath(one) for one in sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
