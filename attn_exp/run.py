@@ -200,7 +200,8 @@ class Session:
         else:
             if self.progress.kept:
                 say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
-            say(f"\n{table(records)}")
+            if records or status == "FINISHED":  # else nothing was started, and a sentence says why
+                say(f"\n{table(records)}")
             for line in self.impossible:
                 say(f"left out, impossible: {line}")
         for broken in found:
@@ -242,9 +243,10 @@ def task(config: DictConfig) -> float:
 
 def _check_launcher() -> None:
     """Raise UserError for a launcher without -m: Hydra would run the job here, and not say so."""
-    hydra = HydraConfig.instance().cfg
-    name = None if hydra is None else OmegaConf.select(hydra, "hydra.launcher.name")
-    if name is not None and HydraConfig.get().mode != RunMode.MULTIRUN:
+    if not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.MULTIRUN:
+        return
+    name = OmegaConf.select(HydraConfig.get().launcher, "name")
+    if name is not None:
         raise UserError(f"hydra/launcher={name} needs -m (--multirun): python -m attn_exp -m ...")
 
 
