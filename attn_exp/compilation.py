@@ -1,6 +1,7 @@
 """Compilation: any backend's attention through torch.compile, and what Dynamo made of it."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -8,12 +9,13 @@ from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Attention, Calls, calls_of
+from attn_exp.backends.base import Calls, Function, calls_of
 from attn_exp.backends.package import Refused
 from attn_exp.errors import first_line
 from attn_exp.record import Compile, CompileRecord
 
 _LONGEST_REASON = 300
+_TRACING_ERROR = re.compile(r"got \w+\(['\"](.+?)['\"]\)\s*$", re.MULTILINE)
 
 
 def compile_calls(calls: Calls, compile_: Compile) -> Calls:
@@ -26,7 +28,7 @@ def compile_calls(calls: Calls, compile_: Compile) -> Calls:
     inputs = calls.inputs
     if calls.attention is None or inputs is None:
         raise Refused("torch.compile needs a function of q, k and v, and this backend has none: set compile=none")
-    if _options(compile_).get("triton.cudagraphs") and inputs.q_bhsd.requires_grad:
+    if _options(compile_).get("triton.cudagraphs") and inputs.leaves[0].requires_grad:
         raise Refused(
             "a compiled CUDA graph overwrites what its forward saved, so a backward cannot be called again and again: "
             "set passes=[forward], or compile=max-autotune-no-cudagraphs"
@@ -41,21 +43,21 @@ def _options(compile_: Compile) -> dict[str, Any]:
     return {**torch._inductor.list_mode_options(compile_.mode), **compile_.options}
 
 
-def compiled(attention: Attention, compile_: Compile) -> Attention:
-    """A compiled function of q, k and v; static shapes, since a case has no others."""
+def compiled(function: Function, compile_: Compile) -> Function:
+    """A compiled function of tensors; static shapes, since a case has no others."""
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attention(q, k, v)
+    def call(*operands: torch.Tensor) -> torch.Tensor:
+        return function(*operands)
 
     options = _options(compile_)
-    made: Attention = torch.compile(call, fullgraph=compile_.fullgraph, dynamic=False, options=options or None)
+    made: Function = torch.compile(call, fullgraph=compile_.fullgraph, dynamic=False, options=options or None)
     if not options.get("triton.cudagraphs"):
         return made
 
-    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def step(*operands: torch.Tensor) -> torch.Tensor:
         # Its outputs live in the graph's own memory; a new step says that the last ones are done with.
         torch.compiler.cudagraph_mark_step_begin()
-        return made(q, k, v)
+        return made(*operands)
 
     return step
 
@@ -86,10 +88,16 @@ def found() -> CompileRecord | None:
 
 
 def break_reason(error: Exception) -> str | None:
-    """Why a full graph could not be had, if that is what an exception says."""
-    if "torch._dynamo" not in sys.modules or not isinstance(error, torch._dynamo.exc.Unsupported):
+    """Why Dynamo could make no graph of it, if that is what an exception says."""
+    if "torch._dynamo" not in sys.modules:
         return None
-    return f"fullgraph=true, and Dynamo would break the graph: {first_line(error)}"
+    if isinstance(error, torch._dynamo.exc.Unsupported):
+        return f"fullgraph=true, and Dynamo would break the graph: {first_line(error)}"
+    if isinstance(error, torch._dynamo.exc.TorchRuntimeError):
+        # Its first line says that an operator failed on tensors without data; what failed stands at the end.
+        told = _TRACING_ERROR.search(str(error))
+        return f"torch.compile cannot trace it: {told[1] if told else first_line(error)}"
+    return None
 
 
 @contextmanager

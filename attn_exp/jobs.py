@@ -11,6 +11,7 @@ from attn_exp.case import PASSES, Case, case_from_config
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
 from attn_exp.nvml import GpuInfo
+from attn_exp.profilers.choice import chosen_profilers, size_limit_mb
 from attn_exp.record import Compile, Measuring, Request, Status, backend_label
 
 GPU_TIMERS = ("device", "event", "kernel", "graph", "wall", "dispatch")
@@ -38,8 +39,12 @@ _KEYS = (
     "softcap",
     "lengths",
     "layout",
+    "workload",
+    "mlp_dim",
     "caches",
     "stop_on",
+    "profiler_timeout_s",
+    "profiler_limit_mb",
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
 # Where results go says nothing about the job, and a tracking URI may hold a password.
@@ -76,6 +81,8 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         measuring=measuring,
         compile=compile_,
         caches=config["caches"],
+        profilers=chosen_profilers(config),
+        profiler_limit_mb=size_limit_mb(config),
         label=f"{backend_label(backend['name'], compile_)} {case.label()}",
         config={key: value for key, value in config.items() if key not in _NOT_KEPT},
     )
@@ -213,7 +220,7 @@ def _identity(
     case: Case, backend: dict[str, Any], measuring: Measuring, compile_: Compile, caches: bool, device: str
 ) -> str:
     """What makes two jobs the same job: case, backend and compiler with their options, measuring, kind of device."""
-    what = msgspec.to_builtins(
+    what: dict[str, Any] = msgspec.to_builtins(
         {
             "case": case,
             "backend": backend,
@@ -223,4 +230,7 @@ def _identity(
             "device": device,
         }
     )
+    if case.workload is None:
+        # Attention alone is named as it was before there were blocks around it.
+        del what["case"]["workload"], what["case"]["mlp_dim"]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -167,6 +168,7 @@ class MlflowTracker:
         *,
         metrics: Mapping[str, float] | None = None,
         curves: Sequence[Curve] = (),
+        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
         """Store what is left, end the sweep's run; one sentence if something is missing in MLflow."""
@@ -176,7 +178,7 @@ class MlflowTracker:
         ended = threading.Event()
         if not thread.settle(None if timeout_s is None else timeout_s * _FLUSH_SHARE):
             thread.give_up()
-        thread.put_always(lambda: store.end(status, artifacts, metrics or {}, curves, ended))
+        thread.put_always(lambda: store.end(status, artifacts, metrics or {}, curves, of_jobs, ended))
         thread.settle(None if timeout_s is None else timeout_s * (1 - _FLUSH_SHARE))
         thread.stop()
         # Not earlier: whoever is interrupted while waiting above may close again, with less time.
@@ -240,9 +242,12 @@ class _Store:
         try:
             _log_batches(client, run, record)
             with tempfile.TemporaryDirectory(prefix="attn_exp_") as temporary:
-                for path in (folder / name for name in _JOB_FILES):
-                    if path.is_file():
-                        Path(temporary, path.name).symlink_to(path.absolute())
+                profiled = [name for profile in record.profiles.values() for name in profile.files]
+                for name in (*_JOB_FILES, *profiled):
+                    if (folder / name).is_file():
+                        place = Path(temporary, name)
+                        place.parent.mkdir(parents=True, exist_ok=True)
+                        place.symlink_to((folder / name).absolute())
                 Path(temporary, "samples.csv").write_text(samples_csv(record))
                 client.log_artifacts(run, temporary)
             status = "FINISHED" if record.status in _FINE else "FAILED"
@@ -259,6 +264,7 @@ class _Store:
         artifacts: Sequence[Path],
         metrics: Mapping[str, float],
         curves: Sequence[Curve],
+        of_jobs: Mapping[str, Sequence[Path]],
         ended: threading.Event,
     ) -> None:
         """End the sweep's run with its files, numbers and curves, and refresh the database's statistics."""
@@ -269,6 +275,10 @@ class _Store:
             for file in artifacts:
                 if file.is_file():
                     client.log_artifact(self._parent, str(file), _place(file, self.sweep.folder))
+            for job, files in of_jobs.items():
+                for run, _ in self._runs.get(job, ())[-1:]:
+                    for file in files:
+                        client.log_artifact(run, str(file), _place(file, self.sweep.folder / job))
             if curves:
                 self._keep_curves(client, curves)
         finally:
