@@ -22,9 +22,11 @@ from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Outcome, Worker, make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
+from attn_exp.names import is_inside
 from attn_exp.progress import Progress
 from attn_exp.record import (
     FILE_NAME,
+    LOG_NAME,
     REQUEST_NAME,
     Record,
     RecordError,
@@ -33,10 +35,11 @@ from attn_exp.record import (
     write_record,
     write_whole,
 )
+from attn_exp.redaction import redacted
 from attn_exp.report import table, write_tables
 from attn_exp.store import final_record, read_sweep
 from attn_exp.trackers import make_tracker
-from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker, redacted
+from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
 from attn_exp.trackers.none import NoTracker
 
 _KEPT_AT_ONCE = 100
@@ -84,13 +87,18 @@ class Session:
         folder = self.folder / request.job
         done = final_record(folder)
         if done is not None:
-            self.keep(done)
+            self.keep(done, folder)
             return _objective(done)
         if request.device == "cpu":
             # The CPU is what is measured: nothing of ours may run beside it.
             self._tracker.settle()
         folder.mkdir(exist_ok=True)
-        (folder / FILE_NAME).unlink(missing_ok=True)
+        if not is_inside(folder, self.folder):
+            raise UserError(
+                f"{folder} is a link that leads out of the sweep's folder: remove it, or choose another sweep="
+            )
+        for name in (FILE_NAME, LOG_NAME):
+            (folder / name).unlink(missing_ok=True)
         write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
         self._pending.append((request, time.time()))
         self._isolation.submit(folder)
@@ -101,11 +109,11 @@ class Session:
             self._halt(record)
         return _objective(record)
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: Record, folder: Path) -> None:
         """Count a job that needs no run; its MLflow run is made if it is missing."""
-        assert self._tracker is not None and self.folder is not None
+        assert self._tracker is not None
         self.progress.kept += 1
-        self._tracker.log(record, self.folder / record.request.job)
+        self._tracker.log(record, folder)
         if self.progress.kept % _KEPT_AT_ONCE == 0:
             # Records queue up while the store is still being opened, and each holds all of its samples.
             self._tracker.settle()
@@ -148,7 +156,7 @@ class Session:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
+            warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
             write_whole(folder / "command.txt", f"{command_line()}\n".encode())
         except OSError as error:
             raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
@@ -157,11 +165,13 @@ class Session:
                 for path in made:
                     path.rmdir()
             raise
+        if warning:
+            self.progress.say(warning)
         self.folder, self._tracker, self.sweep = folder, tracker, options["sweep"]
         self._plots = options["plots"]
         if request.device == "cuda":
             self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
-        if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.reuse:
+        if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.takes(self._isolation):
             self._isolation.timeout_s = isolation.timeout_s
             return
         if self._isolation is not None:

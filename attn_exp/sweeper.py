@@ -185,9 +185,10 @@ class ProductSweeper(Sweeper):
                 current.impossible.append(f"{' '.join(overrides)}: {asked}")
                 current.progress.total -= 1
                 continue
-            done = final_record(current.folder / asked.job) if current.folder else None
-            if done is not None:
-                current.keep(done)
+            folder = current.folder / asked.job if current.folder else None
+            done = final_record(folder) if folder else None
+            if folder is not None and done is not None:
+                current.keep(done, folder)
                 continue
             yield index, overrides
 
