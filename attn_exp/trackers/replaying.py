@@ -10,7 +10,7 @@ HOME = "multirun"
 
 
 def replay_command(folder: Path, uri: str, experiment: str) -> str:
-    """What to type here to store the sweep in `folder` later: without passwords, and with a word on how to give them."""
+    """What to type here to store the sweep in `folder` later: no passwords, but a word on how to give them."""
     words = ["python", "-m", "attn_exp.log", _typed(folder)]
     if uri != absolute_uri(DEFAULT_URI):
         words.append(f"tracker.uri={redacted(uri)}")
