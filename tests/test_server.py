@@ -291,7 +291,7 @@ def test_no_secret_reaches_a_file_a_line_or_mlflow(server: servers.Server, datab
         "CUDA_API_KEY": f"{PLANTED}-cuda", "ATTN_EXP_TOKEN": f"{PLANTED}-own",
     }  # fmt: skip
     command = [
-        *(sys.executable, "-m", "attn_exp", "-m", "backend._target_=teller.Teller", "batch=1,2", *cli.QUICK),
+        *(sys.executable, "-m", "attn_exp", "-m", "backend._target_=teller.Teller", *cli.QUICK, "batch=1,2"),
         *("tracker=server", f"tracker.uri={server.uri.replace('//', f'//me:{PLANTED}-typed@')}"),
         *("tracker.experiment=secrets", "sweep=told", "isolation.variables=[MY_NOTE]", "plots=false"),
     ]
