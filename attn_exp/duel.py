@@ -35,7 +35,7 @@ from attn_exp.isolate import make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.metrics import ranking_medians
 from attn_exp.plots import plot_ratios
-from attn_exp.record import DUEL_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
+from attn_exp.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
 from attn_exp.redaction import redacted
 from attn_exp.report import time_text
 from attn_exp.run import dry_run, near, plain
@@ -153,7 +153,7 @@ def _duel(arguments: list[str]) -> int:
             held.release()
     if outcome.status is not None:
         print(f"{outcome.status}: {outcome.reason}")
-        tracker.close("FAILED", [folder / "worker.log"])
+        tracker.close("FAILED", [folder / LOG_NAME])
         return 1
     by_job = {record.request.job: record for record in read_sweep(folder) if isinstance(record, Record)}
     records = [by_job[request.job] for request in requests]
@@ -161,7 +161,7 @@ def _duel(arguments: list[str]) -> int:
     for record in records:
         if record.status != "ok":
             print(f"{record.status:<12} {record.request.label}: {record.reason}")
-    files = [folder / DUEL_NAME, folder / "worker.log", *sorted(folder.glob("*/record.json"))]
+    files = [folder / DUEL_NAME, folder / "command.txt", folder / LOG_NAME, *sorted(folder.glob("*/record.json"))]
     if len(measured) < 2:
         print("there is nothing to compare: fewer than two rivals could be measured")
         tracker.close("FAILED", files)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cli
+import inprocess
 import psycopg
 import pytest
 import servers
@@ -222,6 +223,25 @@ def test_a_server_that_is_away_at_the_start_is_told_and_stored_into_when_it_is_b
     with forwarded(port, int(server.uri.rpartition(":")[2])):
         assert tracker.close("FINISHED", []) is None
     assert kinds(server, "late") == {"sweep": 1, "job": 4}
+
+
+def test_a_sweep_whose_server_was_lost_ends_with_the_command_that_stores_it(
+    server: servers.Server, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed, port = inprocess.typed(monkeypatch, home), servers.free_port()
+    place = ("tracker=server", f"tracker.uri=http://127.0.0.1:{port}", "tracker.experiment=lost")
+    code, out, err = typed(*cli.QUICK, "backend=eager", "isolation=none", "sweep=lost", *place)
+    assert code == 0, err
+    assert "takes nothing yet (it cannot be reached: Connection refused): the sweep goes on" in out + err
+    command = (out + err).rpartition("store them with: ")[2].splitlines()[0].split()
+    assert command == ["python", "-m", "attn_exp.log", "lost", *place[1:]]
+    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
+    with forwarded(port, int(server.uri.rpartition(":")[2])):
+        code, out, err = said(capsys, *command[3:])
+    assert (code, err, "lost: 1 record, 1 new" in out) == (0, "", True)
+    assert kinds(server, "lost") == {"sweep": 1, "job": 1}
+    (parent,) = [run for run in runs(server, "lost") if run.data.tags["attn_exp.kind"] == "sweep"]
+    assert parent.data.tags["attn_exp.command"].startswith("python -m attn_exp device=cpu")
 
 
 def test_a_replay_into_a_server_that_is_away_says_so_in_one_sentence(
