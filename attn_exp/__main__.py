@@ -15,8 +15,8 @@ from attn_exp.errors import UserError
 from attn_exp.isolate import Worker
 from attn_exp.redaction import redacted
 
-# What decides how a worker is started.
-_WORKER_KEYS = ("isolation=", "isolation.variables=")
+# What decides how a worker is started, or where: tasks of a launcher have workers of their own.
+_WORKER_KEYS = ("isolation=", "isolation.variables=", "hydra/launcher=")
 # With one of these nothing is measured, so no worker is started ahead.
 _NO_JOBS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 

@@ -25,11 +25,14 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job, setup_globals
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+from attn_exp.case import Case
 from attn_exp.errors import UserError
+from attn_exp.launchers import Launcher, make_launcher
+from attn_exp.launchers.plan import gpu_of
 from attn_exp.record import Request
-from attn_exp.run import dry_run, dry_run_line, session
+from attn_exp.run import dry_run, dry_run_line, plain, session
 from attn_exp.store import final_record
 
 # How many combinations are tried before a choice is called impossible in all of them.
@@ -107,7 +110,7 @@ class Composer:
 
 
 class ProductSweeper(Sweeper):
-    """Runs the product of all choices, one job after another in this process' session."""
+    """Runs the product of all choices: one job after another in this process' session, or by a launcher's tasks."""
 
     # The only place that Hydra 1.3 takes plugins from.
     __module__ = "hydra_plugins.attn_exp"
@@ -125,14 +128,12 @@ class ProductSweeper(Sweeper):
         """Run every combination of `arguments`.
 
         Raises:
-            UserError: nothing that could be measured, or a launcher other than Hydra's basic one.
+            UserError: nothing that could be measured, or a launcher that cannot run it.
         """
         # Not at the top: Hydra's scan for plugins executes this module anew, and the class would be another one.
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
         assert self.config is not None and self.hydra_context is not None and self.task_function is not None
-        if not self.config.hydra.launcher._target_.endswith(".BasicLauncher"):
-            raise UserError("only hydra/launcher=basic is supported: leave hydra/launcher out")
         loader = self.hydra_context.config_loader
         assert isinstance(loader, ConfigLoaderImpl)
         parser = OverridesParser.create(config_loader=loader)
@@ -144,6 +145,7 @@ class ProductSweeper(Sweeper):
         _check_once(jobs)
         setup_globals()
         composer = Composer(loader, self.config)
+        launcher = self._launcher(composer.case(jobs[0]))
         if dry_run(self.config):
             check_choices(composer.request, jobs)
             return self._list(composer, jobs)
@@ -152,11 +154,49 @@ class ProductSweeper(Sweeper):
         check_choices(request, jobs)
         current = session()
         current.progress.total = len(jobs)
+        if launcher is not None:
+            return self._launch(launcher, composer, request, jobs)
         # The next job is composed while the worker measures this one.
         current.ahead = 1
         for index, overrides in self._possible(request, jobs):
             self._run(composer, index, overrides)
         return None
+
+    def _launcher(self, first: DictConfig) -> Launcher | None:
+        """Where the jobs run if not here; from then on `device` means the GPUs that are there."""
+        assert self.config is not None
+        node = OmegaConf.to_container(self.config.hydra.launcher, resolve=True)
+        assert isinstance(node, dict)
+        options = {str(key): value for key, value in node.items()}
+        name = OmegaConf.select(first, "isolation.name")
+        launcher = make_launcher(options, str(OmegaConf.select(first, "device")), str(name), session().gpus)
+        if launcher is not None:
+            if self.config.hydra.callbacks or self.config.hydra.job.env_set:
+                raise UserError(
+                    "hydra.callbacks and hydra.job.env_set are for jobs of this process: leave launcher out"
+                )
+            session().gpus = launcher.gpus
+        return launcher
+
+    def _launch(self, launcher: Launcher, composer: Composer, request: Ask, jobs: Sequence[tuple[str, ...]]) -> None:
+        from attn_exp.launchers.sweep import launch
+
+        current = session()
+        first = composer.case(jobs[0])
+        folder = current.open(first)
+        gpus = [gpu.uuid for gpu in launcher.gpus] if launcher.pinned else []
+        settled: dict[Case, str | None] = {}
+        asked = []
+        for _, overrides in self._possible(request, jobs):
+            found = request(overrides)
+            assert isinstance(found, Request)
+            asked.append(found)
+        for one in map(request, jobs) if gpus and asked else ():
+            done = final_record(folder / one.job) if isinstance(one, Request) else None
+            if done is not None:
+                settled.setdefault(done.request.case, gpu_of(done, gpus))
+        if asked:
+            launch(current, launcher, plain(first)["isolation"], asked, settled)
 
     def _run(self, composer: Composer, index: int, overrides: tuple[str, ...]) -> None:
         assert self.config is not None and self.hydra_context is not None and self.task_function is not None
@@ -185,10 +225,9 @@ class ProductSweeper(Sweeper):
                 current.impossible.append(f"{' '.join(overrides)}: {asked}")
                 current.progress.total -= 1
                 continue
-            folder = current.folder / asked.job if current.folder else None
-            done = final_record(folder) if folder else None
-            if folder is not None and done is not None:
-                current.keep(done, folder)
+            done = final_record(current.folder / asked.job) if current.folder else None
+            if done is not None:
+                current.keep(done)
                 continue
             yield index, overrides
 
@@ -232,6 +271,8 @@ def register() -> None:
     """Make the sweeper known to Hydra, as `hydra/sweeper=attn_exp`."""
     ConfigStore.instance().store(group="hydra/sweeper", name="attn_exp", node=SweeperConf, provider="attn_exp")
     Plugins.instance().register(ProductSweeper)
+    # hydra-ray-launcher, if it is installed, has a schema of this name that Hydra would hold against our file.
+    ConfigStore.instance().repo["hydra"].get("launcher", {}).pop("ray.yaml", None)
     # Hydra imports a plugin by its name, and takes none from outside of the namespace package `hydra_plugins`.
     if "hydra_plugins" not in sys.modules and importlib.util.find_spec("hydra_plugins") is None:
         sys.modules["hydra_plugins"] = types.ModuleType("hydra_plugins")

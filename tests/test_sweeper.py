@@ -169,7 +169,7 @@ class FakeSession:
     def __init__(self, monkeypatch, folder):
         self.submitted, self.kept = [], []
         monkeypatch.setattr("attn_exp.run.Session.submit", lambda s, config: self.submit(s, config, folder))
-        monkeypatch.setattr("attn_exp.run.Session.keep", lambda s, record, _: self.kept.append(record.request.label))
+        monkeypatch.setattr("attn_exp.run.Session.keep", lambda s, record: self.kept.append(record.request.label))
         monkeypatch.setattr("attn_exp.run.Session.close", lambda s, status: self.close(s))
         self.impossible = []
 
