@@ -15,6 +15,7 @@ from attn_exp.compilation import break_reason
 from attn_exp.flops import CONVENTION
 from attn_exp.inputs import distribution
 from attn_exp.machine import Machine
+from attn_exp.ranges import marked
 from attn_exp.record import CompileRecord, PassRecord, Record, Request, Status
 
 # How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
@@ -67,13 +68,13 @@ class Attempt:
         except ImportError as error:
             self.status, self.reason = "unavailable", f"a package is missing: {error}"
         except (torch.OutOfMemoryError, MemoryError) as error:
-            self.status, self.reason = "out_of_memory", _sentence(error)
+            self.status, self.reason = "out_of_memory", sentence(error)
         except Exception as error:  # a backend may raise anything, and it must end as a status, not as a dead worker
             traceback.print_exc()
             broken = break_reason(error)
             memory = _CPU_MEMORY_ERROR.search(str(error))
             self.status = "unsupported" if broken else "out_of_memory" if memory else "error"
-            self.reason = broken or _sentence(error)
+            self.reason = broken or sentence(error)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -81,7 +82,8 @@ class Attempt:
         outer_s, self._inner_s = self._inner_s, 0.0
         began = time.perf_counter()
         try:
-            yield
+            with marked("phase", name, self.request.device):
+                yield
         finally:
             spent_s = time.perf_counter() - began
             self.stages_s[name] = self.stages_s.get(name, 0.0) + spent_s - self._inner_s
@@ -113,6 +115,7 @@ class Attempt:
         )
 
 
-def _sentence(error: BaseException) -> str:
+def sentence(error: BaseException) -> str:
+    """The type of an exception and the first line of what it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

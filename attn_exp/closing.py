@@ -37,3 +37,15 @@ def extras(folder: Path, say: Callable[[str], None]) -> tuple[list[Path], Sequen
     except Exception as error:
         say(f"no plots: {first_line(error)[:_LONGEST]}")
         return [], found
+
+
+def pages(folder: Path, say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
+    """The page and picture of every profiled job of the sweep in a folder, by job; why not is said, never raised."""
+    from attn_exp.explain.keep import keep_pages
+
+    # As above: what is written about records must not cost them.
+    try:
+        return {kept.job: kept.files for kept in keep_pages(folder, pictures=pictures)}
+    except Exception as error:
+        say(f"no pages of profiled jobs: {first_line(error)[:_LONGEST]}")
+        return {}

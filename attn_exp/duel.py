@@ -38,8 +38,8 @@ from attn_exp.plots import plot_ratios
 from attn_exp.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
 from attn_exp.redaction import redacted
 from attn_exp.report import time_text
-from attn_exp.run import dry_run, near, plain
-from attn_exp.store import read_sweep
+from attn_exp.run import dry_run, plain
+from attn_exp.store import near, read_sweep
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import SweepInfo
 from attn_exp.verdict import Comparison, compare_all
@@ -180,6 +180,8 @@ def _duel(arguments: list[str]) -> int:
 
 def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
     request = request_from_config(config, gpus)
+    if request.profilers:
+        raise UserError("a duel only times: leave profiler=... out, and profile with python -m attn_exp")
     who = backend_label(request.backend["name"], request.compile)
     # Two option sets of one backend, or one backend against itself, need two folders.
     return replace(request, job=f"{letter}-{request.job}", label=f"{letter}={who}")

@@ -19,17 +19,23 @@ from attn_exp.record import LOG_NAME, Status
 from attn_exp.variables import check_patterns, worker_variables
 
 START_LIMIT_S = 300.0
+# What a worker is at once it has said a word; it says `profile` before each profiler.
+_PHASES = {"begin": "job", "profile": "profile"}
 # The module that runs as the worker process.
 WORKER = "attn_exp.worker"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job's folder was left. `status` and `reason` are None if the worker wrote a record itself."""
+    """How a job's folder was left. `status` and `reason` are None if the worker wrote a record itself.
+
+    `profiling` if what ended badly was a profiler: the record of the timing is there.
+    """
 
     folder: Path
     status: Status | None = None
     reason: str | None = None
+    profiling: bool = False
 
 
 class Isolation(Protocol):
@@ -55,14 +61,22 @@ class Isolation(Protocol):
 class Worker:
     """A worker process with a process group of its own, reused job after job or not."""
 
-    def __init__(self, *, reuse: bool, timeout_s: float | None, variables: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        reuse: bool,
+        timeout_s: float | None,
+        profiler_timeout_s: float | None = None,
+        variables: Sequence[str] = (),
+    ) -> None:
         self.reuse = reuse
         self.timeout_s = timeout_s
+        self.profiler_timeout_s = profiler_timeout_s
         # Of the environment, beside those that computing needs.
         self.variables = tuple(variables)
         self._pending: deque[Path] = deque()
         self._sent = 0
-        # What the worker is at, `start`, `idle` or `job`, and since when: the time limits count from there.
+        # What the worker is at, `start`, `idle`, `job` or `profile`, and since when: the time limits count from there.
         self._phase = "start"
         self._since = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -117,7 +131,7 @@ class Worker:
             if line is None:
                 return self._ended_badly(folder)
             word, _, rest = line.partition(" ")
-            self._phase = "job" if word == "begin" else "idle"
+            self._phase = _PHASES.get(word, "idle")
             self._since = time.monotonic()
             if word in ("end", "poisoned") and rest == str(folder):
                 self._pending.popleft()
@@ -168,28 +182,35 @@ class Worker:
         return line.decode()
 
     def _seconds_left(self) -> float | None:
-        limit = START_LIMIT_S if self._phase == "start" else self.timeout_s
+        limit = self._limit_s()
         return None if limit is None else max(0.0, self._since + limit - time.monotonic())
+
+    def _limit_s(self) -> float | None:
+        """How long the worker may be at what it is at."""
+        own = {"start": START_LIMIT_S, "profile": self.profiler_timeout_s}
+        return own.get(self._phase, self.timeout_s)
 
     def _ended_badly(self, folder: Path) -> Outcome:
         """Find out why there will be no record, and clear the process away."""
         assert self._process is not None
-        began = self._phase == "job"
-        starting, timed_out = self._phase == "start", self._timed_out()
+        phase, limit, timed_out = self._phase, self._limit_s(), self._timed_out()
+        began, profiling = phase in _PHASES.values(), phase == "profile"
         code = self._exit_code()
         said = "" if began else self._last_words()
         self._kill()
         self._pending.popleft()
         if code is None and timed_out:
-            what, limit = ("the worker's start", START_LIMIT_S) if starting else ("the job", self.timeout_s)
-            return Outcome(folder, "timeout", f"{what} took longer than {limit} s and was killed")
+            what = {"start": "the worker's start", "profile": "profiling"}.get(phase, "the job")
+            return Outcome(folder, "timeout", f"{what} took longer than {limit} s and was killed", profiling)
         if code is None:
-            return Outcome(folder, "crashed", f"the worker stopped answering and was killed: see {folder / LOG_NAME}")
-        when = "" if began else " before it took the job"
+            said = f"the worker stopped answering and was killed: see {folder / LOG_NAME}"
+            return Outcome(folder, "crashed", said, profiling)
+        when = " while profiling" if profiling else "" if began else " before it took the job"
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
-            return Outcome(folder, "out_of_memory", f"the kernel killed the worker for memory{when}")
+            return Outcome(folder, "out_of_memory", f"the kernel killed the worker for memory{when}", profiling)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return Outcome(folder, "crashed", f"the worker {how}{when}: {said or f'see {folder / LOG_NAME}'}")
+        said = said or f"see {folder / LOG_NAME}"
+        return Outcome(folder, "crashed", f"the worker {how}{when}: {said}", profiling)
 
     def _last_words(self) -> str:
         """The last line that a worker wrote before it had a job, and so a log."""
@@ -256,21 +277,32 @@ class InProcess:
 
 
 def make_isolation(config: dict[str, Any]) -> Isolation:
-    """The isolation that a configuration asks for.
+    """The isolation that a configuration asks for; `profiler_timeout_s` in it is what each profiler may take.
 
     Raises:
         UserError: no such isolation, a time limit that is no positive number, or no names of variables.
     """
-    timeout_s = config.get("timeout_s")
-    number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (number and timeout_s > 0):
-        raise UserError(f"isolation.timeout_s={timeout_s} is not a positive number of seconds")
+    timeout_s = _limit("isolation.timeout_s", config.get("timeout_s"))
+    profiler_timeout_s = _limit("profiler_timeout_s", config.get("profiler_timeout_s"))
     name = config.get("name")
     if name == "none":
         return InProcess()
     if name not in ("warm", "fresh"):
         raise UserError(f"isolation {name!r} is none of warm, fresh, none")
-    return Worker(reuse=name == "warm", timeout_s=timeout_s, variables=check_patterns(config.get("variables")))
+    return Worker(
+        reuse=name == "warm",
+        timeout_s=timeout_s,
+        profiler_timeout_s=profiler_timeout_s,
+        variables=check_patterns(config.get("variables")),
+    )
+
+
+def _limit(key: str, seconds: Any) -> float | None:
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and seconds > 0):
+        raise UserError(f"{key}={seconds} is not a positive number of seconds")
+    limit: float | None = seconds
+    return limit
 
 
 def _oom_kills() -> int:

@@ -12,6 +12,7 @@ from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
 from attn_exp.names import check_name
 from attn_exp.nvml import GpuInfo
+from attn_exp.profilers.choice import chosen_profilers, size_limit_mb
 from attn_exp.record import Compile, Measuring, Request, Status, backend_label
 from attn_exp.redaction import held_secret
 from attn_exp.words import flat
@@ -40,8 +41,12 @@ _KEYS = (
     "softcap",
     "lengths",
     "layout",
+    "workload",
+    "mlp_dim",
     "caches",
     "stop_on",
+    "profiler_timeout_s",
+    "profiler_limit_mb",
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
 # Where results go says nothing about the job, and a tracking URI may hold a password.
@@ -80,6 +85,8 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         measuring=measuring,
         compile=compile_,
         caches=config["caches"],
+        profilers=chosen_profilers(config),
+        profiler_limit_mb=size_limit_mb(config),
         label=f"{backend_label(backend['name'], compile_)} {case.label()}",
         config=kept,
     )
@@ -223,7 +230,7 @@ def _identity(
     case: Case, backend: dict[str, Any], measuring: Measuring, compile_: Compile, caches: bool, device: str
 ) -> str:
     """What makes two jobs the same job: case, backend and compiler with their options, measuring, kind of device."""
-    what = msgspec.to_builtins(
+    what: dict[str, Any] = msgspec.to_builtins(
         {
             "case": case,
             "backend": backend,
@@ -233,4 +240,7 @@ def _identity(
             "device": device,
         }
     )
+    if case.workload is None:
+        # Attention alone is named as it was before there were blocks around it.
+        del what["case"]["workload"], what["case"]["mlp_dim"]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]

@@ -12,6 +12,7 @@ from attn_exp.hardware import datasheet_peak
 from attn_exp.machine import Machine
 from attn_exp.metrics import implausibility, pass_metrics
 from attn_exp.prepare import Rival, name_kernels, prepare
+from attn_exp.ranges import marked
 from attn_exp.record import Measuring, Record, Request, Timing
 from attn_exp.timers import make_timer
 from attn_exp.timers.graph import CaptureFailed
@@ -27,9 +28,15 @@ _SECOND_OPINION_CALLS = (4, 12)
 
 def measure(request: Request, machine: Machine) -> Record:
     """Measure one job."""
-    attempt = Attempt(request)
-    attempt.run(lambda: _measure(attempt, machine))
-    return attempt.record(machine)
+    return measure_and_keep(request, machine)[0]
+
+
+def measure_and_keep(request: Request, machine: Machine) -> tuple[Record, Rival | None]:
+    """Measure one job, and keep what was measured for whoever looks at it next; None if it was not `ok`."""
+    attempt, prepared = Attempt(request), list[Rival]()
+    with marked("job", request.job, request.device):
+        attempt.run(lambda: _measure(attempt, machine, prepared))
+    return attempt.record(machine), prepared[0] if attempt.status == "ok" else None
 
 
 def face_off(requests: Sequence[Request], machine: Machine) -> list[Record]:
@@ -44,17 +51,20 @@ def face_off(requests: Sequence[Request], machine: Machine) -> list[Record]:
         attempt.run(lambda attempt=attempt: rivals.append((attempt, prepare(attempt, machine))))  # type: ignore[misc]
     for direction in requests[0].measuring.passes:
         standing = [(attempt, rival) for attempt, rival in rivals if attempt.status == "ok"]
-        _time_side_by_side(standing, machine, direction)
+        with marked("pass", direction, machine.device):
+            _time_side_by_side(standing, machine, direction)
     return [attempt.record(machine) for attempt in attempts]
 
 
-def _measure(attempt: Attempt, machine: Machine) -> None:
+def _measure(attempt: Attempt, machine: Machine, prepared: list[Rival]) -> None:
     rival = prepare(attempt, machine)
+    prepared.append(rival)
     with rival.scope():
         attempt.telemetry += machine.reading()
         for direction in attempt.request.measuring.passes:
-            launched = name_kernels(attempt, machine, rival, direction) + 1
-            _time_alone(attempt, machine, rival.calls[direction], direction, launched)
+            with marked("pass", direction, machine.device):
+                launched = name_kernels(attempt, machine, rival, direction) + 1
+                _time_alone(attempt, machine, rival.calls[direction], direction, launched)
             attempt.telemetry += machine.reading()
     _flag_telemetry(attempt, machine)
 
@@ -128,7 +138,7 @@ def _conclude(attempt: Attempt, machine: Machine, direction: str, timings: tuple
     attempt.passes[direction] = measured = replace(attempt.passes[direction], timings=timings)
     attempt.flags |= timing_flags(timings[0], timings[1:])
     peak = datasheet_peak(machine.environment.get("gpu", ""))
-    impossible = implausibility(case, direction, timings[0], peak)
+    impossible = implausibility(case, direction, timings[0], peak, measured.work)
     if impossible:
         raise Stopped("implausible", impossible)
     attempt.metrics |= pass_metrics(

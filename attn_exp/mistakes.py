@@ -32,7 +32,8 @@ def _no_folder(text: str) -> str | None:
 
 def _unknown_option(text: str) -> str | None:
     """`Could not find 'backend/flsh'`, and for a group that may be chosen only with `+`."""
-    found = re.search(r"Could not find '([^']+)/([^/']+)'", text)
+    # Of a list of choices Hydra says that it could not load one, and not which there are.
+    found = re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text)
     if found:
         group, option = found.groups()
         listed = [line for line in text.splitlines() if line.startswith("\t") and "=" not in line]
@@ -53,11 +54,25 @@ def _unknown_key(text: str) -> str | None:
     if not found:
         return None
     key = found[1] or found[2]
+    if (conf_folder() / key).is_dir():
+        several = f", or several in brackets: {key}=[NAME,NAME]" if key == "profiler" else f": {key}=NAME"
+        return f"{key} takes the name of a choice{several}"
+    if key.startswith("profiler."):
+        return _option_of_a_profiler(key)
     launcher = key.startswith("hydra.launcher.")
     keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
     near = nearest(key, keys)
     top = sorted(name for name in keys if launcher or "." not in name)
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
+
+
+def _option_of_a_profiler(key: str) -> str:
+    """Its options are there only once it is chosen, since several may be."""
+    name = key.split(".")[1]
+    path = conf_folder() / "profiler" / f"{name}.yaml"
+    own = sorted(_flat(path, "") - {"name", "_target_"}) if path.exists() else []
+    options = f"; its options are {', '.join(own)}" if own else ""
+    return f"there is no key '{key}': options of a profiler come with it, choose profiler={name}{options}"
 
 
 def _there_already(text: str) -> str | None:

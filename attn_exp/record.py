@@ -11,6 +11,7 @@ import msgspec
 from attn_exp.case import Case
 from attn_exp.errors import UserError
 from attn_exp.names import check_name
+from attn_exp.profile import Profile
 
 SCHEMA = 1
 METHOD_VERSION = "2"
@@ -88,14 +89,28 @@ class TensorError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one pass of a block does: `flops` in all, `attention_flops` of them, and the `bytes` that must move."""
+
+    flops: float
+    attention_flops: float
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassRecord:
-    """What one pass (forward or backward) left. `took` is whose kernels ran, of a backend that may choose."""
+    """What one pass (forward or backward) left.
+
+    `took` is whose kernels ran, of a backend that may choose. `work` is None for attention alone, whose work follows
+    from its case.
+    """
 
     first_call_s: float | None = None
     peak_memory_bytes: int | None = None
     errors: dict[str, TensorError] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()
     took: str | None = None
+    work: Work | None = None
     timings: tuple[Timing, ...] = ()
 
 
@@ -155,7 +170,9 @@ class CompileRecord:
 class Request:
     """What the parent asks of a worker: one job. Written as `request.yaml` into the job's folder.
 
-    `caches` lets compilers read what earlier processes compiled.
+    `caches` lets compilers read what earlier processes compiled. `profilers` are those to run after the timing, each
+    with its `name`, `_target_` and options, `profiler_limit_mb` is the largest file that one may leave; neither is
+    part of what makes two jobs the same.
     """
 
     job: str
@@ -168,6 +185,8 @@ class Request:
     compile: Compile = field(default_factory=Compile)
     caches: bool = True
     gpu_uuid: str | None = None
+    profilers: tuple[dict[str, Any], ...] = ()
+    profiler_limit_mb: float = 256.0
     label: str = ""
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -183,7 +202,7 @@ class Record:
 
     `notes` are the backend's own figures (workspace bytes, plan building), `compiled` is None if nothing was.
     `canaries` are microseconds of fixed work (`sleep`, `copy`, `matmul`, `sdpa`), measured once a worker: what they
-    differ by between two sessions is the session's.
+    differ by between two sessions is the session's. `profiles` are what profilers found after the timing, by name.
     """
 
     request: Request
@@ -199,6 +218,7 @@ class Record:
     notes: dict[str, float] = field(default_factory=dict)
     telemetry: tuple[dict[str, Any], ...] = ()
     stages_s: dict[str, float] = field(default_factory=dict)
+    profiles: dict[str, Profile] = field(default_factory=dict)
     started_at: float = 0.0
     finished_at: float = 0.0
     schema: int = SCHEMA

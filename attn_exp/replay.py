@@ -80,7 +80,7 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
             continue
         new, there, failures = new + added, there + (not added), 0
     try:
-        runs.end("FINISHED", list(_files(folder, _OF_A_SWEEP)), {}, curves(sweep.results), _ended(sweep))
+        runs.end("FINISHED", list(_files(folder, _OF_A_SWEEP)), {}, curves(sweep.results), ended=_ended(sweep))
     except Exception as error:
         last = last or error
     return Replayed(
@@ -98,7 +98,9 @@ def _duel(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
     measured = [record for record in records if record.status == "ok"]
     numbers = duel_metrics(measured, _verdicts(folder)) if len(measured) > 1 else {}
     try:
-        runs.end("FINISHED" if numbers else "FAILED", list(_files(folder, _OF_A_DUEL)), numbers, (), _ended(sweep))
+        runs.end(
+            "FINISHED" if numbers else "FAILED", list(_files(folder, _OF_A_DUEL)), numbers, (), ended=_ended(sweep)
+        )
     except Exception as error:
         return Replayed(name=runs.sweep.name, kind="duel", lacking=1, error=error, broken=tuple(broken))
     fresh = int(runs.fresh)

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from attn_exp.closing import extras
+from attn_exp.closing import extras, pages
 from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Worker, make_isolation
@@ -26,7 +26,7 @@ from attn_exp.record import Record, RecordError, Request, write_whole
 from attn_exp.redaction import redacted
 from attn_exp.report import table, write_tables
 from attn_exp.runner import Runner
-from attn_exp.store import final_record, read_sweep
+from attn_exp.store import done_record, near, read_sweep
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
 from attn_exp.trackers.none import NoTracker
@@ -71,7 +71,7 @@ class Session:
         request = self.request(config)
         runner = self._open(config, request)
         assert self.folder is not None and self._tracker is not None
-        done = final_record(self.folder / request.job)
+        done = done_record(request, self.folder / request.job)
         if done is not None:
             self.keep(done)
             return _objective(done)
@@ -125,7 +125,7 @@ class Session:
         options = plain(config)
         if not isinstance(options["plots"], bool):
             raise UserError(f"plots={options['plots']} is neither true nor false")
-        make_isolation(options["isolation"])
+        make_isolation(isolation_options(options))
         tracker = make_tracker(options["tracker"])
         folder = Path(options["folder"]).resolve()
         made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -153,11 +153,12 @@ class Session:
         if self._runner is not None:
             return self._runner
         folder, options = self.open(config), plain(config)
-        isolation = make_isolation(options["isolation"])
+        isolation = make_isolation(isolation_options(options))
         if request.device == "cuda":
             self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
         if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.takes(self._isolation):
             self._isolation.timeout_s = isolation.timeout_s
+            self._isolation.profiler_timeout_s = isolation.profiler_timeout_s
         else:
             if self._isolation is not None:
                 self._isolation.close()
@@ -176,6 +177,9 @@ class Session:
     def take(self, record: Record) -> None:
         """Count a job that is over; its MLflow run is made."""
         self.progress.finished(record)
+        for name, profile in record.profiles.items():
+            if profile.reason:
+                self.progress.say(f"      profiler={name} {profile.status}: {profile.reason}")
         self.log(record)
 
     def log(self, record: Record) -> None:
@@ -196,7 +200,10 @@ class Session:
         files = [*write_tables(records, folder), folder / "command.txt"]
         # Only now, when nothing is measured any more; whoever interrupts does not wait for pictures.
         plots, curves = extras(folder, say) if self._plots and status == "FINISHED" else ([], ())
-        warning = tracker.close(status, [*files, *plots], curves=curves, timeout_s=1.0 if status == "KILLED" else None)
+        profiled = any(record.profiles for record in records) and status == "FINISHED"
+        of_jobs = pages(folder, say, pictures=self._plots) if profiled else {}
+        limit_s = 1.0 if status == "KILLED" else None
+        warning = tracker.close(status, [*files, *plots], curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
         if status == "KILLED":
             left = max(0, self.progress.total - sum(record.final for record in records))
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(self.sweep)}")
@@ -221,6 +228,8 @@ class Session:
             self.progress.say(f"{jobs} without a result; try again with: {resume_command(self.sweep)}")
         shown = "" if isinstance(self._tracker, NoTracker) else "; look at them with: python -m attn_exp.ui"
         self.progress.say(f"records and table.csv are in {near(folder)}{shown}")
+        if any(record.profiles for record in records):
+            self.progress.say(f"what bounds each job: python -m attn_exp.explain {self.sweep}")
 
 
 @functools.cache
@@ -257,7 +266,7 @@ def dry_run_line(current: Session, config: DictConfig) -> str:
         request = current.request(config)
     except UserError as error:
         return f"{'impossible':<18} {error}"
-    done = final_record(Path(config.folder).resolve() / request.job)
+    done = done_record(request, Path(config.folder).resolve() / request.job)
     what = f"done ({done.status})" if done else "would run"
     return f"{what:<18} {request.label}  on {request.device} by timer {request.measuring.timer}, folder {request.job}"
 
@@ -285,6 +294,11 @@ def plain(config: DictConfig) -> dict[str, Any]:
         raise UserError(f"{key}{str(error).splitlines()[0]}") from error
     assert isinstance(found, dict)
     return {str(name): value for name, value in found.items()}
+
+
+def isolation_options(options: dict[str, Any]) -> dict[str, Any]:
+    """How jobs are isolated, and how long each profiler may take, of a whole configuration."""
+    return {**options["isolation"], "profiler_timeout_s": options["profiler_timeout_s"]}
 
 
 def command_line() -> str:
@@ -320,8 +334,3 @@ def _objective(record: Record | None) -> float:
     if record is None or record.status != "ok":
         return math.inf
     return sum(record.metrics[f"{direction}/time_us"] for direction in record.request.measuring.passes)
-
-
-def near(folder: Path) -> Path:
-    """The folder as one would type it from here."""
-    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

@@ -1,5 +1,6 @@
 """Runner: jobs of one sweep, one after another through one isolation; each ends as a record in its folder."""
 
+import shutil
 import time
 from collections import deque
 from dataclasses import replace
@@ -10,6 +11,8 @@ import msgspec
 from attn_exp.errors import UserError
 from attn_exp.isolate import Isolation, Outcome
 from attn_exp.names import is_inside
+from attn_exp.profile import FOLDER as PROFILES
+from attn_exp.profile import Profile
 from attn_exp.record import (
     FILE_NAME,
     LOG_NAME,
@@ -58,6 +61,7 @@ class Runner:
             )
         for name in (FILE_NAME, LOG_NAME):
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / PROFILES, ignore_errors=True)
         write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
         self._pending.append((request, time.time()))
         self._isolation.submit(folder)
@@ -70,14 +74,27 @@ class Runner:
         """The record of the oldest job: the worker's, or one that says why there is none."""
         request, submitted_at = self._pending.popleft()
         status, reason = outcome.status, outcome.reason
-        if status is None:
+        if status is None or outcome.profiling:
             try:
                 record = read_record(outcome.folder)
             except RecordError as error:
                 record, reason = None, str(error)
             if record is not None:
-                return record
-            status, reason = "error", reason or "the worker ended the job without a record"
+                return _with_lost_profiles(record, outcome)
+            if status is None:
+                status, reason = "error", reason or "the worker ended the job without a record"
         record = Record(request=request, status=status, reason=reason, started_at=submitted_at, finished_at=time.time())
         write_record(record, outcome.folder)
         return record
+
+
+def _with_lost_profiles(record: Record, outcome: Outcome) -> Record:
+    """The record, with a reason for each profile that the worker did not come to write."""
+    lost = [str(one["name"]) for one in record.request.profilers if one["name"] not in record.profiles]
+    if record.status != "ok" or not lost or not outcome.profiling:
+        return record
+    reasons = [outcome.reason, *(f"not tried: the worker was lost in profiler={lost[0]}" for _ in lost[1:])]
+    profiles = {name: Profile(status="failed", reason=reason) for name, reason in zip(lost, reasons, strict=True)}
+    record = replace(record, profiles=record.profiles | profiles)
+    write_record(record, outcome.folder)
+    return record

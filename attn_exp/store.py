@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from attn_exp.record import FILE_NAME, Record, RecordError, read_record
+from attn_exp.record import FILE_NAME, Record, RecordError, Request, read_record
 
 IDENTITY_NAME = "sweep.id"
 
@@ -25,13 +25,20 @@ def read_sweep(folder: Path) -> Iterator[Record | RecordError]:
                 yield record
 
 
-def final_record(folder: Path) -> Record | None:
-    """The record of a job that need not run again; None if it is missing, broken, or of a failure worth a retry."""
+def done_record(request: Request, folder: Path) -> Record | None:
+    """The record of a job in its folder if it need not run again, else None.
+
+    It is missing, broken, of a failure worth a retry, or lacks the profile of a profiler that is asked for.
+    """
     try:
         record = read_record(folder)
     except RecordError:
         return None
-    return record if record is not None and record.final else None
+    if record is None or not record.final:
+        return None
+    # Only what could be measured is profiled.
+    missing = record.status == "ok" and {str(one["name"]) for one in request.profilers} - record.profiles.keys()
+    return None if missing else record
 
 
 def sweep_identity(folder: Path) -> str:
@@ -59,3 +66,8 @@ def sweep_identity(folder: Path) -> str:
 def place_identity(folder: Path) -> str:
     """What stands for a sweep whose folder could not be given an identity of its own: the folder's place."""
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
+
+
+def near(folder: Path) -> Path:
+    """The folder as one would type it from here."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

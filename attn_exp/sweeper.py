@@ -32,13 +32,13 @@ from attn_exp.errors import UserError
 from attn_exp.launchers import Launcher, make_launcher
 from attn_exp.launchers.plan import gpu_of
 from attn_exp.record import Request
-from attn_exp.run import dry_run, dry_run_line, plain, session
-from attn_exp.store import final_record
+from attn_exp.run import dry_run, dry_run_line, isolation_options, plain, session
+from attn_exp.store import done_record
 
 # How many combinations are tried before a choice is called impossible in all of them.
 _TRIES = 64
 # What all jobs of a sweep share.
-_ONCE = ("sweep", "folder", "tracker", "isolation", "device", "dry_run")
+_ONCE = ("sweep", "folder", "tracker", "isolation", "device", "dry_run", "profiler")
 # What a job's overrides ask for, or why that is impossible.
 Ask = Callable[[tuple[str, ...]], Request | UserError]
 
@@ -192,11 +192,11 @@ class ProductSweeper(Sweeper):
             assert isinstance(found, Request)
             asked.append(found)
         for one in map(request, jobs) if gpus and asked else ():
-            done = final_record(folder / one.job) if isinstance(one, Request) else None
+            done = done_record(one, folder / one.job) if isinstance(one, Request) else None
             if done is not None:
                 settled.setdefault(done.request.case, gpu_of(done, gpus))
         if asked:
-            launch(current, launcher, plain(first)["isolation"], asked, settled)
+            launch(current, launcher, isolation_options(plain(first)), asked, settled)
 
     def _run(self, composer: Composer, index: int, overrides: tuple[str, ...]) -> None:
         assert self.config is not None and self.hydra_context is not None and self.task_function is not None
@@ -225,7 +225,7 @@ class ProductSweeper(Sweeper):
                 current.impossible.append(f"{' '.join(overrides)}: {asked}")
                 current.progress.total -= 1
                 continue
-            done = final_record(current.folder / asked.job) if current.folder else None
+            done = done_record(asked, current.folder / asked.job) if current.folder else None
             if done is not None:
                 current.keep(done)
                 continue
@@ -246,6 +246,9 @@ def _check_once(jobs: Sequence[tuple[str, ...]]) -> None:
     for values in zip(*jobs, strict=True):
         key = values[0].partition("=")[0].lstrip("+~")
         if len(set(values)) > 1 and key.split(".")[0] in _ONCE:
+            if key == "profiler":
+                names = ",".join(dict.fromkeys(value.partition("=")[2] for value in values))
+                raise UserError(f"several profilers of one job stand in brackets: profiler=[{names}]")
             raise UserError(f"{key} is one for the whole sweep: give it a single value, or start several sweeps")
 
 

@@ -1,8 +1,12 @@
 """python -m attn_exp.worker FOLDER: measure the job of `request.yaml`, or the rivals of `duel.yaml`.
 
 With `--serve` it reads job folders from standard input, one a line, and answers each on the file descriptor that
-`--reply-fd` names: `begin FOLDER`, then `end FOLDER`, or `poisoned FOLDER` if the device is of no more use to this
-process. Everything else that is printed goes into the job's `worker.log`.
+`--reply-fd` names: `begin FOLDER`, `profile FOLDER` before each profiler (the record is written by then), and then
+`end FOLDER`, or `poisoned FOLDER` if the device is of no more use to this process. Everything else that is printed
+goes into the job's `worker.log`.
+
+With `--once` it times nothing: each pass is called once between `cudaProfilerStart` and `cudaProfilerStop`, warm, in an
+NVTX range, for programs that look from outside: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
 """
 
 import argparse
@@ -14,8 +18,10 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
@@ -36,15 +42,17 @@ def read_requests(folder: Path) -> list[tuple[Request, Path]]:
     return [(msgspec.yaml.decode((folder / REQUEST_NAME).read_bytes(), type=Request), folder)]
 
 
-def run_folder(folder: Path, machine: "Machine | None") -> "tuple[Machine | None, bool]":
-    """Measure what `folder` asks for and write the records.
+def run_folder(
+    folder: Path, machine: "Machine | None", announce: Callable[[], None] = lambda: None
+) -> "tuple[Machine | None, bool]":
+    """Measure what `folder` asks for and write the records; then run the profilers, with a call of `announce` each.
 
     Returns:
         The machine for the next job, None if there is none, and whether this process is fit for a next job.
     """
     from attn_exp.backends.package import Unavailable
     from attn_exp.machine import Machine
-    from attn_exp.measure import face_off, measure
+    from attn_exp.measure import face_off, measure_and_keep
 
     began = time.perf_counter()
     jobs = read_requests(folder)
@@ -60,12 +68,22 @@ def run_folder(folder: Path, machine: "Machine | None") -> "tuple[Machine | None
                 _write(Record(request=request, status="unavailable", reason=str(error)), target)
             return None, True
     opened_s = time.perf_counter() - began
-    records = [measure(first, machine)] if len(jobs) == 1 else face_off([request for request, _ in jobs], machine)
+    rival = None
+    if len(jobs) == 1:
+        record, rival = measure_and_keep(first, machine)
+        records = [record]
+    else:
+        records = face_off([request for request, _ in jobs], machine)
     for record, (_, target) in zip(records, jobs, strict=True):
         record.stages_s["open"] = round(opened_s, 6)
         record.stages_s["total"] = round(time.perf_counter() - began, 6)
         _write(record, target)
-    failed = any(record.status == "error" for record in records)
+    if rival is not None and first.profilers:
+        from attn_exp.profilers.second_pass import profile_job
+
+        records = [profile_job(records[0], rival, machine, folder, announce)]
+    profiles = [profile for record in records for profile in record.profiles.values()]
+    failed = any(record.status == "error" for record in records) or any(one.status == "failed" for one in profiles)
     return machine, not (failed and _poisoned(first.device))
 
 
@@ -102,12 +120,16 @@ def serve(reply_fd: int) -> None:
         _log_into(folder)
         if read_requests(folder)[0][0].device == "cpu":
             _limit_memory()
-        machine, fit = run_folder(folder, machine)
+        machine, fit = run_folder(folder, machine, partial(_announce, replies, folder))
         sys.stdout.flush()
         sys.stderr.flush()
         replies.write(f"{'end' if fit else 'poisoned'} {folder}\n")
         if not fit:
             return
+
+
+def _announce(replies: TextIO, folder: Path) -> None:
+    replies.write(f"profile {folder}\n")
 
 
 def _log_into(folder: Path) -> None:
@@ -118,7 +140,7 @@ def _log_into(folder: Path) -> None:
     os.close(log)
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when the parent dies, however it dies (Linux, prctl(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -152,23 +174,29 @@ def main(arguments: list[str] | None = None) -> int:
     """The worker's command line; 0 if the job has a record."""
     parser = argparse.ArgumentParser(prog="python -m attn_exp.worker", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="a job's folder, with its request.yaml")
+    parser.add_argument("--once", action="store_true", help="call each pass once for an outside profiler, time nothing")
     parser.add_argument("--serve", action="store_true", help="read folders from standard input")
     parser.add_argument("--reply-fd", type=int, help="file descriptor to answer on")
     parser.add_argument("--parent", type=int, help="process id of the parent, to die with it")
     given = parser.parse_args(arguments)
-    if given.serve != (given.folder is None):
+    if given.serve != (given.folder is None) or (given.serve and given.once):
         parser.error("give a job's folder, or --serve")
     faulthandler.enable()
     # Ctrl-C reaches the whole foreground group; the parent decides what it means.
     if given.parent is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _die_with_parent(given.parent)
+        die_with_parent(given.parent)
         _prefer_as_victim()
     if given.serve:
         serve(given.reply_fd)
         return 0
     if not ((given.folder / REQUEST_NAME).exists() or (given.folder / DUEL_NAME).exists()):
         parser.error(f"{given.folder} has no {REQUEST_NAME}: give a job's folder, as multirun/SWEEP/JOB")
+    if given.once:
+        from attn_exp.once import run_once
+
+        run_once(msgspec.yaml.decode((given.folder / REQUEST_NAME).read_bytes(), type=Request))
+        return 0
     run_folder(given.folder, None)
     return 0
 

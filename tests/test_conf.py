@@ -42,10 +42,12 @@ def request(*overrides, gpus=()):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(CONF).as_posix())
 def test_a_file_begins_with_a_line_that_says_what_it_is(path):
     lines = path.read_text().splitlines()
-    says = lines[1] if lines[0] == HEADER else lines[0]
+    says = lines[1] if lines[0].startswith("# @package") else lines[0]
     assert says.startswith("# ")
     assert len(says.removeprefix("# ").split()) >= 3 or path.parent.name == "dtype"
     assert len(says) <= 120
+    if path.parent.name == "profiler" and path.stem != "none":
+        assert lines[0] == f"# @package profiler.{path.stem}"
     if path.parent.name == "experiment":
         assert lines[0] == HEADER
         assert f"+experiment={path.stem}" in says
@@ -64,6 +66,8 @@ def test_every_choice_makes_a_job(group, choice):
         assert name == choice, "a choice has the name that it is chosen by"
     if group == "backend":
         assert made.job.startswith(f"{choice}-")
+    if group == "profiler" and choice != "none":
+        assert [one["name"] for one in made.profilers] == [choice]
     if timer_of_a_gpu:
         assert made.measuring.timer == choice
         assert choice not in made.measuring.also
@@ -107,9 +111,30 @@ def test_the_sdpa_sweep_is_the_thirty_configurations():
     assert set(cases) == wanted
 
 
+def test_attention_alone_has_the_identity_that_it_had_before_there_were_blocks():
+    assert request("device=cpu").job == "auto-8bfa937f51"
+    flux = ("model=flux", "device=cpu")
+    block = request(*flux, "workload=dit_block")
+    alone = request(*flux, "mlp_dim=7")
+    assert alone.job == request(*flux).job != block.job != request(*flux, "workload=dit_block", "mlp_dim=7").job
+    assert (block.case.workload, block.case.mlp_dim, block.case.causal) == ("dit_block", 12288, False)
+    assert (alone.case.workload, alone.case.mlp_dim) == (None, None)
+    llama = request("model=llama3_8b", "device=cpu", "workload=decoder_layer").case
+    assert (llama.mlp_dim, llama.causal) == (14336, True)
+
+
 def test_the_identity_is_of_what_is_measured_and_of_nothing_else():
     job = request("device=cpu").job
-    same = ("sweep=other", "folder=/elsewhere", "tracker=none", "isolation=fresh", "seq_len=1024", "backend=auto")
+    same = (
+        "profiler=none",
+        "profiler_limit_mb=1",
+        "sweep=other",
+        "folder=/elsewhere",
+        "tracker=none",
+        "isolation=fresh",
+        "seq_len=1024",
+        "backend=auto",
+    )
     others = (
         "batch=2",
         "causal=false",

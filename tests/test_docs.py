@@ -22,6 +22,7 @@ from attn_exp.compare.render import FORMATS
 from attn_exp.compose import compose_config
 from attn_exp.conf import conf_folder
 from attn_exp.duel import rivals_of
+from attn_exp.explain.__main__ import main as explain_main
 from attn_exp.flags import FLAGS
 from attn_exp.jobs import request_from_config
 from attn_exp.nvml import GpuInfo
@@ -155,6 +156,14 @@ def test_every_comparison_runs(arguments, tmp_path, monkeypatch, capsys):
     sweeps_to_compare(tmp_path)
     assert compare_main(arguments) == 0
     assert capsys.readouterr().out or next(tmp_path.glob("report.*")).read_text()
+
+
+@pytest.mark.parametrize("arguments", [words for words in of_module("attn_exp.explain") if words], ids=" ".join)
+def test_every_explanation_runs(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sweeps_to_compare(tmp_path)
+    assert explain_main(arguments) == 0
+    assert "flash" in capsys.readouterr().out
 
 
 def test_the_page_on_comparing_names_every_verdict_format_and_example(tmp_path, monkeypatch):

@@ -1,3 +1,4 @@
+import contextlib
 import time
 from dataclasses import replace
 
@@ -341,3 +342,38 @@ def test_a_stage_inside_of_another_counts_once():
         with attempt.stage("inner"):
             time.sleep(0.05)
     assert 0.015 < attempt.stages_s["outer"] < 0.05 <= attempt.stages_s["inner"]
+
+
+def test_ranges_name_job_pass_and_phase_and_never_lie_inside_of_a_sample(gpu_machine, tmp_path, monkeypatch):
+    log = gpu_machine.gpu.log
+
+    @contextlib.contextmanager
+    def marked(kind, name, device):
+        log.append(("push", f"{kind}:{name}"))
+        yield
+        log.append(("pop", f"{kind}:{name}"))
+
+    monkeypatch.setattr("attn_exp.measure.marked", marked)
+    monkeypatch.setattr("attn_exp.attempt.marked", marked)
+    record = measured(on_gpu(gpu_machine, 12.0, host_us=50.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
+    pushed = [name for what, name in log if what == "push"]
+    assert pushed[0] == "job:fake-0"
+    assert {"phase:inputs", "phase:first_call", "pass:forward", "phase:kernels", "phase:timing"} <= set(pushed)
+    assert log[-1] == ("pop", "job:fake-0")
+    nested: list[str] = []
+    inside = []
+    for what, name in log:
+        if what == "push":
+            nested.append(name)
+        elif what == "pop":
+            assert nested.pop() == name
+        elif what == "event":
+            inside.append(tuple(nested))
+    # Events are those of the timers, and of their estimates, in the phases that time.
+    timing = ("job:fake-0", "pass:forward", "phase:timing")
+    assert set(inside) == {timing, (*timing, "phase:second_opinions")}
+    # A sample is event, call, event: no range begins or ends between the two.
+    kinds = [what for what, _ in log]
+    bare = sum(kinds[index : index + 3] == ["event", "call", "event"] for index in range(len(kinds)))
+    timings = [timing for timing in record.passes["forward"].timings if timing.timer in ("device", "event")]
+    assert bare >= sum(len(timing.times_us) for timing in timings) > 0

@@ -16,9 +16,10 @@ from attn_exp.compare.read import read_folder
 from attn_exp.errors import UserError
 from attn_exp.isolate import make_isolation
 from attn_exp.log import main as log_main
+from attn_exp.profile import Profile
 from attn_exp.record import FILE_NAME, LOG_NAME, RecordError, read_record
 from attn_exp.redaction import held_secret, redacted
-from attn_exp.store import final_record, read_sweep, sweep_identity
+from attn_exp.store import done_record, read_sweep, sweep_identity
 from attn_exp.variables import worker_variables
 from attn_exp.worker import _log_into, read_requests
 
@@ -88,7 +89,8 @@ def test_reading_other_people_s_records_runs_nothing(
         capsys.readouterr()
     )
     assert "4 new" in capsys.readouterr().out
-    assert final_record(folder / "job-0") is not None
+    first = read_record(folder / "job-0")
+    assert first is not None and done_record(first.request, folder / "job-0") == first
     assert not (tmp_path / "trace").exists()
     __import__("evil")
     assert (tmp_path / "trace").exists()
@@ -130,7 +132,10 @@ def test_links_lead_nowhere(
     (tmp_path / "private").mkdir()
     private = tmp_path / "private" / "key"
     private.write_text("very private")
-    folder = sweeps.write(tmp_path / "multirun" / "first", [sweeps.job(), sweeps.job("math")])
+    files = ("../../../private/key", str(private), "profiles/../../../../private/key", "linked/key", "record.json")
+    told = replace(sweeps.job("math"), profiles={"torch": Profile(status="ok", files=files)})
+    folder = sweeps.write(tmp_path / "multirun" / "first", [sweeps.job(), told])
+    (folder / told.request.job / "linked").symlink_to(private.parent)
     outside = sweeps.write(tmp_path / "elsewhere" / "first", [sweeps.job("eager")])
     (stolen,) = [path for path in outside.iterdir() if path.is_dir()]
     (folder / stolen.name).symlink_to(stolen)

@@ -1,6 +1,6 @@
 """Roofline: rates over arithmetic intensity, under this machine's measured ceilings and its datasheet's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,18 @@ from attn_exp.hardware import datasheet_peak
 
 if TYPE_CHECKING:
     from attn_exp.compare.result import Result
+    from attn_exp.roofline import Roof
 
 # So many points as paths make a file that browsers are slow with.
 _RASTERISED_FROM = 1500
 _FILL = {"forward": "full", "backward": "none"}
 
 
-def roofline_chart(results: "Sequence[Result]") -> Chart | None:
-    """Each pass as a point, forward filled and backward hollow; None where no rates or bytes are known."""
+def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | None" = None) -> Chart | None:
+    """Each pass as a point, forward filled and backward hollow; None where no rates or bytes are known.
+
+    `counted` is where passes of the last result stand by the bytes that were counted: crosses, tied to their points.
+    """
     found = measured(results, "tflops", "min_bytes")
     if not found:
         return None
@@ -46,6 +50,9 @@ def roofline_chart(results: "Sequence[Result]") -> Chart | None:
                 rasterized=len(found) > _RASTERISED_FROM,
             )
     panel.set(xscale="log", yscale="log", xlabel="arithmetic intensity, FLOP per byte that must move", ylabel="TFLOPS")
+    for side, roof in (counted or {}).items():
+        _draw_counted(panel, _point(found[-1], side), roof)
+        intensities.append(roof.intensity)
     roofs = _roofs(found, device, dtype)
     _draw_roofs(panel, roofs, min(intensities), max(intensities))
     panel.grid(which="both", color="#e6e6e6", linewidth=0.5)
@@ -56,6 +63,9 @@ def roofline_chart(results: "Sequence[Result]") -> Chart | None:
     if "backward" in passes and "forward" in passes:
         handles += [_handle(None, "full"), _handle(None, "none")]
         labels += ["forward", "backward"]
+    if counted:
+        handles.append(_cross())
+        labels.append("by counted bytes")
     handles += [_line(line) for _, _, _, line in roofs]
     labels += [f"{name}: {rate:.4g} TFLOPS, {speed:.3g} TB/s" for name, rate, speed, _ in roofs]
     measured_too = any(name == "measured" for name, *_ in roofs)
@@ -63,6 +73,7 @@ def roofline_chart(results: "Sequence[Result]") -> Chart | None:
     said = caption(
         found,
         "Bytes are those that must move at least, FLOP those of unmasked pairs.",
+        "Crosses: by the bytes that DRAM moved, as Nsight Compute counted them." if counted else "",
         "Measured: a large matrix product and a copy, in the worker that ran the jobs." if measured_too else "",
         f"All: {shared_case(found)}.",
         f"{others} more devices or data types are not shown." if others else "",
@@ -112,6 +123,19 @@ def _plain_ticks(panel: Any) -> None:
         axis.set_major_locator(LogLocator(10, subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
+
+
+def _draw_counted(panel: Any, point: tuple[float, float] | None, roof: "Roof") -> None:
+    rate = roof.rate / 1e12
+    if point:
+        panel.plot([point[0], roof.intensity], [point[1], rate], color="#777777", linewidth=0.8)
+    panel.plot([roof.intensity], [rate], marker="x", color="#444444", markersize=7, linestyle="none")
+
+
+def _cross() -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color="#444444", marker="x", linestyle="none", markersize=6)
 
 
 def _line(line: Any) -> Any:

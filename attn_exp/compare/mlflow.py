@@ -27,6 +27,13 @@ JOIN tags AS kind ON kind.run_uuid = runs.run_uuid AND kind.key = 'attn_exp.kind
 JOIN tags AS sweep ON sweep.run_uuid = runs.run_uuid AND sweep.key = 'attn_exp.sweep' AND sweep.value = ?
 WHERE runs.lifecycle_stage = 'active' ORDER BY runs.start_time
 """
+_RUN = """
+SELECT runs.artifact_uri, experiments.name, kind.value, sweep.value FROM runs
+JOIN experiments ON experiments.experiment_id = runs.experiment_id
+LEFT JOIN tags AS kind ON kind.run_uuid = runs.run_uuid AND kind.key = 'attn_exp.kind'
+LEFT JOIN tags AS sweep ON sweep.run_uuid = runs.run_uuid AND sweep.key = 'attn_exp.sweep'
+WHERE runs.run_uuid = ? AND runs.lifecycle_stage = 'active'
+"""
 _SWEEPS = """
 SELECT DISTINCT tags.value FROM tags JOIN runs ON runs.run_uuid = tags.run_uuid
 JOIN experiments ON experiments.experiment_id = runs.experiment_id AND experiments.name = ?
@@ -50,6 +57,33 @@ def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
         raise UserError(f"there is no database {path}: give uri=sqlite:///FOLDER/mlflow.db")
     check_database(path)
     return _from_database(path, uri, experiment, names)
+
+
+def read_run(uri: str, run: str) -> tuple[Path, str, str]:
+    """A job's run by its identifier: where its record lies, its experiment's name and its sweep's.
+
+    Raises:
+        UserError: no such store or run, or one that is no job's.
+    """
+    from attn_exp.trackers.mlflow import absolute_uri, check_database, database_file
+
+    path = database_file(absolute_uri(uri))
+    if path is None:
+        raise UserError(f"runs are found in sqlite databases alone: give the job's folder instead of run {run}")
+    if not path.exists():
+        raise UserError(f"there is no database {path}: give uri=sqlite:///FOLDER/mlflow.db")
+    check_database(path)
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)) as database:
+            row = database.execute(_RUN, (run,)).fetchone()
+    except sqlite3.Error as error:
+        raise UserError(f"{path} cannot be read ({error}): give uri=sqlite:///FOLDER/mlflow.db") from error
+    if row is None:
+        raise UserError(f"there is no run {run} in {path}: copy its identifier from the run's page")
+    place, experiment, kind, sweep = row
+    if kind != "job" or sweep is None:
+        raise UserError(f"run {run} is no job's but of kind {kind}: give a job's run, or the sweep's name {sweep}")
+    return _artifact(path, run, place), experiment, sweep
 
 
 def _from_database(path: Path, uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:

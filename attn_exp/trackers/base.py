@@ -5,9 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from attn_exp.record import Record
+from attn_exp.roofline import roof_metrics, roof_of
 from attn_exp.words import flat
 
 EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
@@ -66,11 +68,13 @@ class Tracker(Protocol):
         *,
         metrics: Mapping[str, float] | None = None,
         curves: Sequence[Curve] = (),
+        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
         """Store what is left and end the sweep; one sentence if something could not be stored, and never an exception.
 
-        `artifacts` are files of the whole sweep, `metrics` its own numbers, `curves` those against length. After
+        `artifacts` are files of the whole sweep, `of_jobs` of single jobs by their folders' names, stored where they
+        lie in them; `metrics` are the sweep's own numbers, `curves` those against length. After
         `timeout_s` what is not stored is given up: it is in its folder.
         """
 
@@ -96,8 +100,11 @@ def params(record: Record) -> dict[str, str]:
 
 
 def metrics(record: Record) -> dict[str, float]:
-    """The record's metrics, without any that a store would turn into another number."""
-    return {name: value for name, value in record.metrics.items() if math.isfinite(value)}
+    """A record's metrics, its profiles' and its roofline's, but none that a store would turn into another number."""
+    found = record.metrics | roof_metrics(record)
+    for profiler, profile in record.profiles.items():
+        found |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def tags(record: Record) -> dict[str, str]:
@@ -121,6 +128,10 @@ def tags(record: Record) -> dict[str, str]:
         if measured.kernels:
             longest = max(measured.kernels, key=lambda kernel: kernel.time_us)
             found[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
+        roof = roof_of(record, direction)
+        found[f"bound_{direction}"] = roof.bound if roof else None
+    for profiler, profile in record.profiles.items():
+        found[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
     return {f"attn_exp.{name}": str(value) for name, value in found.items() if value not in (None, "")}
 
 

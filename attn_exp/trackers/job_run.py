@@ -45,10 +45,15 @@ def _log_batches(client: "MlflowClient", run: str, record: Record) -> None:
 
 def _log_files(client: "MlflowClient", run: str, record: Record, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="attn_exp_") as temporary:
-        for path in (folder / name for name in _FILES):
-            # A link in somebody's folder must not send a file of ours along.
-            if path.is_file() and is_inside(path, folder):
-                Path(temporary, path.name).symlink_to(path.absolute())
+        profiled = [name for profile in record.profiles.values() for name in profile.files]
+        for name in (*_FILES, *profiled):
+            path, place = folder / name, Path(temporary, name)
+            # Names in somebody's record, and links in somebody's folder, must not send a file of ours along.
+            if ".." in path.parts or not path.is_file() or not is_inside(path, folder):
+                continue
+            if place.is_relative_to(temporary) and not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(path.absolute())
         Path(temporary, "samples.csv").write_text(samples_csv(record))
         try:
             client.log_artifacts(run, temporary)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from attn_exp.errors import UserError
@@ -104,6 +105,7 @@ class MlflowTracker:
         *,
         metrics: Mapping[str, float] | None = None,
         curves: Sequence[Curve] = (),
+        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
         """Store what is left, end the sweep's run; one sentence if something is missing in MLflow."""
@@ -114,7 +116,7 @@ class MlflowTracker:
         self._flush(thread, None if timeout_s is None else timeout_s * _FLUSH_SHARE)
 
         def end() -> None:
-            runs.end(status, artifacts, metrics or {}, curves)
+            runs.end(status, artifacts, metrics or {}, curves, of_jobs)
             ended.set()
 
         thread.put_always(end)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from attn_exp.record import Record
 from attn_exp.trackers.base import Curve, EndStatus, SweepInfo
@@ -27,6 +28,7 @@ class NoTracker:
         *,
         metrics: Mapping[str, float] | None = None,
         curves: Sequence[Curve] = (),
+        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
         """Nothing to warn of."""

@@ -8,6 +8,7 @@ import contextlib
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attn_exp
@@ -89,11 +90,13 @@ class Runs:
         artifacts: Sequence[Path],
         metrics: Mapping[str, float],
         curves: Sequence[Curve],
+        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         ended: float | None = None,
     ) -> None:
         """End the sweep's run with its files, numbers and curves, and refresh the database's statistics.
 
-        `ended` is when it ended, in seconds since 1970; None is now.
+        `of_jobs` are files of single jobs by their folders' names; `ended` is when it ended, in
+        seconds since 1970; None is now.
         """
         client = self.connect()
         try:
@@ -104,6 +107,12 @@ class Runs:
             for file in artifacts:
                 if file.is_file() and is_inside(file, self.sweep.folder):
                     client.log_artifact(self._parent, str(file), _place(file, self.sweep.folder))
+            for job, files in of_jobs.items():
+                own = self.sweep.folder / job
+                for run, _ in self._runs.get(job, ())[-1:]:
+                    for file in files:
+                        if file.is_file() and is_inside(file, own):
+                            client.log_artifact(run, str(file), _place(file, own))
             if curves:
                 with self._writers.alone("curves"):
                     keep_curves(client, self._experiment, parent, curves)

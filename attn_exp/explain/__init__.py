@@ -1,0 +1,1 @@
+"""Explain: one page about a job: what ran, for how long, what bounds it, and who is faster."""

@@ -1,0 +1,78 @@
+"""Find: what a word stands for: a job's folder, a sweep's, a job in a sweep, or an MLflow run."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_exp.compare.mlflow import read_run, read_store
+from attn_exp.compare.read import read_files, read_folder, sweep_folders
+from attn_exp.compare.result import Result
+from attn_exp.errors import UserError, nearest
+from attn_exp.record import FILE_NAME
+from attn_exp.trackers.mlflow import DEFAULT_URI
+
+_RUN = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a page is about: the jobs of a sweep, and among them the one that was asked for; None for the sweep."""
+
+    results: tuple[Result, ...]
+    job: Result | None
+
+
+def find(word: str, home: Path, uri: str | None) -> Found:
+    """What `word` stands for; `home` is where sweeps lie, `uri` the MLflow store that a run's identifier is of.
+
+    Raises:
+        UserError: nothing of that name; the nearest is in the message.
+    """
+    if _RUN.fullmatch(word):
+        return _run(word, uri or DEFAULT_URI)
+    own = Path(word)
+    if (own / FILE_NAME).is_file():
+        return _in_sweep(own.resolve().parent, own.resolve().name)
+    if own.is_file() and own.name == FILE_NAME:
+        return _in_sweep(own.resolve().parent.parent, own.resolve().parent.name)
+    sweep, _, job = word.rstrip("/").partition("/")
+    if job and not own.is_dir() and (home / sweep).is_dir():
+        return _in_sweep(home / sweep, job)
+    if not own.is_dir() and not (home / word).is_dir():
+        # A job by its name alone, wherever it was measured last.
+        places = sorted(home.glob(f"*/{word}*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime) if home else []
+        if places and not any(mark in word for mark in "*?["):
+            return _in_sweep(places[-1].parent.parent, places[-1].parent.name)
+    folders = sweep_folders([word], home)
+    if len(folders) > 1:
+        raise UserError(f"'{word}' stands for {len(folders)} sweeps: name one, such as {folders[0].name}")
+    results = read_folder(folders[0]).results
+    if not results:
+        raise UserError(f"{folders[0]} has no readable record: give another sweep")
+    return Found(results, results[0] if len(results) == 1 else None)
+
+
+def _in_sweep(folder: Path, name: str) -> Found:
+    """A job in a sweep's folder by its name, or by what it begins with if that is one job alone."""
+    sweep = read_folder(folder)
+    jobs = {result.path.parent.name: result for result in sweep.results}
+    matching = [job for job in jobs if job == name] or [job for job in jobs if job.startswith(name)]
+    if len(matching) == 1:
+        return Found(sweep.results, jobs[matching[0]])
+    if matching:
+        raise UserError(f"{len(matching)} jobs begin with '{name}': write more of one, {', '.join(matching[:6])}")
+    broken = [said for said in sweep.broken if f"/{name}" in said]
+    if broken:
+        raise UserError(f"{broken[0]}: run the sweep again")
+    there = ", ".join(sorted(jobs)[:8])
+    raise UserError(f"there is no job '{name}' in {folder}: {nearest(name, jobs)}the jobs are {there}")
+
+
+def _run(run: str, uri: str) -> Found:
+    path, experiment, sweep = read_run(uri, run)
+    results, broken = read_files([path], missing_is_broken=True)
+    if not results:
+        raise UserError(f"run {run} has no readable record ({broken[0]}): give the job's folder instead")
+    job = results[0]
+    others = [other for one in read_store(uri, experiment, [sweep]) for other in one.results if other.job != job.job]
+    return Found((job, *others), job)

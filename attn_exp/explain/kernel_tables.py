@@ -1,0 +1,85 @@
+"""Kernel tables: what ran in each pass, as the timing's own trace saw it, and then each profiler."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from attn_exp.explain.rivals import short
+from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.record import Record
+from attn_exp.tables import SHORT, WIDTH, figures, fitted
+
+# More do not fit on one page; the files have all.
+_ROWS = 8
+_LEAST_SHARE = 0.005
+_NAME = 52
+# Columns that a narrow table can do without, the first first; whatever is not named here stays in the files.
+_COLUMNS = (
+    *("grid", "block", "registers", "shared_memory_bytes", "occupancy_percent", "occupancy", "gap_before_us"),
+    *("tflops", "gb_per_s", "dram_gb_per_s", "dram_throughput", "sm_throughput", "tensor_active", "l2_hit_rate"),
+)
+_HEADS = {
+    "shared_memory_bytes": "shared\nbytes",
+    "occupancy_percent": "occupancy\n%",
+    "gap_before_us": "gap\nbefore",
+    "gb_per_s": "GB/s",
+    "dram_gb_per_s": "DRAM\nGB/s",
+    "dram_throughput": "DRAM\nshare",
+    "sm_throughput": "SM\nshare",
+    "tensor_active": "tensor\nshare",
+    "l2_hit_rate": "L2\nhits",
+    "tflops": "TFLOPS",
+}
+_DISPENSABLE = ("block", "shared\nbytes", "L2\nhits", "registers", "grid", "DRAM\nshare", "occupancy\n%", "occupancy")
+
+
+def kernel_tables(record: Record) -> list[str]:
+    """A table by the timing's trace, and one by each profiler that names kernels, each under a line that says so."""
+    timed = [
+        ProfiledKernel(direction=direction, name=kernel.name, count=kernel.count, time_us=kernel.time_us)
+        for direction, measured in record.passes.items()
+        for kernel in measured.kernels
+    ]
+    what = "kernels" if record.request.device == "cuda" else "operators, those inside of others counted twice"
+    found = [f"By the trace beside the timing ({what}):", _table(timed)] if timed else []
+    for name, profile in record.profiles.items():
+        if profile.kernels:
+            found += ["", f"By profiler={name}:", _table(profile.kernels), *_rates(profile, record)]
+    return found
+
+
+def _rates(profile: Profile, record: Record) -> list[str]:
+    """Each pass as a whole, where the profiler knows its rates: of several kernels nobody knows whose the work was."""
+    said = []
+    for direction in record.request.measuring.passes:
+        units = (("kernel_time_us", "us in kernels"), ("tflops", "TFLOPS"), ("gb_per_s", "GB/s of compulsory bytes"))
+        known = [(profile.metrics.get(f"{direction}/{key}"), unit) for key, unit in units]
+        if profile.metrics.get(f"{direction}/tflops"):
+            said.append(f"{direction}: {', '.join(f'{figures(value)} {unit}' for value, unit in known if value)}")
+    return said
+
+
+def _table(kernels: Sequence[ProfiledKernel]) -> str:
+    whole: dict[str, float] = {}
+    for kernel in kernels:
+        whole[kernel.direction] = whole.get(kernel.direction, 0.0) + (kernel.time_us or 0.0)
+    rows, left = [], dict.fromkeys(whole, 0)
+    for direction, total in whole.items():
+        own = sorted((one for one in kernels if one.direction == direction), key=lambda one: -(one.time_us or 0.0))
+        shown_here = [one for one in own[:_ROWS] if one is own[0] or (one.time_us or 0.0) >= _LEAST_SHARE * total]
+        left[direction] = len(own) - len(shown_here)
+        rows += [_row(kernel, total) for kernel in shown_here]
+    shown = [name for name in rows[0] if any(row[name] != "" for row in rows)]
+    text, _ = fitted(rows, shown, _DISPENSABLE, WIDTH)
+    more = [f"and {count} shorter ones in {direction}" for direction, count in left.items() if count > 0]
+    return "\n".join([text, *more])
+
+
+def _row(kernel: ProfiledKernel, whole: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"pass": SHORT.get(kernel.direction, kernel.direction), "kernel": short(kernel.name, _NAME)}
+    row["count"] = "" if kernel.count is None else f"{kernel.count:g}"
+    row["us"] = "" if kernel.time_us is None else figures(kernel.time_us)
+    row["share"] = f"{kernel.time_us / whole:.2f}" if kernel.time_us and whole else ""
+    for name in _COLUMNS:
+        value = kernel.figures.get(name, "")
+        row[_HEADS.get(name, name)] = figures(value) if isinstance(value, float) else value
+    return row

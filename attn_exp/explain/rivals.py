@@ -1,0 +1,81 @@
+"""Rivals: the jobs on the same case, measured in the same way on the same kind of machine, the fastest first."""
+
+from collections.abc import Iterable
+
+from attn_exp.compare.grouping import way
+from attn_exp.compare.result import Result, named
+from attn_exp.flags import flag_marks
+from attn_exp.tables import SHORT, figures
+
+
+def rivals_of(job: Result, results: Iterable[Result], direction: str) -> list[Result]:
+    """The ok results of one pass on a job's case, the job among them, the fastest first; labels are made unique."""
+    key = f"{direction}/time_us"
+    same = [
+        one
+        for one in results
+        if one.status == "ok"
+        and key in one.metrics
+        and (one.case, way(one), one.device_name) == (job.case, way(job), job.device_name)
+    ]
+    return sorted(named(same), key=lambda one: one.metrics[key])
+
+
+def standing(job: Result, results: Iterable[Result], direction: str) -> list[str]:
+    """How a job's pass differs from the fastest one's, in sentences; none without a rival."""
+    several = rivals_of(job, results, direction)
+    own = next((one for one in several if one.path == job.path), None)
+    if own is None or len(several) < 2:
+        return []
+    first = several[0]
+    if first is own:
+        other, slow, fast = several[1], several[1], own
+        place = f"the fastest of {len(several)}; next is {_time(other, direction)}, which"
+    else:
+        other, slow, fast = first, own, first
+        at = [one.path for one in several].index(own.path) + 1
+        place = f"{at} of {len(several)}; {_time(other, direction)} is the fastest, and this"
+    ratio = slow.metrics[f"{direction}/time_us"] / fast.metrics[f"{direction}/time_us"]
+    said = f"{direction}: {place} takes {ratio:.3g} times as long{_doubt(slow, fast, direction)}"
+    return [said, *_kernels(own, other, direction)]
+
+
+def _time(result: Result, direction: str) -> str:
+    metrics = result.metrics
+    rate = metrics.get(f"{direction}/tflops")
+    more = f", {figures(rate)} TFLOPS" if rate else ""
+    marks = flag_marks(result.flags)
+    return f"{result.label} ({figures(metrics[f'{direction}/time_us'])} us{more}{', marks ' + marks if marks else ''})"
+
+
+def _doubt(slow: Result, fast: Result, direction: str) -> str:
+    """What is said where two medians cannot be told apart, as the README has it."""
+    halves = [one.metrics.get(f"{direction}/time_half_width", 0.0) for one in (slow, fast)]
+    ratio = slow.metrics[f"{direction}/time_us"] / fast.metrics[f"{direction}/time_us"] - 1
+    if ratio > max(0.01, sum(halves)):
+        return ""
+    return f": within their intervals, so no difference is shown (python -m attn_exp.duel decides {SHORT[direction]})"
+
+
+def _kernels(own: Result, other: Result, direction: str) -> list[str]:
+    mine, theirs = (one.kernels.get(direction, "") for one in (own, other))
+    if not mine or not theirs:
+        return []
+    what = kind(own)
+    if mine == theirs:
+        return [f"  both spend most of it in one and the same {what}, {short(mine)}"]
+    return [f"  this one's longest {what} is {short(mine)}", f"  {other.label}'s is {short(theirs)}"]
+
+
+def kind(result: Result) -> str:
+    """What a record's `kernels` are on its device."""
+    return "kernel" if result.device == "cuda" else "operator"
+
+
+def short(name: str, width: int = 72) -> str:
+    """A kernel's name without its C++ arguments, its middle left out where it is too long."""
+    text = name.removeprefix("void ").split("(")[0] or name
+    if len(text) <= width:
+        return text
+    half = (width - 3) // 2
+    return f"{text[: width - 3 - half]}...{text[-half:]}"

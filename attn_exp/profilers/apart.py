@@ -1,0 +1,78 @@
+"""Apart: a profiler in a process of its own, for those that cannot share CUPTI with what a worker has done before.
+
+`python -m attn_exp.profilers.apart FOLDER NAME` prepares the job of a folder anew, runs one of its profilers over it,
+and leaves what that found as `profile.json` among the profiler's files.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attn_exp.attempt import Attempt
+from attn_exp.machine import Machine
+from attn_exp.prepare import prepare
+from attn_exp.profile import Profile, profile_folder
+from attn_exp.profilers.base import Subject, load_profiler
+from attn_exp.profilers.second_pass import tried
+from attn_exp.record import LOG_NAME, read_record
+from attn_exp.worker import die_with_parent
+
+_RESULT = "profile.json"
+
+
+class ProcessLost(Exception):
+    """The process of a profiler ended without a result; the message says how."""
+
+
+def profile_apart(subject: Subject, name: str) -> Profile:
+    """What the profiler of this name finds in a process of its own, which dies with this one.
+
+    Raises:
+        ProcessLost: it ended without a result.
+    """
+    command = [sys.executable, "-m", __name__, str(subject.job), name, "--parent", str(os.getpid())]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+    path = subject.folder / _RESULT
+    if not path.exists():
+        code = ended.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        raise ProcessLost(f"the process of profiler={name} {how}: see {subject.job / LOG_NAME}")
+    found = msgspec.json.decode(path.read_bytes(), type=Profile)
+    path.unlink()
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """Profile the job of a folder by one of its profilers."""
+    job, name = Path(arguments[0]), arguments[1]
+    if "--parent" in arguments:
+        die_with_parent(int(arguments[-1]))
+    record = read_record(job)
+    if record is None:
+        raise SystemExit(f"{job} has no record")
+    request = record.request
+    options: dict[str, Any] = next(one for one in request.profilers if one["name"] == name)
+    folder = profile_folder(job, name)
+
+    def profile() -> Profile:
+        machine = Machine.open(request.device)
+        # Measured already: seconds of load would only heat the chip.
+        machine.ceilings[request.case.dtype] = record.ceilings
+        rival = prepare(Attempt(request), machine)
+        subject = Subject(record, rival.backend, rival.calls, rival.scope, machine, job, folder)
+        return load_profiler({**options, "apart": False}).profile(subject)
+
+    (folder / _RESULT).write_bytes(msgspec.json.encode(tried(profile, job, folder)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    # As a worker: teardown of CUDA and CUPTI may take seconds, or crash.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

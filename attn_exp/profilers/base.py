@@ -1,0 +1,81 @@
+"""The profiler contract: a job that has been timed, and what may be asked about it."""
+
+import pkgutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from attn_exp.backends.base import Backend
+from attn_exp.backends.package import Unavailable
+from attn_exp.case import Case
+from attn_exp.machine import Machine
+from attn_exp.profile import Profile
+from attn_exp.record import Record, Request
+from attn_exp.timers.loop import Call
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A job that has been timed, as a profiler sees it.
+
+    `calls` has a zero-argument callable a pass, warm, to be called inside of `scope()`. `record` holds what the timing
+    found. `job` is the job's folder, with its `request.yaml`; `folder` lies inside of it, is there and empty, and is
+    where the profiler's files go.
+    """
+
+    record: Record
+    backend: Backend
+    calls: dict[str, Call]
+    scope: Callable[[], AbstractContextManager[Any]]
+    machine: Machine
+    job: Path
+    folder: Path
+
+    @property
+    def request(self) -> Request:
+        """What was asked for."""
+        return self.record.request
+
+    @property
+    def case(self) -> Case:
+        """The problem."""
+        return self.record.request.case
+
+    def kept(self, *names: str) -> tuple[str, ...]:
+        """Names of files in `folder` as a profile lists them, those that are there."""
+        return tuple(str((self.folder / name).relative_to(self.job)) for name in names if (self.folder / name).exists())
+
+
+class Profiler(Protocol):
+    """Looks at a job after its timing. The constructor takes the options of the profiler's YAML, `name` among them."""
+
+    name: str
+
+    def profile(self, subject: Subject) -> Profile:
+        """What it found; seconds and the size of files are seen to elsewhere.
+
+        Raises:
+            Unavailable: a program, a package, a permission or the device is missing; the message says the remedy.
+        """
+        ...
+
+
+def load_profiler(options: dict[str, Any]) -> Profiler:
+    """The profiler that a configuration names by `_target_`; its other keys go to the constructor.
+
+    Raises:
+        Unavailable: the class cannot be imported or does not take the options.
+    """
+    target, name = str(options["_target_"]), options["name"]
+    given = {key: value for key, value in options.items() if key != "_target_"}
+    try:
+        made = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Unavailable(f"cannot import profiler.{name}._target_={target}: {error}") from error
+    try:
+        profiler: Profiler = made(**given)
+    except TypeError as error:
+        raise Unavailable(f"{target} does not take the options {given}: {error}") from error
+    return profiler

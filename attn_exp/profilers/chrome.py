@@ -1,0 +1,170 @@
+"""Chrome traces of PyTorch's profiler, as tables: the kernels of each pass on a GPU, the operators on a CPU."""
+
+import bisect
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from attn_exp.profile import ProfiledKernel
+
+# The range around each call in a trace: `PREFIX` and the pass. Whatever is launched outside of them is no part of it.
+PREFIX = "attn_exp:"
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+# What kineto says of a kernel: its key there, and ours.
+_FIGURES = {
+    "grid": "grid",
+    "block": "block",
+    "registers per thread": "registers",
+    "shared memory": "shared_memory_bytes",
+    "est. achieved occupancy %": "occupancy_percent",
+    "warps per SM": "warps_per_sm",
+    "stream": "stream",
+}
+
+
+class TraceError(ValueError):
+    """A file that is no trace of PyTorch's profiler, or without the ranges of our calls."""
+
+
+@dataclass(frozen=True)
+class PassTrace:
+    """What a pass did in a trace: its kernels or operators, longest first, and figures of one call in microseconds.
+
+    `span_us` is from the start of a call's first kernel to the end of its last, `gap_us` what of it no kernel ran in;
+    both None on a CPU.
+    """
+
+    kernels: tuple[ProfiledKernel, ...]
+    time_us: float
+    span_us: float | None = None
+    gap_us: float | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The figures by name."""
+        found = {"kernel_time_us": self.time_us, "span_us": self.span_us, "gap_us": self.gap_us}
+        if self.span_us is None:
+            found = {"operator_time_us": self.time_us}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def read_trace(path: Path) -> dict[str, PassTrace]:
+    """What each pass did, by pass.
+
+    Raises:
+        TraceError: no trace, or one without our ranges.
+    """
+    try:
+        events = json.loads(path.read_bytes())["traceEvents"]
+        whole = [event for event in events if event.get("ph") == "X"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceError(f"{path} is no Chrome trace: {error}") from error
+    calls: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for event in whole:
+        if event.get("cat") == "user_annotation" and event["name"].startswith(PREFIX):
+            calls[event["name"].removeprefix(PREFIX)].append((event["ts"], event["ts"] + event["dur"]))
+    if not calls:
+        raise TraceError(f"{path} has no ranges named {PREFIX}...")
+    on_device = [event for event in whole if event.get("cat") in _DEVICE]
+    make = _kernels if on_device else _operators
+    return {direction: make(direction, sorted(ranges), whole) for direction, ranges in calls.items()}
+
+
+def _kernels(direction: str, ranges: Sequence[tuple[float, float]], events: Iterable[dict[str, Any]]) -> PassTrace:
+    """By where it was launched: the device may run it long after the range has ended."""
+    events = list(events)
+    launched = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {})
+    }
+    calls: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") in _DEVICE:
+            at = _inside(ranges, launched.get(event["args"].get("correlation")))
+            if at is not None:
+                calls[at].append(event)
+    by_name: dict[str, list[tuple[dict[str, Any], float | None]]] = defaultdict(list)
+    spans, gaps = [], []
+    for own in calls.values():
+        own.sort(key=lambda event: event["ts"])
+        end: float | None = None
+        idle = 0.0
+        for event in own:
+            gap: float | None = None if end is None else max(0.0, event["ts"] - end)
+            idle += gap or 0.0
+            by_name[event["name"]].append((event, gap))
+            end = max(end or 0.0, event["ts"] + event["dur"])
+        spans.append((end or 0.0) - own[0]["ts"])
+        gaps.append(idle)
+    total = sum(event["dur"] for own in calls.values() for event in own)
+    kernels = [_row(direction, name, seen, len(ranges)) for name, seen in by_name.items()]
+    kernels.sort(key=lambda kernel: -(kernel.time_us or 0.0))
+    if not spans:
+        return PassTrace((), 0.0, 0.0, 0.0)
+    return PassTrace(tuple(kernels), total / len(ranges), fmean(spans), fmean(gaps))
+
+
+def _row(direction: str, name: str, seen: Sequence[tuple[dict[str, Any], float | None]], calls: int) -> ProfiledKernel:
+    time = sum(event["dur"] for event, _ in seen)
+    figures: dict[str, float | str] = {}
+    arguments = seen[0][0].get("args", {})
+    for key, ours in _FIGURES.items():
+        # Of kernels with more shared memory than the default kineto estimates an occupancy of 0: it is not known.
+        if key in arguments and not (ours == "occupancy_percent" and not arguments[key]):
+            value = arguments[key]
+            figures[ours] = "x".join(map(str, value)) if isinstance(value, list) else value
+    gaps = [gap for _, gap in seen if gap is not None]
+    if gaps:
+        figures["gap_before_us"] = fmean(gaps)
+    return ProfiledKernel(
+        direction=direction, name=name, count=len(seen) / calls, time_us=time / calls, figures=figures
+    )
+
+
+def _operators(direction: str, ranges: Sequence[tuple[float, float]], events: Iterable[dict[str, Any]]) -> PassTrace:
+    """Every operator with its own time, without that of the operators inside of it."""
+    own_us: dict[str, float] = defaultdict(float)
+    whole_us: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "cpu_op" and _inside(ranges, event["ts"]) is not None:
+            threads[event.get("tid")].append(event)
+    for own in threads.values():
+        # Whoever encloses another begins before it, or with it and ends after it.
+        stack: list[dict[str, Any]] = []
+        for event in sorted(own, key=lambda event: (event["ts"], -event["dur"])):
+            while stack and stack[-1]["ts"] + stack[-1]["dur"] <= event["ts"]:
+                stack.pop()
+            if stack:
+                own_us[stack[-1]["name"]] -= event["dur"]
+            stack.append(event)
+            own_us[event["name"]] += event["dur"]
+            whole_us[event["name"]] += event["dur"]
+            counts[event["name"]] += 1
+    total, calls = sum(own_us.values()), len(ranges)
+    kernels = [
+        ProfiledKernel(
+            direction=direction,
+            name=name,
+            count=counts[name] / calls,
+            time_us=max(0.0, own_us[name]) / calls,
+            figures={"total_us": whole_us[name] / calls},
+        )
+        for name in sorted(own_us, key=lambda name: -own_us[name])
+    ]
+    return PassTrace(tuple(kernels), total / calls)
+
+
+def _inside(ranges: Sequence[tuple[float, float]], moment: float | None) -> int | None:
+    """The index of the range that a moment lies in; ranges are sorted and apart."""
+    if moment is None:
+        return None
+    at = bisect.bisect_right(ranges, (moment, float("inf"))) - 1
+    return at if at >= 0 and moment <= ranges[at][1] else None

@@ -1,0 +1,137 @@
+"""Hatchet trees, as Triton's Proton writes them: a scope a pass, below it the kernels, below those perhaps lines."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attn_exp.profile import ProfiledKernel
+
+_TIME = "time (ns)"
+_SAMPLES = "num_samples"
+_STALLED = "num_stalled_samples"
+# A line is named `FILE:FUNCTION@LINE`.
+_LINE_MARK = "@"
+_STALL_PREFIX = "stalled_"
+
+
+class HatchetError(ValueError):
+    """A file that is no tree of Proton's, or one without the scope of a pass."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a kernel's source: how many samples of the program counter fell on it, and how many of them waited.
+
+    `stall` is what most of those waited for, in CUPTI's words.
+    """
+
+    direction: str
+    kernel: str
+    place: str
+    samples: float
+    share: float
+    stalled_share: float
+    stall: str
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The root of the tree in a hatchet file.
+
+    Raises:
+        HatchetError: no such tree.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        root = found[0]
+        root["children"], root["frame"]["name"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise HatchetError(f"{path} is no hatchet tree: {error}") from error
+    assert isinstance(root, dict)
+    return root
+
+
+def kernels_of(root: dict[str, Any], direction: str, calls: int) -> tuple[ProfiledKernel, ...]:
+    """The kernels of a pass, longest first, per call of `calls`; rates where one kernel is all of the pass.
+
+    Raises:
+        HatchetError: the tree has no scope of that name.
+    """
+    scope = _scope(root, direction)
+    times: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    for node in _leaves(scope, _TIME):
+        name, metrics = node["frame"]["name"], node["metrics"]
+        times[name] = times.get(name, 0.0) + metrics[_TIME]
+        counts[name] = counts.get(name, 0.0) + metrics.get("count", 0)
+    alone = rates(root, direction) if len(times) == 1 else {}
+    return tuple(
+        ProfiledKernel(
+            direction=direction,
+            name=name,
+            count=counts[name] / calls,
+            time_us=times[name] / calls / 1e3,
+            figures=dict(alone),
+        )
+        for name in sorted(times, key=lambda name: -times[name])
+    )
+
+
+def rates(root: dict[str, Any], direction: str) -> dict[str, float]:
+    """`tflops` and `gb_per_s` of a pass: what its scope says of work and bytes over the time of its kernels."""
+    scope = _scope(root, direction)
+    total_ns = sum(node["metrics"][_TIME] for node in _leaves(scope, _TIME))
+    if not total_ns:
+        return {}
+    sizes = {"tflops": ("flops", 1e3), "gb_per_s": ("bytes", 1.0)}
+    metrics = scope["metrics"]
+    return {name: metrics[key] / total_ns / unit for name, (key, unit) in sizes.items() if metrics.get(key)}
+
+
+def lines_of(root: dict[str, Any], direction: str) -> tuple[Line, ...]:
+    """The source lines of a pass's kernels by samples of the program counter, the most sampled first."""
+    found: list[Line] = []
+    for kernel in _nodes(_scope(root, direction)):
+        # A kernel without lines has the samples itself.
+        below = [child for child in kernel["children"] if _LINE_MARK in child["frame"]["name"]]
+        lines = [child for child in below if _SAMPLES in child.get("metrics", {})]
+        total = sum(child["metrics"][_SAMPLES] for child in lines)
+        for child in lines:
+            metrics = child["metrics"]
+            samples = metrics[_SAMPLES]
+            stalls = {name: value for name, value in metrics.items() if name.startswith(_STALL_PREFIX) and value}
+            found.append(
+                Line(
+                    direction=direction,
+                    kernel=kernel["frame"]["name"],
+                    place=child["frame"]["name"],
+                    samples=samples,
+                    share=samples / total if total else 0.0,
+                    stalled_share=metrics.get(_STALLED, 0.0) / samples if samples else 0.0,
+                    stall=max(stalls, key=lambda name: stalls[name]).removeprefix(_STALL_PREFIX) if stalls else "",
+                )
+            )
+    return tuple(sorted(found, key=lambda line: -line.samples))
+
+
+def _scope(root: dict[str, Any], direction: str) -> dict[str, Any]:
+    for node in root["children"]:
+        if node["frame"]["name"] == direction:
+            assert isinstance(node, dict)
+            return node
+    raise HatchetError(f"the tree has no scope '{direction}'")
+
+
+def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("children", ()):
+        yield from _nodes(child)
+
+
+def _leaves(node: dict[str, Any], metric: str) -> Iterator[dict[str, Any]]:
+    """The lowest nodes that have a metric: sums above them would count twice."""
+    for one in _nodes(node):
+        below = any(metric in child.get("metrics", {}) for child in one.get("children", ()))
+        if metric in one.get("metrics", {}) and not below:
+            yield one

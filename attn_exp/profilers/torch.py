@@ -1,0 +1,64 @@
+"""Profiler `torch`: a Chrome trace of some calls of each pass, and the table of what ran in them."""
+
+from collections.abc import Callable
+
+from torch.autograd.profiler import profile, record_function
+
+from attn_exp.ceilings import synchronize
+from attn_exp.profile import Profile
+from attn_exp.profilers.base import Subject
+from attn_exp.profilers.chrome import PREFIX, PassTrace, read_trace
+from attn_exp.profilers.figures_csv import kernels_csv
+from attn_exp.record import write_whole
+
+TRACE_NAME = "trace.json"
+_TABLE = "kernels.csv"
+
+
+class TorchProfiler:
+    """PyTorch's profiler over `calls` calls of each pass, cold caches before each of them on a GPU."""
+
+    def __init__(self, name: str, calls: int = 5) -> None:
+        self.name, self.calls = name, calls
+
+    def profile(self, subject: Subject) -> Profile:
+        """The trace as `trace.json`, which Perfetto and chrome://tracing open, and `kernels.csv`."""
+        path = subject.folder / TRACE_NAME
+        device = subject.machine.device
+        # Not torch.profiler.profile, which imports all of Inductor: see timers/kernel.py.
+        session = profile(use_cpu=True, use_device="cuda" if device == "cuda" else None, use_kineto=True)
+        with subject.scope(), session:
+            for direction, call in subject.calls.items():
+                for _ in range(self.calls):
+                    _once(subject, direction, call)
+            # Let all that was launched end inside of the session.
+            synchronize(device)
+        session.export_chrome_trace(str(path))
+        found = read_trace(path)
+        kernels = tuple(kernel for one in found.values() for kernel in one.kernels)
+        write_whole(subject.folder / _TABLE, kernels_csv(kernels).encode())
+        metrics = {
+            f"{direction}/{name}": value for direction, one in found.items() for name, value in one.metrics.items()
+        }
+        return Profile(
+            status="ok",
+            reason=_missing(device, found),
+            kernels=kernels,
+            metrics=metrics,
+            files=subject.kept(TRACE_NAME, _TABLE),
+        )
+
+
+def _once(subject: Subject, direction: str, call: Callable[[], object]) -> None:
+    if subject.machine.gpu is not None:
+        subject.machine.gpu.flush()
+    synchronize(subject.machine.device)
+    with record_function(f"{PREFIX}{direction}"):
+        call()
+
+
+def _missing(device: str, found: dict[str, PassTrace]) -> str | None:
+    empty = [direction for direction, one in found.items() if device == "cuda" and not one.kernels]
+    if not empty:
+        return None
+    return f"no kernel of {' and '.join(empty)} in the trace: is CUPTI allowed to trace on this machine?"

@@ -1,0 +1,196 @@
+import sqlite3
+from dataclasses import replace
+
+import pytest
+import sweeps
+
+from attn_exp.explain.__main__ import main
+from attn_exp.explain.keep import keep_pages
+from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.record import Kernel
+
+CEILINGS = {"matmul_flops_per_s": 720e12, "copy_bytes_per_s": 4e12}
+STALLS = {"forward/stall_wait_share": 0.2, "forward/stall_gmma_share": 0.5, "forward/stall_selected_share": 0.9}
+SHARED_KERNEL = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1"
+
+
+def job(backend, us, **more):
+    record = sweeps.job(backend, us, None, ceilings=CEILINGS, **more)
+    return replace(record, metrics=record.metrics | {"forward/min_bytes": 1e8, "forward/gb_per_s": 1e5 / us})
+
+
+def with_kernel(record, name):
+    measured = replace(record.passes["forward"], kernels=(Kernel(name=name, count=1.0, time_us=90.0),))
+    return replace(record, passes={"forward": measured})
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A sweep `first`: two backends of one kernel, the slower `flash` with profiles, and one that could not run."""
+    kernel = ProfiledKernel(
+        direction="forward", name="flash_fwd<1>(int)", count=2, time_us=110.0,
+        figures={"grid": "132x1x1", "registers": 168, "tflops": 300.0},
+    )  # fmt: skip
+    profiles = {
+        "torch": Profile(
+            status="ok",
+            seconds=1.5,
+            kernels=(kernel,),
+            files=("profiles/torch/trace.json",),
+            metrics={"forward/kernel_time_us": 110.0, "forward/tflops": 312.5},
+        ),
+        "proton": Profile(status="unavailable", reason="triton is not installed: pip install triton"),
+        "ncu": Profile(status="ok", metrics={"forward/dram_bytes": 2e8, **STALLS}),
+    }
+    sweeps.write(
+        tmp_path / "multirun" / "first",
+        [
+            replace(job("flash", 120.0, flags=("launch_bound",)), profiles=profiles),
+            with_kernel(job("cudnn", 80.0), SHARED_KERNEL),
+            with_kernel(job("aten_cudnn", 80.2), SHARED_KERNEL),
+            sweeps.failed("unsupported", "fa3", "it is not installed", bwd_us=None),
+        ],
+    )
+    sweeps.write(tmp_path / "multirun" / "other", [job("flash", 70.0)])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "multirun" / "first"
+
+
+def page(capsys, *arguments):
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_a_page_says_what_ran_how_long_what_bounds_it_and_who_is_faster(here, capsys):
+    text = page(capsys, "first/flash")
+    assert "NVIDIA H200, torch 2.11.0" in text
+    assert "forward: 120 us, +-0.3 %" in text
+    assert "flash_forward" in text, "the kernel by the timing's own trace"
+    assert "132x1x1" in text and "flash_fwd<1>" in text and "(int)" not in text
+    assert "forward: 110.0 us in kernels, 312.5 TFLOPS" in text
+    assert "forward is bound by " in text and "counted bytes" in text
+    assert "its warps wait most for gmma, 50 % of their time" in text
+    # The other sweep's flash is faster, but another sweep's.
+    assert "forward: 3 of 3; cudnn (80.00 us," in " ".join(text.split())
+    assert "and this takes 1.5 times as long" in " ".join(text.split())
+    assert f"cudnn's is {SHARED_KERNEL[:34]}" in text
+    assert "proton unavailable: triton is not installed" in text
+    assert "profiles/torch/trace.json" in text
+    assert "L launch_bound" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_two_that_ran_the_same_kernel_are_told_so_and_not_ranked_within_their_intervals(here, capsys):
+    text = " ".join(page(capsys, "first/cudnn").split())
+    assert "forward: the fastest of 3; next is aten_cudnn (80.20 us" in text
+    assert "so no difference is shown" in text
+    assert "both spend most of it in one and the same kernel, cudnn_generated" in text
+
+
+def test_a_job_that_failed_has_a_page_too(here, capsys):
+    text = page(capsys, "first/fa3")
+    assert "unsupported: it is not installed" in text and "worker.log" in text
+    assert "What bounds it" not in text
+
+
+def test_a_sweep_s_page_says_who_ran_the_same_kernel(here, capsys):
+    text = page(capsys, "first")
+    assert "sweep first: 4 jobs" in text
+    assert f"forward: cudnn, aten_cudnn ran one and the same kernel: {SHARED_KERNEL[:34]}" in text
+    assert "forward: flash alone ran flash_forward" in text
+    assert [line.split()[0] for line in text.splitlines() if " ok " in line] == ["cudnn", "aten_cudnn", "flash"]
+
+
+def test_every_way_of_naming_a_job_finds_it(here, capsys):
+    folder = next(here.glob("flash-*"))
+    wanted = page(capsys, "first/flash")
+    for word in (str(folder), f"{folder}/", str(folder / "record.json"), f"first/{folder.name}"):
+        assert page(capsys, word).splitlines()[3:] == wanted.splitlines()[3:]
+    assert "forward: 70 us" in page(capsys, "other")
+    assert "forward: 70 us" in page(capsys, "multirun/other")
+    # By its name alone, where it was measured last.
+    cudnn = next(here.glob("cudnn-*"))
+    assert "forward: 80 us" in page(capsys, cudnn.name)
+    assert "forward: 120 us" in page(capsys, "first/flash", f"folder={here.parent}")
+
+
+def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
+    (here.parent.parent / "mlruns").mkdir()
+    runs = {f"{index:032x}": job for index, job in enumerate(sorted(here.iterdir()))}
+    with sqlite3.connect("mlruns/mlflow.db") as database:
+        database.executescript(
+            """CREATE TABLE experiments (experiment_id, name); INSERT INTO experiments VALUES (1, 'attn_exp');
+            CREATE TABLE runs (run_uuid, experiment_id, artifact_uri, lifecycle_stage, start_time);
+            CREATE TABLE tags (key, value, run_uuid);"""
+        )
+        for run, folder in runs.items():
+            database.execute("INSERT INTO runs VALUES (?, 1, ?, 'active', 0)", (run, str(folder)))
+            for tag in (("attn_exp.kind", "job"), ("attn_exp.sweep", "first")):
+                database.execute("INSERT INTO tags VALUES (?, ?, ?)", (*tag, run))
+        database.execute("INSERT INTO runs VALUES (?, 1, '', 'active', 0)", ("f" * 32,))
+        for tag in (("attn_exp.kind", "sweep"), ("attn_exp.sweep", "first")):
+            database.execute("INSERT INTO tags VALUES (?, ?, ?)", (*tag, "f" * 32))
+    run = next(run for run, folder in runs.items() if folder.name.startswith("flash"))
+    text = page(capsys, run)
+    assert "forward: 120 us" in text and "3 of 3" in text
+    assert main([f"{99:032x}"]) == 2
+    assert "there is no run" in capsys.readouterr().err
+    assert main(["f" * 32]) == 2
+    assert "is no job's but of kind sweep: give a job's run, or the sweep's name first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fist"], "there is no sweep 'fist': did you mean 'first'?"),
+        (["first/flsh"], "there is no job 'flsh'"),
+        (["first/f"], "2 jobs begin with 'f'"),
+        (["first", "other"], "a page is about one job or sweep, and 2 were given"),
+        (["plots=x"], "none was given"),
+        (["first", "plot=x"], "there is no option 'plot=': did you mean 'plots'?"),
+        (["first", "--fast"], "there is no option '--fast'"),
+        (["first", "plots="], "plots= is empty"),
+        (["first", "folder=nowhere"], "there is no sweep 'first'"),
+        (["0" * 32], "there is no database"),
+        (["0" * 32, "uri=http://nowhere"], "give the job's folder instead"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_typed_wrong_is_one_sentence(here, capsys, arguments, words):
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_help_is_there(capsys):
+    assert main(["--help"]) == 0
+    assert "python -m attn_exp.explain JOB_OR_SWEEP" in capsys.readouterr().out
+    assert main([]) == 2
+
+
+def test_a_broken_record_is_named(here, capsys):
+    next(here.glob("flash-*/record.json")).write_text("{")
+    assert main(["first/flash"]) == 2
+    assert "is not a record" in capsys.readouterr().err
+
+
+def test_the_roofline_has_the_counted_bytes_beside_the_compulsory_ones(here, capsys):
+    pytest.importorskip("matplotlib")
+    text = page(capsys, "first/flash", "plots=pictures")
+    assert "pictures/roofline.svg" in text.splitlines()[-1]
+    drawn = (here.parent.parent / "pictures" / "roofline.svg").read_text()
+    assert "by counted bytes" in drawn and "aten_cudnn" in drawn
+    page(capsys, "first/cudnn", "plots=pictures")
+    assert "by counted bytes" not in (here.parent.parent / "pictures" / "roofline.svg").read_text()
+
+
+def test_the_pages_of_profiled_jobs_are_kept_beside_their_profiles(here):
+    for name in ("flash", "fa3"):
+        (next(here.glob(f"{name}-*")) / "profiles").mkdir()
+    (kept,) = keep_pages(here, pictures=True)
+    assert kept.job == next(here.glob("flash-*")).name
+    assert [file.name for file in kept.files] == ["explain.txt", "roofline.svg", "roofline.png"]
+    assert "forward: 3 of 3" in kept.files[0].read_text()
+    (bare,) = keep_pages(here, pictures=False)
+    assert [file.name for file in bare.files] == ["explain.txt"]

@@ -1,0 +1,241 @@
+import contextlib
+import json
+import shutil
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli import QUICK, records, run
+from fakes import make_request
+
+from attn_exp.backends.package import Unavailable
+from attn_exp.machine import Machine
+from attn_exp.measure import measure_and_keep
+from attn_exp.profilers.base import Subject, load_profiler
+from attn_exp.profilers.chrome import PREFIX, TraceError, read_trace
+from attn_exp.profilers.figures_csv import kernels_csv
+from attn_exp.profilers.hatchet import HatchetError, kernels_of, lines_of, rates, read_tree
+from attn_exp.profilers.proton import Proton, load_proton
+from attn_exp.profilers.second_pass import profile_job
+from attn_exp.profilers.torch import TorchProfiler
+
+# Excerpts of what an H200 left: 3 calls of each pass of cuDNN's attention inside of one range, torch 2.11, Triton 3.6.
+KEPT = Path(__file__).parent / "profiles"
+
+
+@pytest.fixture(scope="module")
+def timed():
+    """A tiny job that has been timed on the CPU: its record, its rival and the machine."""
+    machine = Machine("cpu", ceilings={"float32": {"matmul_flops_per_s": 1e12, "copy_bytes_per_s": 1e11}})
+    request = make_request("fakes.Honest")
+    record, rival = measure_and_keep(request, machine)
+    assert record.status == "ok" and rival is not None
+    return record, rival, machine
+
+
+@pytest.fixture
+def subject(timed, tmp_path):
+    record, rival, machine = timed
+    folder = tmp_path / "profiles" / "it"
+    folder.mkdir(parents=True)
+    return Subject(record, rival.backend, rival.calls, rival.scope, machine, tmp_path, folder)
+
+
+def test_the_torch_profiler_leaves_a_trace_and_a_table_of_operators_on_a_cpu(timed, tmp_path):
+    record, rival, machine = timed
+    options = {"name": "torch", "_target_": "attn_exp.profilers.torch.TorchProfiler", "calls": 3}
+    asked = replace(record, request=replace(record.request, profilers=(options,)))
+    announced = []
+    profile = profile_job(asked, rival, machine, tmp_path, lambda: announced.append(1)).profiles["torch"]
+    assert (profile.status, profile.reason, len(announced)) == ("ok", None, 1)
+    assert profile.files == ("profiles/torch/trace.json", "profiles/torch/kernels.csv")
+    for direction in ("forward", "backward"):
+        own = [kernel for kernel in profile.kernels if kernel.direction == direction]
+        assert "aten::bmm" in {kernel.name for kernel in own}
+        assert all(kernel.count > 0 and kernel.time_us >= 0 for kernel in own)
+        # Nested operators count once: the sum is no more than what the calls took.
+        total = sum(kernel.time_us for kernel in own)
+        assert profile.metrics[f"{direction}/operator_time_us"] == pytest.approx(total, rel=0.01)
+    events = json.loads((tmp_path / profile.files[0]).read_text())["traceEvents"]
+    ranges = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    assert ranges == [f"{PREFIX}forward"] * 3 + [f"{PREFIX}backward"] * 3
+    lines = (tmp_path / profile.files[1]).read_text().splitlines()
+    assert lines[0] == "pass,name,count,time_us,share,total_us"
+    assert len(lines) == 1 + len(profile.kernels)
+
+
+def test_a_trace_of_a_gpu_is_a_table_with_launches_and_gaps():
+    found = read_trace(KEPT / "trace.json")
+    assert list(found) == ["forward", "backward"]
+    forward = found["forward"]
+    assert [(kernel.name.split("_knob")[0], kernel.count) for kernel in forward.kernels] == [
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", 3.0),
+        ("Memset (Device)", 3.0),
+    ]
+    assert forward.kernels[0].time_us == pytest.approx(646.08)
+    figures = forward.kernels[0].figures
+    assert (figures["grid"], figures["block"], figures["registers"]) == ("132x1x1", "384x1x1", 168)
+    assert figures["shared_memory_bytes"] == 232448
+    assert "occupancy_percent" not in figures, "0 is no occupancy: kineto did not know"
+    assert found["backward"].kernels[1].figures["occupancy_percent"] == 100
+    assert forward.metrics["kernel_time_us"] == pytest.approx(648.288)
+    assert forward.span_us == pytest.approx(forward.time_us + forward.gap_us)
+    # The kernel `add` was launched outside of all ranges.
+    assert not any(kernel.name == "add" for one in found.values() for kernel in one.kernels)
+    assert "132x1x1" in kernels_csv(forward.kernels)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"traceEvents": []}', '{"traceEvents": 3}'])
+def test_what_is_no_trace_of_ours_is_told_by_its_name(tmp_path, content):
+    (tmp_path / "trace.json").write_text(content)
+    with pytest.raises(TraceError, match=r"trace\.json"):
+        read_trace(tmp_path / "trace.json")
+
+
+def test_a_hatchet_tree_is_a_table_with_rates():
+    root = read_tree(KEPT / "tree.hatchet")
+    (forward,) = kernels_of(root, "forward", 3)
+    assert forward.time_us == pytest.approx(641.824 / 3)
+    assert forward.count == 1
+    # The scope said 412,316,860,416 FLOP for its 3 calls.
+    assert forward.figures["tflops"] == pytest.approx(412316860416 / 641824 / 1e3)
+    backward = kernels_of(root, "backward", 3)
+    assert [kernel.count for kernel in backward] == [1, 1, 1]
+    assert backward[0].time_us > backward[1].time_us > backward[2].time_us
+    assert all(not kernel.figures for kernel in backward), "whose the work was is not known"
+    assert rates(root, "backward")["tflops"] == pytest.approx(522.43, abs=0.01)
+    assert lines_of(root, "forward") == ()
+    with pytest.raises(HatchetError, match="no scope 'sideways'"):
+        kernels_of(root, "sideways", 3)
+
+
+def test_lines_of_a_sampled_tree_come_with_what_they_wait_for():
+    def line(place, samples, stalled, **stalls):
+        metrics = {"num_samples": samples, "num_stalled_samples": stalled, **stalls}
+        return {"frame": {"name": place}, "metrics": metrics, "children": []}
+
+    first = line("/x/forward_kernel.py:forward_kernel@40", 30, 12, stalled_wait=9, stalled_barrier=3)
+    lines = [first, line("/x/forward_kernel.py:forward_kernel@41", 10, 0)]
+    kernel = {"frame": {"name": "forward_kernel"}, "metrics": {}, "children": lines}
+    without = line("elementwise", 5, 1)
+    root = {"frame": {"name": "ROOT"}, "children": [{"frame": {"name": "forward"}, "children": [kernel, without]}]}
+    found = lines_of(root, "forward")
+    assert [(one.place[-2:], one.samples, one.share, one.stalled_share, one.stall) for one in found] == [
+        ("40", 30, 0.75, 0.4, "wait"),
+        ("41", 10, 0.25, 0.0, ""),
+    ]
+
+
+class FakeProton(types.ModuleType):
+    """Triton's profiler as far as it is used; every session leaves the tree that was kept."""
+
+    def __init__(self, lines: str | Exception | None = None) -> None:
+        super().__init__("triton.profiler")
+        self.entered, self.lines, self.path = [], lines, ""
+
+    def start(self, name, *, context, data, backend, mode=None):
+        if mode == "pcsampling" and isinstance(self.lines, Exception):
+            raise self.lines
+        self.path = name
+        return 7
+
+    def scope(self, name, metrics):
+        self.entered.append((name, metrics))
+        return contextlib.nullcontext()
+
+    def finalize(self, session):
+        assert session == 7
+        shutil.copy(KEPT / "tree.hatchet", f"{self.path}.hatchet")
+
+
+def test_proton_tells_each_scope_its_work_and_keeps_the_tree(subject):
+    proton = FakeProton()
+    profile = Proton("it", calls=3).look(subject, proton)
+    assert [name for name, _ in proton.entered] == ["forward"] * 3 + ["backward"] * 3
+    # 2 matrix products of 136 unmasked pairs, 2 heads and dimension 8.
+    assert proton.entered[0][1] == {"flops": pytest.approx(2 * 136 * 2 * 16), "bytes": pytest.approx(4224)}
+    assert profile.status == "ok" and profile.reason is None
+    assert profile.files == ("profiles/it/proton.hatchet", "profiles/it/kernels.csv")
+    assert profile.metrics["forward/tflops"] == pytest.approx(642.414, abs=0.01)
+    assert profile.metrics["backward/kernel_time_us"] == pytest.approx(657.686, abs=0.01)
+    assert len(profile.kernels) == 4
+
+
+def test_a_triton_without_lines_costs_the_lines_alone(subject):
+    of_triton = replace(subject, backend=type("Named", (), {"name": "triton"})())
+    refused = Proton("it", calls=3).look(of_triton, FakeProton(RuntimeError("CUPTI_ERROR_NOT_SUPPORTED\nmore")))
+    assert refused.status == "ok" and len(refused.kernels) == 4
+    assert refused.reason == "no figures by line: RuntimeError: CUPTI_ERROR_NOT_SUPPORTED"
+    empty = Proton("it", calls=3).look(of_triton, FakeProton())
+    assert "no line of source" in empty.reason
+    old = FakeProton()
+    old.start = lambda name, *, context, data, backend: FakeProton.start(
+        old, name, context=context, data=data, backend=backend
+    )
+    assert "has no PC sampling: pip install" in Proton("it", calls=3).look(of_triton, old).reason
+    assert Proton("it", calls=3, lines=False).look(of_triton, old).reason is None
+
+
+def test_two_profilers_that_cannot_share_cupti_are_named(subject):
+    proton = FakeProton()
+
+    def held(session):
+        raise RuntimeError("Failed to execute cuptiActivityFlushAll with error 39")
+
+    proton.finalize = held
+    with pytest.raises(Unavailable, match=r"one at a time .*error 39.*profiler\.it\.apart=true"):
+        Proton("it").look(subject, proton)
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [("triton", "triton is not installed: pip install"), ("triton.profiler", "has no profiler: pip install")],
+)
+def test_a_missing_triton_is_named_with_its_remedy(monkeypatch, missing, words):
+    if missing == "triton":
+        monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setitem(sys.modules, "triton.profiler", None)
+    error = ModuleNotFoundError(f"No module named '{missing}'", name=missing)
+
+    def absent(name):
+        raise error
+
+    monkeypatch.setattr("attn_exp.profilers.proton.importlib.import_module", absent)
+    with pytest.raises(Unavailable, match=words):
+        load_proton()
+
+
+def test_a_triton_whose_profiler_lacks_a_function_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton.profiler", types.ModuleType("triton.profiler"))
+    monkeypatch.setattr("attn_exp.profilers.proton.importlib.import_module", sys.modules.get)
+    with pytest.raises(Unavailable, match=r"has no proton\.start"):
+        load_proton()
+
+
+def test_the_profilers_take_the_options_of_their_files_and_no_others():
+    assert isinstance(load_profiler({"_target_": "attn_exp.profilers.torch.TorchProfiler", "name": "t"}), TorchProfiler)
+    with pytest.raises(Unavailable, match="does not take the options"):
+        load_profiler({"_target_": "attn_exp.profilers.proton.Proton", "name": "p", "colour": "red"})
+    with pytest.raises(Unavailable, match=r"cannot import profiler\.p\._target_=nowhere"):
+        load_profiler({"_target_": "nowhere.Proton", "name": "p"})
+
+
+def test_profilers_on_a_cpu_from_end_to_end(tmp_path):
+    """Proton says why not, one in a process of its own works, and one that crashes there costs itself alone."""
+    done = run(
+        *("backend=eager", "profiler=[proton,torch,apart,crashesapart]", "tracker=none", "sweep=a", *QUICK),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path, "a")["eager"].profiles
+    assert found["proton"].status == "unavailable"
+    assert "use profiler=torch on a CPU" in found["proton"].reason
+    assert "profiler=proton unavailable: proton sees" in done.stdout
+    assert found["torch"].status == "ok"
+    assert (found["apart"].status, found["apart"].metrics) == ("ok", {"processes": 2.0})
+    assert found["crashesapart"].status == "failed"
+    assert "the process of profiler=crashesapart was killed by SIGSEGV" in found["crashesapart"].reason
+    page = next(tmp_path.glob("multirun/a/eager-*/profiles/explain.txt")).read_text()
+    assert "forward is bound by" in page and "proton unavailable" in page
