@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from attn_exp.errors import UserError
+from attn_exp.errors import UserError, nearest
 
 E4M3 = "float8_e4m3fn"
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
@@ -11,6 +11,8 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
+# What is computed around the attention. The first is the attention alone, and `None` in a case.
+WORKLOADS = ("attention", "dit_block", "decoder_layer")
 PASSES = ("forward", "backward")
 
 # Beyond these a number is a typo, not an experiment.
@@ -24,6 +26,7 @@ _LARGEST = {
     "value_dim": 1 << 12,
 }
 _LARGEST_TENSOR_BYTES = 1 << 40
+_LARGEST_MLP = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +41,14 @@ class Case:
     backends translate. `softcap` bounds the scores, softcap * tanh(scores / softcap), before the mask. `lengths` packs
     several sequences into one row of the batch: a query sees keys of its own sequence alone, and masks count within
     it. `layout` is how tensors lie in memory: `bhsd` or, heads of one token side by side, `bshd`. Tensors of dtype
-    `float8_e4m3fn` are codes, each tensor with a scale of its own (attn_exp/quantise.py).
+    `float8_e4m3fn` are codes, each tensor with a scale of its own (attn_exp/quantise.py). `workload` is the transformer
+    block that the attention stands in, q_heads x head_dim wide, and `mlp_dim` the width of its MLP; None and None is
+    the attention alone.
 
     Raises:
         UserError: a size that is no positive integer or absurdly large, query heads that are no multiple of the
-            key-value heads, an unknown dtype, alignment or layout, lengths that do not add up.
+            key-value heads, an unknown dtype, alignment, layout or workload, lengths that do not add up, a mask or
+            heads that the workload does not have.
     """
 
     batch: int
@@ -59,6 +65,8 @@ class Case:
     softcap: float | None = None
     lengths: tuple[int, ...] | None = None
     layout: str = "bhsd"
+    workload: str | None = None
+    mlp_dim: int | None = None
 
     def __post_init__(self) -> None:
         for name, largest in _LARGEST.items():
@@ -88,6 +96,8 @@ class Case:
             raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.lengths is not None:
             self._check_lengths(self.lengths)
+        if self.workload is not None:
+            self._check_workload(self.workload)
         largest_bytes = (
             max(
                 self.batch * self.q_heads * self.q_len * max(self.head_dim, self.value_dim),
@@ -106,6 +116,34 @@ class Case:
             raise UserError(
                 f"lengths={list(lengths)} pack {sum(lengths)} tokens into one row: set batch=1 and leave seq_len out"
             )
+
+    def _check_workload(self, workload: str) -> None:
+        if workload not in WORKLOADS[1:]:
+            near = nearest(workload, WORKLOADS)
+            raise UserError(f"workload={workload} does not exist: {near}the choices are {', '.join(WORKLOADS)}")
+        diffusion = workload == "dit_block"
+        checks = (
+            (not (diffusion and self.causal), "has no causal mask: set causal=false, or choose model=flux"),
+            (diffusion or self.causal, "has a causal mask: set causal=true, or choose workload=dit_block"),
+            (
+                not diffusion or self.q_heads == self.kv_heads,
+                "has as many key-value heads as query heads: set model.kv_heads=null, or choose model=flux",
+            ),
+            (self.square, "attends to its own tokens: leave q_len and kv_len out, and set seq_len=..."),
+            (self.lengths is None, "has no packed sequences: set lengths=null"),
+            (self.head_dim == self.value_dim, "has values as wide as its keys: set model.value_dim=null"),
+            (self.head_dim % 2 == 0, "rotates pairs of dimensions: set an even model.head_dim"),
+            (not self.quantised, "has weights in the case's dtype, and none in fp8: set dtype=bf16"),
+            (self.layout == LAYOUTS[0], "has tensors as its projections leave them: leave layout out"),
+        )
+        for fits, otherwise in checks:
+            if not fits:
+                raise UserError(f"workload={workload} {otherwise}")
+        mlp = self.mlp_dim
+        if mlp is None:
+            raise UserError(f"workload={workload} needs its MLP's width: set mlp_dim=14336, or choose model=llama3_8b")
+        if not isinstance(mlp, int) or isinstance(mlp, bool) or not 1 <= mlp <= _LARGEST_MLP:
+            raise UserError(f"mlp_dim={mlp!r} is not a whole number from 1 to {_LARGEST_MLP:,}")
 
     @property
     def quantised(self) -> bool:
@@ -152,11 +190,12 @@ class Case:
         more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
         more += [f"{len(self.lengths)} packed"] if self.lengths is not None else []
         more += [self.layout] if self.layout != LAYOUTS[0] else []
+        more += [f"{self.workload} mlp{self.mlp_dim}"] if self.workload is not None else []
         return " ".join([f"b{self.batch} {heads} {length} {dim} {self.dtype} {mask}", *more])
 
 
 def case_from_config(config: dict[str, Any]) -> Case:
-    """The case that a composed configuration asks for: `model`, `dtype`, `batch`, `q_len`, `kv_len`, `causal`, `align`.
+    """The case that a composed configuration asks for: `model`, `dtype`, and the fields of `Case` that are keys.
 
     Raises:
         UserError: as `Case`; also an embedding that the heads do not divide, or a missing size.
@@ -190,6 +229,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
         # A packed case's length is their sum; a length that was typed as well has to agree.
         model_len = model.get("seq_len")
         config = config | {key: sum(lengths) for key in ("q_len", "kv_len") if config[key] == model_len}
+    alone = config["workload"] == WORKLOADS[0]
     sizes = {
         "batch": config["batch"],
         "q_heads": model.get("q_heads"),
@@ -205,6 +245,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "softcap": config["softcap"],
         "lengths": None if lengths is None else tuple(lengths),
         "layout": config["layout"],
+        "workload": None if alone else str(config["workload"]),
+        "mlp_dim": None if alone else config["mlp_dim"],
     }
     return Case(**sizes)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Attention, Calls, calls_of
+from attn_exp.backends.base import Calls, Function, calls_of
 from attn_exp.backends.package import Refused
 from attn_exp.errors import first_line
 from attn_exp.record import Compile, CompileRecord
@@ -28,7 +28,7 @@ def compile_calls(calls: Calls, compile_: Compile) -> Calls:
     inputs = calls.inputs
     if calls.attention is None or inputs is None:
         raise Refused("torch.compile needs a function of q, k and v, and this backend has none: set compile=none")
-    if _options(compile_).get("triton.cudagraphs") and inputs.q_bhsd.requires_grad:
+    if _options(compile_).get("triton.cudagraphs") and inputs.leaves[0].requires_grad:
         raise Refused(
             "a compiled CUDA graph overwrites what its forward saved, so a backward cannot be called again and again: "
             "set passes=[forward], or compile=max-autotune-no-cudagraphs"
@@ -43,21 +43,21 @@ def _options(compile_: Compile) -> dict[str, Any]:
     return {**torch._inductor.list_mode_options(compile_.mode), **compile_.options}
 
 
-def compiled(attention: Attention, compile_: Compile) -> Attention:
-    """A compiled function of q, k and v; static shapes, since a case has no others."""
+def compiled(function: Function, compile_: Compile) -> Function:
+    """A compiled function of tensors; static shapes, since a case has no others."""
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attention(q, k, v)
+    def call(*operands: torch.Tensor) -> torch.Tensor:
+        return function(*operands)
 
     options = _options(compile_)
-    made: Attention = torch.compile(call, fullgraph=compile_.fullgraph, dynamic=False, options=options or None)
+    made: Function = torch.compile(call, fullgraph=compile_.fullgraph, dynamic=False, options=options or None)
     if not options.get("triton.cudagraphs"):
         return made
 
-    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def step(*operands: torch.Tensor) -> torch.Tensor:
         # Its outputs live in the graph's own memory; a new step says that the last ones are done with.
         torch.compiler.cudagraph_mark_step_begin()
-        return made(q, k, v)
+        return made(*operands)
 
     return step
 

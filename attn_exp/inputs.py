@@ -1,6 +1,7 @@
 """Inputs of a case: seeded, normally distributed, never zeros (zeros draw less power and run faster)."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -19,6 +20,30 @@ class Scales:
     k: float
     v: float
     d_out: float
+
+
+class Given(Protocol):
+    """What a function is called with, and what its gradients are taken of: attention's tensors, or a block's."""
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """The function's arguments, in order."""
+        ...
+
+    @property
+    def leaves(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that the backward computes gradients of: operands, and weights if there are any."""
+        ...
+
+    @property
+    def gradient_names(self) -> tuple[str, ...]:
+        """What the gradient of each leaf is called in records."""
+        ...
+
+    @property
+    def d_out(self) -> torch.Tensor:
+        """The gradient of the output."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,6 +65,26 @@ class Inputs:
     def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v."""
         return self.q_bhsd, self.k_bhsd, self.v_bhsd
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """q, k and v: attention has no other arguments."""
+        return self.qkv
+
+    @property
+    def leaves(self) -> tuple[torch.Tensor, ...]:
+        """q, k and v: attention has no weights."""
+        return self.qkv
+
+    @property
+    def gradient_names(self) -> tuple[str, ...]:
+        """The gradients of q, k and v."""
+        return ("dq", "dk", "dv")
+
+    @property
+    def d_out(self) -> torch.Tensor:
+        """The output's gradient, as every function has one."""
+        return self.d_out_bhsd
 
     def laid_out(self, layout: str) -> "Inputs":
         """The same numbers, indexed as before, contiguous in `layout` (`bhsd` or `bshd`); copied only if they are not.

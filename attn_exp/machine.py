@@ -14,12 +14,13 @@ from attn_exp.canaries import canaries
 from attn_exp.ceilings import copy_ceiling, matmul_ceiling
 from attn_exp.environment import environment
 from attn_exp.host import host_reading
-from attn_exp.inputs import Inputs
+from attn_exp.inputs import Given
 from attn_exp.nvml import GpuState
 from attn_exp.preload import import_autograd, load_libraries
 from attn_exp.record import Request
 from attn_exp.timers.gpu import Cuda, Gpu
-from attn_exp.tolerance import Expected, expected
+from attn_exp.tolerance import Expected
+from attn_exp.workloads import workload_of
 
 LOAD_S = 2.0
 
@@ -80,12 +81,13 @@ class Machine:
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 
-    def expected_for(self, request: Request, inputs: Inputs, *, with_gradients: bool) -> Expected:
+    def expected_for(self, request: Request, inputs: Given, *, with_gradients: bool) -> Expected:
         """The float32 reference and its tolerances, kept for the next rival of the same case."""
         key = (request.case, request.measuring.seed, with_gradients)
         if self.expected is None or self.expected[0] != key:
             self.expected = None
-            self.expected = key, expected(request.case, inputs, with_gradients=with_gradients)
+            made = workload_of(request.case).expected(request.case, inputs, with_gradients=with_gradients)
+            self.expected = key, made
         return self.expected[1]
 
     def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:

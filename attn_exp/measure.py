@@ -138,7 +138,7 @@ def _conclude(attempt: Attempt, machine: Machine, direction: str, timings: tuple
     attempt.passes[direction] = measured = replace(attempt.passes[direction], timings=timings)
     attempt.flags |= timing_flags(timings[0], timings[1:])
     peak = datasheet_peak(machine.environment.get("gpu", ""))
-    impossible = implausibility(case, direction, timings[0], peak)
+    impossible = implausibility(case, direction, timings[0], peak, measured.work)
     if impossible:
         raise Stopped("implausible", impossible)
     attempt.metrics |= pass_metrics(

@@ -3,7 +3,7 @@
 from attn_exp.case import Case
 from attn_exp.flops import compulsory_bytes, flops, flops_sdpa_convention
 from attn_exp.hardware import Peak
-from attn_exp.record import PassRecord, Record, Timing
+from attn_exp.record import PassRecord, Record, Timing, Work
 from attn_exp.stats import round_medians, summarize
 
 # Above the datasheet's rate by more than rounding of the datasheet itself.
@@ -29,8 +29,8 @@ def pass_metrics(
     """
     ranking, *others = measured.timings
     summary = summarize(ranking.times_us, ranking.rounds)
-    seconds = summary.median_us / 1e6
-    work, moved = flops(case, direction), compulsory_bytes(case, direction, saves_lse=saves_lse)
+    seconds, alone = summary.median_us / 1e6, measured.work is None
+    work = measured.work or attention_work(case, direction, saves_lse=saves_lse)
     found: dict[str, float | None] = {
         "time_us": summary.median_us,
         "time_low_us": summary.low_us,
@@ -46,14 +46,16 @@ def pass_metrics(
         "samples": summary.n,
         "rounds": summary.rounds,
         "outliers": summary.outliers,
-        "tflops": work / seconds / 1e12,
-        "tflops_sdpa_convention": flops_sdpa_convention(case, direction) / seconds / 1e12,
-        "min_bytes": moved,
-        "gb_per_s": moved / seconds / 1e9,
-        "flops_of_measured": _share(work / seconds, ceilings.get("matmul_flops_per_s")),
-        "bandwidth_of_measured": _share(moved / seconds, ceilings.get("copy_bytes_per_s")),
-        "flops_of_peak": _share(work / seconds, peak.flops.get(case.dtype) if peak else None),
-        "bandwidth_of_peak": _share(moved / seconds, peak.bytes_per_s if peak else None),
+        "tflops": work.flops / seconds / 1e12,
+        "tflops_sdpa_convention": flops_sdpa_convention(case, direction) / seconds / 1e12 if alone else None,
+        "flops": None if alone else work.flops,
+        "attention_flops": None if alone else work.attention_flops,
+        "min_bytes": work.bytes,
+        "gb_per_s": work.bytes / seconds / 1e9,
+        "flops_of_measured": _share(work.flops / seconds, ceilings.get("matmul_flops_per_s")),
+        "bandwidth_of_measured": _share(work.bytes / seconds, ceilings.get("copy_bytes_per_s")),
+        "flops_of_peak": _share(work.flops / seconds, peak.flops.get(case.dtype) if peak else None),
+        "bandwidth_of_peak": _share(work.bytes / seconds, peak.bytes_per_s if peak else None),
         "peak_memory_bytes": measured.peak_memory_bytes,
         "first_call_s": measured.first_call_s,
     }
@@ -74,15 +76,24 @@ def ranking_medians(record: Record, direction: str) -> list[float]:
     return round_medians(timing.times_us, timing.rounds)
 
 
-def implausibility(case: Case, direction: str, timing: Timing, peak: Peak | None) -> str | None:
-    """The sentence that says which physical limit the median passes, or None."""
+def attention_work(case: Case, direction: str, *, saves_lse: bool) -> Work:
+    """What one pass of the attention alone does."""
+    count = flops(case, direction)
+    return Work(flops=count, attention_flops=count, bytes=compulsory_bytes(case, direction, saves_lse=saves_lse))
+
+
+def implausibility(
+    case: Case, direction: str, timing: Timing, peak: Peak | None, work: Work | None = None
+) -> str | None:
+    """The sentence that says which physical limit the median passes, or None. `work` is a block's."""
     if peak is None or timing.timer in ISSUE_ONLY:
         return None
     seconds = summarize(timing.times_us, timing.rounds).median_us / 1e6
-    rate, limit = flops(case, direction) / seconds, peak.flops_limit(case.dtype)
+    work = work or attention_work(case, direction, saves_lse=False)
+    rate, limit = work.flops / seconds, peak.flops_limit(case.dtype)
     if limit is not None and rate > limit * IMPLAUSIBLE_FACTOR:
         return f"{direction}: {rate / 1e12:,.0f} TFLOP/s is above the {peak.name}'s peak of {limit / 1e12:,.0f}"
-    speed = compulsory_bytes(case, direction, saves_lse=False) / seconds
+    speed = work.bytes / seconds
     if timing.l2 != "warm" and speed > peak.bytes_per_s * IMPLAUSIBLE_FACTOR:
         return f"{direction}: {speed / 1e12:.1f} TB/s is above the {peak.name}'s peak of {peak.bytes_per_s / 1e12:.1f}"
     return None

@@ -3,7 +3,7 @@
 import gc
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,12 +15,14 @@ from attn_exp.attempt import Attempt, Stopped
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
 from attn_exp.ceilings import synchronize
 from attn_exp.compilation import compile_calls, forget, found, use_caches, without_recompiling
-from attn_exp.inputs import make_inputs
+from attn_exp.inputs import Given
 from attn_exp.machine import Machine
-from attn_exp.record import Kernel, PassRecord, TensorError
+from attn_exp.record import Kernel, PassRecord, Request, TensorError
 from attn_exp.timers.kernel import operators, trace
 from attn_exp.timers.loop import Call
 from attn_exp.tolerance import Expected
+from attn_exp.workloads import workload_of
+from attn_exp.workloads.base import Workload
 
 _TRACED_CALLS = 2
 _KERNELS_KEPT = 24
@@ -45,7 +47,7 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
     request, case, device = attempt.request, attempt.request.case, machine.device
     if machine.gpu is not None:
         machine.gpu.l2 = request.measuring.l2
-    backend = load_backend(request.backend)
+    backend, workload = load_backend(request.backend), workload_of(case)
     with attempt.stage("unsupported"):
         reason = backend.unsupported(case, device)
     if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend, case):
@@ -60,7 +62,7 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         # The young generations hold what jobs make; a full collection would look at all that is imported, for 14 ms.
         gc.collect(1)
         held_before = machine.held_bytes()
-        inputs = make_inputs(case, device, request.measuring.seed, with_gradients=attempt.with_gradients)
+        inputs = workload.make_inputs(case, device, request.measuring.seed, with_gradients=attempt.with_gradients)
         synchronize(device)
     with attempt.stage("accuracy"):
         # Before the backend runs: one that writes into its inputs must not spoil what it is judged by.
@@ -72,23 +74,30 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         forget()
         use_caches(request.caches)
         began = time.perf_counter()
-        calls = backend.prepare(case, inputs)
-        if request.compile.mode != "none":
-            calls = compile_calls(calls, request.compile)
+        calls = calls_for(request, workload, backend, inputs)
         prepared_s = time.perf_counter() - began
     with calls.scope():
-        timed, tensors, first_s = _first_calls(attempt, calls, device, prepared_s)
+        timed, tensors, first_s = _first_calls(attempt, calls, inputs.gradient_names, device, prepared_s)
         with attempt.stage("accuracy"):
             errors = _errors(tensors, expected, calls.scales)
         del tensors
         attempt.compiled, attempt.notes = found(), calls.notes
         own_bytes = machine.held_bytes() - held_before
+    work = workload.work(case)
     for direction in request.measuring.passes:
-        attempt.passes[direction] = PassRecord(first_call_s=first_s[direction], errors=errors[direction])
+        attempt.passes[direction] = PassRecord(
+            first_call_s=first_s[direction], errors=errors[direction], work=work.get(direction)
+        )
     wrong = inaccuracy({name: error for found in errors.values() for name, error in found.items()})
     if wrong:
         raise Stopped("inaccurate", wrong)
     return Rival(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes)
+
+
+def calls_for(request: Request, workload: Workload, backend: Backend, inputs: Given) -> Calls:
+    """The calls of a job, nothing called yet; compiled if that was asked for."""
+    calls = workload.calls(backend, request.case, inputs)
+    return calls if request.compile.mode == "none" else compile_calls(calls, request.compile)
 
 
 def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: str) -> float:
@@ -116,7 +125,7 @@ def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: st
 
 
 def _first_calls(
-    attempt: Attempt, calls: Calls, device: str, prepared_s: float
+    attempt: Attempt, calls: Calls, gradient_names: Sequence[str], device: str, prepared_s: float
 ) -> tuple[dict[str, Call], dict[str, torch.Tensor], dict[str, float]]:
     """Run each pass for the first time: the calls to time, the tensors to judge, and what the first calls cost."""
     timed: dict[str, Call] = {"forward": calls.forward}
@@ -133,7 +142,7 @@ def _first_calls(
             gradients = timed["backward"]()
             synchronize(device)
             seconds["backward"] = time.perf_counter() - began
-            tensors |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+            tensors |= dict(zip(gradient_names, gradients, strict=True))
     return timed, tensors, seconds
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from attn_exp.case import Case
 from attn_exp.errors import UserError
+from attn_exp.names import check_name
 from attn_exp.profile import Profile
 
 SCHEMA = 1
@@ -19,6 +20,8 @@ FILE_NAME = "record.json"
 REQUEST_NAME = "request.yaml"
 DUEL_NAME = "duel.yaml"
 LOG_NAME = "worker.log"
+# What a duel adds to its own folder.
+VERDICTS_NAME = "duel.json"
 
 Status = Literal[
     "ok",
@@ -86,14 +89,28 @@ class TensorError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one pass of a block does: `flops` in all, `attention_flops` of them, and the `bytes` that must move."""
+
+    flops: float
+    attention_flops: float
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassRecord:
-    """What one pass (forward or backward) left. `took` is whose kernels ran, of a backend that may choose."""
+    """What one pass (forward or backward) left.
+
+    `took` is whose kernels ran, of a backend that may choose. `work` is None for attention alone, whose work follows
+    from its case.
+    """
 
     first_call_s: float | None = None
     peak_memory_bytes: int | None = None
     errors: dict[str, TensorError] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()
     took: str | None = None
+    work: Work | None = None
     timings: tuple[Timing, ...] = ()
 
 
@@ -172,6 +189,11 @@ class Request:
     profiler_limit_mb: float = 256.0
     label: str = ""
     config: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a name that could lead out of a folder: requests and records may be somebody else's."""
+        check_name("job", self.job)
+        check_name("sweep", self.sweep)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ _CSV_METRICS = (
     "samples",
     "rounds",
 )
-_CSV_ERRORS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
+_CSV_ERRORS = {"forward": ("out",), "backward": ("dq", "dk", "dv", "dx")}
 
 
 def duration(seconds: float) -> str:
@@ -146,15 +146,16 @@ def _row(record: Record) -> dict[str, Any]:
             row[f"{short}\n+-%"] = "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
             tflops = found.get(f"{name}/tflops")
             row[f"{short}\nTFLOPS"] = figures(tflops) if tflops else ""
-            row[f"{short}\nerror"] = f"{max(v for k, v in found.items() if k in _error_keys(name)):.1e}"
+            row[f"{short}\nerror"] = f"{max(v for k, v in found.items() if _is_error(k, name)):.1e}"
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}
     row["marks"] = marks(record)
     return row
 
 
-def _error_keys(direction: str) -> set[str]:
-    return {f"{direction}/{name}" for name in _errors(direction)}
+def _is_error(name: str, direction: str) -> bool:
+    """Whether a metric is the relative error of a tensor of this pass, a block's weights included."""
+    return name.startswith(f"{direction}/error_") and not name.endswith(("_worst_row", "_max_abs"))
 
 
 def _csv_row(record: Record, names: Sequence[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ FACTOR = 3.0
 # tokens by 7 times its tensor's tolerance (H200). A row that is wrong is off by far more.
 WORST_ROW_FACTOR = 8.0
 # Scores of the part: 8,192 x 8,192 take 2 ms in float64 on an H200.
-_PART_SCORES = {"cuda": 1 << 26, "cpu": 1 << 18}
+PART_SCORES = {"cuda": 1 << 26, "cpu": 1 << 18}
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,15 @@ def tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str,
     exact = reference(part, on_part, with_gradients=with_gradients, precision=torch.float64)
     single = reference(part, on_part, with_gradients=with_gradients)
     rounded = _eager(part, on_part, with_gradients=with_gradients)
-    return {name: _bounds(case, rounded[name], single[name], exact[name]) for name in exact}
+    return {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
 
 
-def _bounds(case: Case, rounded: torch.Tensor, single: torch.Tensor, exact: torch.Tensor) -> Tolerance:
+def bounds(case: Case, rounded: torch.Tensor, single: torch.Tensor, exact: torch.Tensor) -> Tolerance:
+    """The bounds on a tensor, from what the plain formula makes in the case's dtype, and float32 and float64.
+
+    Raises:
+        ValueError: one of them is not finite.
+    """
     eager, own = tensor_error(rounded, exact), tensor_error(single, exact)
     if eager.relative is None or eager.worst_row is None or own.relative is None or own.worst_row is None:
         raise ValueError("the plain formula gives values that are not finite here: there is nothing to judge by")
@@ -89,7 +94,7 @@ def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, tor
 
 def _part(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
     """One row of the batch, as many heads as fit, and the first tokens if one head does not fit."""
-    scores = _PART_SCORES[inputs.q_bhsd.device.type]
+    scores = PART_SCORES[inputs.q_bhsd.device.type]
     side = max(1, int(scores**0.5))
     q_len, kv_len = case.q_len, case.kv_len
     if q_len * kv_len > scores:

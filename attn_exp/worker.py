@@ -4,6 +4,9 @@ With `--serve` it reads job folders from standard input, one a line, and answers
 `--reply-fd` names: `begin FOLDER`, `profile FOLDER` before each profiler (the record is written by then), and then
 `end FOLDER`, or `poisoned FOLDER` if the device is of no more use to this process. Everything else that is printed
 goes into the job's `worker.log`.
+
+With `--once` it times nothing: each pass is called once between `cudaProfilerStart` and `cudaProfilerStop`, warm, in an
+NVTX range, for programs that look from outside: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
 """
 
 import argparse
@@ -131,7 +134,7 @@ def _announce(replies: TextIO, folder: Path) -> None:
 
 def _log_into(folder: Path) -> None:
     """Send everything this process prints, native code included, into the job's log."""
-    log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -171,11 +174,12 @@ def main(arguments: list[str] | None = None) -> int:
     """The worker's command line; 0 if the job has a record."""
     parser = argparse.ArgumentParser(prog="python -m attn_exp.worker", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="a job's folder, with its request.yaml")
+    parser.add_argument("--once", action="store_true", help="call each pass once for an outside profiler, time nothing")
     parser.add_argument("--serve", action="store_true", help="read folders from standard input")
     parser.add_argument("--reply-fd", type=int, help="file descriptor to answer on")
     parser.add_argument("--parent", type=int, help="process id of the parent, to die with it")
     given = parser.parse_args(arguments)
-    if given.serve != (given.folder is None):
+    if given.serve != (given.folder is None) or (given.serve and given.once):
         parser.error("give a job's folder, or --serve")
     faulthandler.enable()
     # Ctrl-C reaches the whole foreground group; the parent decides what it means.
@@ -188,6 +192,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if not ((given.folder / REQUEST_NAME).exists() or (given.folder / DUEL_NAME).exists()):
         parser.error(f"{given.folder} has no {REQUEST_NAME}: give a job's folder, as multirun/SWEEP/JOB")
+    if given.once:
+        from attn_exp.once import run_once
+
+        run_once(msgspec.yaml.decode((given.folder / REQUEST_NAME).read_bytes(), type=Request))
+        return 0
     run_folder(given.folder, None)
     return 0
 

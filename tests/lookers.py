@@ -3,8 +3,16 @@
 import ctypes
 import os
 import time
+from dataclasses import replace
+from pathlib import Path
 
+import torch
+
+from attn_exp.backends.base import Calls
+from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs
 from attn_exp.profile import Profile, ProfiledKernel
 from attn_exp.profilers.apart import profile_apart
 from attn_exp.profilers.base import Subject
@@ -49,6 +57,24 @@ class Hangs(Works):
     def profile(self, subject: Subject) -> Profile:
         time.sleep(3600)
         raise AssertionError
+
+
+class Counts(Eager):
+    """The formula, which keeps count of its forwards in a file."""
+
+    def __init__(self, name: str, path: str) -> None:
+        super().__init__(name)
+        self.path, self.calls = Path(path), 0
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        calls = super().prepare(case, inputs)
+
+        def forward() -> torch.Tensor:
+            self.calls += 1
+            self.path.write_text(str(self.calls))
+            return calls.forward()
+
+        return replace(calls, forward=forward)
 
 
 class Apart(Works):

@@ -16,7 +16,14 @@ def config(**changes):
     model = {"q_heads": 12, "kv_heads": None, "head_dim": 64, "value_dim": None, "embedding": None}
     model |= changes.pop("model", {})
     rest = {"batch": 2, "q_len": 8, "kv_len": 16, "causal": True, "align": "top_left", "dtype": {"name": "float16"}}
-    rest |= {"window": None, "softcap": None, "lengths": None, "layout": "bhsd"}
+    rest |= {
+        "window": None,
+        "softcap": None,
+        "lengths": None,
+        "layout": "bhsd",
+        "workload": "attention",
+        "mlp_dim": None,
+    }
     return {"model": model} | rest | changes
 
 

@@ -53,6 +53,13 @@ def test_ours_is_counted_as_theirs_and_meets_its_own_library(beside):
     assert all(row.same_library and row.same_gpu for row in found.rows)
 
 
+def test_a_block_is_not_the_attention_that_was_published(beside):
+    block = sweeps.case(workload="decoder_layer", mlp_dim=512)
+    assert beside([sweeps.job("flash", 100.0), sweeps.job("cudnn", 60.0, of=block)], line()).rows[0].tflops > 0
+    found = beside([sweeps.job("flash", 100.0), sweeps.job("flash", 9.0, of=block)], line())
+    assert [row.cell.result.case.workload for row in found.rows] == [None]
+
+
 def test_a_library_that_was_not_measured_stands_beside_the_fastest(beside):
     found = beside([sweeps.job("flash", 100.0), sweeps.job("cudnn", 60.0)], line(library="FA3", gpu="H100 SXM"))
     (row,) = found.rows

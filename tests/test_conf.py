@@ -111,6 +111,18 @@ def test_the_sdpa_sweep_is_the_thirty_configurations():
     assert set(cases) == wanted
 
 
+def test_attention_alone_has_the_identity_that_it_had_before_there_were_blocks():
+    assert request("device=cpu").job == "auto-8bfa937f51"
+    flux = ("model=flux", "device=cpu")
+    block = request(*flux, "workload=dit_block")
+    alone = request(*flux, "mlp_dim=7")
+    assert alone.job == request(*flux).job != block.job != request(*flux, "workload=dit_block", "mlp_dim=7").job
+    assert (block.case.workload, block.case.mlp_dim, block.case.causal) == ("dit_block", 12288, False)
+    assert (alone.case.workload, alone.case.mlp_dim) == (None, None)
+    llama = request("model=llama3_8b", "device=cpu", "workload=decoder_layer").case
+    assert (llama.mlp_dim, llama.causal) == (14336, True)
+
+
 def test_the_identity_is_of_what_is_measured_and_of_nothing_else():
     job = request("device=cpu").job
     same = (

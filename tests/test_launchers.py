@@ -1,8 +1,10 @@
 """Launchers: one sweep from many tasks, here on GPUs that only sleep, in processes of submitit, and on a local Ray."""
 
 import os
+import secrets
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
@@ -161,11 +163,36 @@ ELSEWHERE = {
 ON_CPU = ("-m", *QUICK, "backend=eager,flash", "batch=1,2", "++backend.sleep_s=1", "sweep=x", "plots=false")
 
 
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A Ray of this host that is not the command's; its address. Both know a token of this test's own."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    script = (
+        "import ray, sys; print(ray.init(num_cpus=2, include_dashboard=False).address_info['address'], flush=True); "
+    )
+    variables = environment() | {"RAY_USAGE_STATS_ENABLED": "0"}
+    started = subprocess.Popen(
+        [sys.executable, "-c", f"{script}sys.stdin.read()"],
+        cwd=tmp_path,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with started:
+        assert started.stdout is not None and started.stdin is not None
+        yield started.stdout.readline().strip()
+        started.stdin.close()
+
+
 @pytest.mark.parametrize("launcher", ELSEWHERE)
-def test_jobs_of_several_processes_end_in_one_sweep(tmp_path, launcher):
+def test_jobs_of_several_processes_end_in_one_sweep(tmp_path, launcher, request):
     # With workers that measure, and one that dies.
     arguments = ("-m", *QUICK, "backend=eager,cudnn,segfaults", "batch=1,2", "sweep=x", "plots=false")
-    ran = run(*arguments, *ELSEWHERE[launcher], "hydra.launcher.tasks=2", cwd=tmp_path)
+    address = f"hydra.launcher.address={request.getfixturevalue('cluster')}" if launcher == "ray" else "seed=123"
+    ran = run(*arguments, *ELSEWHERE[launcher], address, "hydra.launcher.tasks=2", cwd=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     there = records(tmp_path, "x")
     assert sorted(record.status for record in there.values()) == ["crashed"] * 2 + ["ok"] * 2 + ["unsupported"] * 2
@@ -209,12 +236,20 @@ def test_a_killed_task_is_told_retriable_and_no_hang(tmp_path, launcher):
         assert {record.status for record in found(tmp_path, "x")} == {"ok"}
 
 
+def stored(cwd: Path) -> bool:
+    """Whether the sweep's run is in the database, which is opened beside the first jobs."""
+    try:
+        return bool(runs(cwd))
+    except sqlite3.OperationalError:
+        return False
+
+
 @pytest.mark.parametrize(
     ("launcher", "number"), [("slurm", signal.SIGINT), ("slurm", signal.SIGKILL), ("ray", signal.SIGINT)]
 )
 def test_no_task_outlives_its_parent(tmp_path, launcher, number):
-    process = sleepy(*ON_CPU, *ELSEWHERE[launcher], cwd=tmp_path)
-    wait_for(lambda: list(tmp_path.glob(f"multirun/x/*/{FILE_NAME}")))
+    process = sleepy(*(word.replace("sleep_s=1", "sleep_s=60") for word in ON_CPU), *ELSEWHERE[launcher], cwd=tmp_path)
+    wait_for(lambda: tasks_of(tmp_path) and stored(tmp_path))
     _, out, err = interrupt(process, number)
     assert "Traceback" not in err
     wait_for(lambda: left_behind(tmp_path) == [], 10)
@@ -267,7 +302,7 @@ def test_what_slurm_refuses_is_told_in_its_words(tmp_path, slurm):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert err == "attn_exp: Slurm does not take the tasks: sbatch: error: invalid partition specified: nope\n"
-    assert "no job" not in out and not found(tmp_path, "x")
+    assert "no records" not in out and not found(tmp_path, "x")
 
 
 def _by_case(found: list[Record]) -> list[list[Record]]:
@@ -293,6 +328,7 @@ WRONG = {
     "hydra/launcher=slurm hydra.launcher.cluster=local device=cuda hydra.launcher.gpus_per_node=null": "needs an NV",
     "hydra/launcher=ray hydra.launcher.num_gpus=-1": "hydra.launcher.num_gpus=-1 is not a number from 0",
     "hydra/launcher=ray hydra.launcher.tasks=many": "hydra.launcher.tasks=many is not a whole number from 1",
+    "hydra/launcher=ray hydra.launcher.address=127.0.0.1:1": "does not answer: start it there by ray start --head",
     "hydra/launcher=slurm hydra.launcher.cluster=local +hydra.job.env_set.A=b": "jobs of this process",
 }
 

@@ -13,12 +13,14 @@ import torch
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
 from attn_exp.case import PASSES, Case
-from attn_exp.inputs import Inputs
+from attn_exp.inputs import Given, Inputs
 
-# dq, dk and dv.
+# dq, dk and dv; of a block, those of its inputs and weights.
 Gradients = tuple[torch.Tensor, ...]
 # From q, k and v, indexed (batch, heads, length, dim) whatever their layout, to the output likewise.
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# The same of any number of tensors.
+Function = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,18 @@ class Calls:
     `forward()` returns the output (batch, q_heads, q_len, value_dim), as a view if the backend's own layout differs.
     `backward(out)` returns a call that computes (dq, dk, dv) of such an output again and again. `scope()` is entered
     around everything that is called, outside the timed region. `attention` is what `forward` does, as a function of
-    q, k and v, for `torch.compile`; None if it is no such function. `inputs` are those that it is called with, in the
-    layout that the backend converted them to. `notes` are figures worth keeping: what preparing
-    cost, workspace bytes. `scales` are what `out`, `dq`, `dk` and `dv` are multiplied by to be numbers, where they are
-    codes of their own scale; whoever builds a pass in its first call enters them then.
+    q, k and v, for `torch.compile` and for blocks; None if it is no such function. A block's calls have the
+    block there. `inputs` are those that it is called with, in the layout that the backend converted them to. `notes`
+    are figures worth keeping: what preparing cost, workspace bytes. `scales` are what `out`, `dq`, `dk` and `dv` are
+    multiplied by to be numbers, where they are codes of their own scale; whoever builds a pass in its first call
+    enters them then.
     """
 
     forward: Callable[[], torch.Tensor]
     backward: Callable[[torch.Tensor], Callable[[], Gradients]]
     scope: Callable[[], AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
-    attention: Attention | None = None
-    inputs: Inputs | None = None
+    attention: Function | None = None
+    inputs: Given | None = None
     notes: dict[str, float] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 
@@ -96,14 +99,14 @@ class Described:
 
 
 def calls_of(
-    attention: Attention,
-    inputs: Inputs,
+    attention: Function,
+    inputs: Given,
     scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     notes: dict[str, float] | None = None,
 ) -> Calls:
-    """The calls of a differentiable function of q, k and v: forward as it is, backward by autograd."""
+    """The calls of a differentiable function of its inputs' operands: forward as it is, backward by autograd."""
     return Calls(
-        forward=partial(attention, *inputs.qkv),
+        forward=partial(attention, *inputs.operands),
         backward=partial(autograd_backward, inputs),
         scope=scope,
         attention=attention,
@@ -112,9 +115,9 @@ def calls_of(
     )
 
 
-def autograd_backward(inputs: Inputs, out: torch.Tensor) -> Callable[[], Gradients]:
+def autograd_backward(inputs: Given, out: torch.Tensor) -> Callable[[], Gradients]:
     """A call of `torch.autograd.grad` on a real output, without gradients accumulating."""
-    return partial(torch.autograd.grad, out, inputs.qkv, inputs.d_out_bhsd, retain_graph=True)
+    return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True)
 
 
 def supported_passes(backend: Backend, case: Case) -> tuple[str, ...]:

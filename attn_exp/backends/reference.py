@@ -8,10 +8,11 @@ arXiv:2205.14135, appendix B.2).
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Calls, Described, Gradients
+from attn_exp.backends.base import Attention, Calls, Described, Gradients
 from attn_exp.backends.eager import Eager, hidden_keys, masked
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
@@ -46,6 +47,31 @@ def reference(
     """
     found = _sliced(case, inputs, with_gradients=with_gradients, precision=precision)
     return dict(zip(("out", "dq", "dk", "dv"), found, strict=False))
+
+
+def reference_attention(case: Case) -> Attention:
+    """The reference as a differentiable function of q, k and v, in their own precision: float32 or float64."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Reference.apply(q, k, v, case)  # type: ignore[no-untyped-call]
+        return out
+
+    return attention
+
+
+class _Reference(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, case: Case) -> torch.Tensor:
+        ctx.case = case
+        ctx.save_for_backward(q, k, v)
+        shape_of_out = q.new_empty(1).expand(*q.shape[:-1], v.shape[-1])
+        return _sliced(case, Inputs(q, k, v, shape_of_out), with_gradients=False, precision=q.dtype)[0]
+
+    @staticmethod
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v = ctx.saved_tensors
+        inputs = Inputs(q, k, v, d_out)
+        return *_sliced(ctx.case, inputs, with_gradients=True, precision=d_out.dtype)[1:], None
 
 
 def _backward(case: Case, inputs: Inputs, out: torch.Tensor) -> Callable[[], Gradients]:

@@ -1,6 +1,6 @@
 """Plan: the jobs of a sweep as groups, one a case, in the order in which tasks should take them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,10 @@ def group_jobs(requests: Iterable[Request], done: Mapping[Case, str | None]) -> 
     return tuple(sorted(groups, key=_work, reverse=True))
 
 
-def gpu_of(record: Record, gpus: Iterable[str]) -> str | None:
+def gpu_of(record: Record, gpus: Sequence[str]) -> str | None:
     """The GPU that a record was measured on, if it is one of these."""
     found = record.request.gpu_uuid
-    return found if found in gpus else None
+    return found if found is not None and found in gpus else None
 
 
 def write_plan(plan: Plan, launch: Path) -> None:

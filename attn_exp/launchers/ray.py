@@ -6,7 +6,9 @@ along, and loses all results if one task dies.
 
 import logging
 import os
+import re
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from attn_exp.launchers.base import ELSEWHERE, check_remote, require
 from attn_exp.launchers.task import run_in_process
 
 _LOOK_S = 0.5
+_ANSWER_S = 5.0
 
 
 class Ray:
@@ -29,6 +32,7 @@ class Ray:
         self.tasks = check_remote(self.name, options, device)
         require("ray", self.name)
         self._address = options["address"]
+        _check_there(str(self._address))
         self._share: dict[str, float] = {}
         for key in ("num_gpus", "num_cpus"):
             share = options[key]
@@ -63,24 +67,18 @@ class Ray:
 
     def _connect(self) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Whose GPU it is says Ray; without one it would hide them all from the task anyway.
+        # Else Ray warns of what a later version will do with tasks that ask for no GPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
         terminate = signal.getsignal(signal.SIGTERM)
         try:
+            dashboard = None if self._address else False
             ray.init(
-                address=self._address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=True,
-                **({} if self._address else {"include_dashboard": False}),
+                address=self._address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise UserError(
-                f"Ray at hydra.launcher.address={self._address} does not answer ({first_line(error)}): start it there "
-                "by ray start --head, or let hydra.launcher.address=null start one here"
-            ) from error
+            raise _silent(str(self._address)) from error
         # Ray's own would end this process without a word.
         signal.signal(signal.SIGTERM, terminate)
         self._ray = ray
@@ -94,3 +92,21 @@ class Ray:
                     f"hydra.launcher.{key}={self._share[key]} is more than the Ray cluster has ({resource}: "
                     f"{there.get(resource, 0):g}): lower it, or start nodes"
                 )
+
+
+def _check_there(address: str) -> None:
+    """Raise UserError if nobody listens at HOST:PORT; Ray itself tries for two minutes."""
+    found = re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)
+    if not found:
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise _silent(address) from error
+
+
+def _silent(address: str) -> UserError:
+    return UserError(
+        f"Ray at hydra.launcher.address={address} does not answer: start it there by ray start --head, or let "
+        "hydra.launcher.address=null start one here"
+    )

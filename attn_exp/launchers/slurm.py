@@ -79,9 +79,9 @@ class Slurm:
             for task, job in list(self._left.items()):
                 if not job.done(force_check=force):
                     continue
-                error = job.exception()
-                if error is not None:
-                    ended[task] = f"{self._cluster} job {job.job_id}: {_last_line(error)}"
+                why = job.exception()
+                if why is not None:
+                    ended[task] = f"{self._cluster} job {job.job_id}: {_last_line(why)}"
                 del self._left[task]
             if self._left:
                 time.sleep(_LOOK_S)
@@ -113,7 +113,7 @@ def _asks_for_gpus(options: dict[str, Any]) -> bool:
 
 
 def _refusal(error: Exception) -> str:
-    """sbatch's reason, which a line without one follows."""
+    """The reason that sbatch gives, which a line without one follows."""
     reasons = [line.strip() for line in str(error).splitlines() if "error:" in line]
     return reasons[0] if reasons else _last_line(error)
 

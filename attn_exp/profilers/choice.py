@@ -19,7 +19,9 @@ def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     if "_target_" in found:
         name = found.get("name", "NAME")
         raise UserError(f"a profiler of your own begins with the line '# @package profiler.{name}': add it to its YAML")
-    return tuple(_checked(str(name), options) for name, options in found.items())
+    checked = [_checked(str(name), options) for name, options in found.items()]
+    # It joins what others found in this job, so it comes after them however they were typed.
+    return tuple(sorted(checked, key=lambda options: options["name"] == "inductor"))
 
 
 def size_limit_mb(config: dict[str, Any]) -> float:

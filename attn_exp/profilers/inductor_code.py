@@ -1,0 +1,137 @@
+"""What Inductor generated: its kernels with their sources, and the columns that describe each, read from the code.
+
+PyTorch has a table of these columns itself (`kernel_metadata` in torch/_inductor/metrics.py), but with torch 2.11 and
+2.13 whoever enables it cannot compile: it wants `size_hints=[...]` where the code has `size_hints={...}` ("size_hints
+missing!"). So they are read here, by name, from what every version writes.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# PyTorch's names, in its order.
+COLUMNS = (
+    *("kernel_name", "kernel_path", "kernel_category", "size_hints", "reduction_hint", "line_of_code", "num_load"),
+    *("num_store", "num_for_loop", "num_atomic_add", "num_args", "xnumel", "ynumel", "rnumel", "kernel_args_num_gb"),
+)
+_COUNTED = {
+    "num_load": "tl.load",
+    "num_store": "tl.store",
+    "num_for_loop": "for ",
+    "num_atomic_add": "tl.atomic_add",
+}
+_ENDINGS = {"triton": "py", "cpp": "cpp"}
+_LONGEST_NAME = 150
+# Functions of the generated file that no call runs.
+_BESIDE = re.compile(r"benchmark|get_args")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A kernel: its name, the language and text of its source, how often a call runs it, and PyTorch's columns."""
+
+    name: str
+    language: str
+    source: str
+    calls: int
+    columns: dict[str, float | str]
+
+    @property
+    def file_name(self) -> str:
+        """A name for its source's file: the kernel's, whose end is what tells it from others where it is too long."""
+        return f"{self.name[-_LONGEST_NAME:]}.{_ENDINGS.get(self.language, 'txt')}"
+
+
+def read_generated(code: str) -> tuple[list[Generated], dict[str, int]]:
+    """The kernels that a file of Inductor's output defines, and how often it calls each external one.
+
+    Raises:
+        SyntaxError: the text is no Python.
+    """
+    tree = ast.parse(code)
+    called = list(_called(tree))
+    kernels = []
+    for node in tree.body:
+        found = _definition(node)
+        if found is not None:
+            name, language, source = found
+            columns = triton_columns(source) if language == "triton" else {"kernel_category": language}
+            columns = {"kernel_name": name, "line_of_code": len(source.strip().splitlines()), **columns}
+            kernels.append(Generated(name, language, source, called.count(name), columns))
+    external = [name for name in called if name.startswith(("extern_kernels.", "torch.ops."))]
+    return kernels, {name: external.count(name) for name in dict.fromkeys(external)}
+
+
+def triton_columns(source: str) -> dict[str, float | str]:
+    """The columns of a kernel in Triton, as far as its source has them."""
+    found: dict[str, float | str] = {}
+    words = {
+        "kernel_category": r"@triton_heuristics\.(\w+)",
+        "size_hints": r"size_hints=(\{[^}]*\}|\[[^\]]*\])",
+        "reduction_hint": r"reduction_hint=ReductionHint\.(\w+)",
+    }
+    for name, pattern in words.items():
+        match = re.search(pattern, source)
+        if match:
+            found[name] = match[1]
+    size = re.search(r"kernel_num_gb.\s*:\s*([0-9.eE+-]+)", source)
+    if size:
+        found["kernel_args_num_gb"] = float(size[1])
+    function = _jitted(source)
+    if function is None:
+        return found
+    body = ast.get_source_segment(source, function) or ""
+    found["line_of_code"] = len(body.splitlines())
+    found["num_args"] = len(function.args.args)
+    found |= {name: body.count(pattern) for name, pattern in _COUNTED.items()}
+    for name in ("xnumel", "ynumel", "rnumel"):
+        numel = _numel(body, name)
+        if numel is not None:
+            found[name] = numel
+    return found
+
+
+def _numel(body: str, name: str) -> int | None:
+    """A size that was written into the code; newer reductions have `r0_numel` for `rnumel`."""
+    names = [name] if name != "rnumel" else ["rnumel", "r0_numel", "r1_numel"]
+    sizes = [int(match[1]) for one in names if (match := re.search(rf"\b{one} = (\d+)", body))]
+    product = 1
+    for size in sizes:
+        product *= size
+    return product if sizes else None
+
+
+def _jitted(source: str) -> ast.FunctionDef | None:
+    try:
+        functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    except SyntaxError:
+        return None
+    jitted = [one for one in functions if any("triton.jit" in ast.unparse(word) for word in one.decorator_list)]
+    # Helpers of a template come before the kernel.
+    return jitted[-1] if jitted else None
+
+
+def _definition(node: ast.stmt) -> tuple[str, str, str] | None:
+    """Name, language and source of `NAME = async_compile.LANGUAGE(..., '''SOURCE''', ...)`."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+        return None
+    call = node.value
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    if ast.unparse(call.func.value) != "async_compile":
+        return None
+    texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    language = call.func.attr.split("_")[0]
+    return (node.targets[0].id, language, max(texts, key=len)) if texts else None
+
+
+def _called(tree: ast.Module) -> Iterator[str]:
+    """What is called in what a call runs, in order; `NAME.run(...)` is a call of NAME."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and _BESIDE.search(node.name):
+            continue
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Call):
+                name = ast.unparse(inner.func)
+                yield name.removesuffix(".run")

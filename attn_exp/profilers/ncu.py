@@ -1,0 +1,155 @@
+"""Nsight Compute: hardware counters of every kernel of a job, from its worker's command run once more."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from attn_exp.backends.package import Unavailable
+from attn_exp.once import MARKER
+from attn_exp.profile import Profile
+from attn_exp.profilers.base import Subject
+from attn_exp.profilers.figures_csv import kernels_csv
+from attn_exp.profilers.ncu_metrics import Counter, counters_for, known_names, own_counter
+from attn_exp.profilers.ncu_program import NcuError, ask, check_version, failure, find_program
+from attn_exp.profilers.ncu_table import CsvError, kernels, pass_figures, read_launches, split_passes
+from attn_exp.record import LOG_NAME, REQUEST_NAME, write_whole
+
+_REPORT, _TABLE, _RAW = "report.ncu-rep", "kernels.csv", "launches.csv"
+CLOCKS = ("none", "base")
+CACHES = ("all", "none")
+SETS = ("basic", "detailed", "full", "roofline")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a run of the program left: its table of launches as CSV, and what was asked for."""
+
+    text: str
+    counters: tuple[Counter, ...]
+    version: str
+
+
+class Ncu:
+    """Runs `python -m attn_exp.worker --once` under `ncu`, and makes a table and metrics of its counters.
+
+    `program` is where ncu lies if not on PATH or in a usual place. `clock_control` none leaves clocks as the timing had
+    them, base locks them. `cache_control` all empties caches before every kernel and replay, none keeps what the last
+    kernel left. `metrics` are more of ncu's names to ask for. With `report` the `.ncu-rep` is kept, with the sections
+    of `section_set` in it. This process sits idle meanwhile, its memory on the GPU stays taken.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: str | None = None,
+        clock_control: str = "none",
+        cache_control: str = "all",
+        metrics: Sequence[str] = (),
+        report: bool = False,
+        section_set: str | None = None,
+    ) -> None:
+        for key, value, choices in (
+            ("clock_control", clock_control, CLOCKS),
+            ("cache_control", cache_control, CACHES),
+            ("section_set", section_set, (None, *SETS)),
+        ):
+            if value not in choices:
+                raise TypeError(f"{key}={value!r} is not one of {', '.join(map(str, choices))}")
+        if isinstance(metrics, str):
+            raise TypeError(f"metrics={metrics!r} is no list: write [{metrics}]")
+        self.name, self.program, self.report, self.section_set = name, program, report, section_set
+        self.clock_control, self.cache_control, self.metrics = clock_control, cache_control, tuple(metrics)
+
+    def profile(self, subject: Subject) -> Profile:
+        """Counters by kernel and pass; `kernels.csv`, `launches.csv` with every launch, and on demand the report.
+
+        Raises:
+            Unavailable: no GPU, no program, too old a version, no permission; the message says the remedy.
+        """
+        if subject.request.device != "cuda":
+            raise Unavailable("ncu reads the counters of NVIDIA GPUs, and this job ran on the CPU: set device=cuda")
+        try:
+            seen = self._run(subject)
+        except NcuError as error:
+            if error.remedied:
+                raise Unavailable(str(error)) from error
+            return Profile(status="failed", reason=str(error), files=subject.kept(LOG_NAME))
+        (subject.folder / _RAW).write_text(seen.text)
+        files = (_TABLE, _RAW, LOG_NAME, *((_REPORT,) if self.report else ()))
+        try:
+            launches = read_launches(seen.text)
+            by_pass = split_passes(launches, subject.request.measuring.passes, MARKER)
+        except CsvError as error:
+            return Profile(status="failed", reason=str(error), files=subject.kept(*files))
+        found = tuple(one for name, own in by_pass.items() for one in kernels(own, name, seen.counters))
+        write_whole(subject.folder / _TABLE, kernels_csv(found).encode())
+        metrics: dict[str, float] = {}
+        for name, own in by_pass.items():
+            metrics |= pass_figures(own, name, seen.counters)
+        nothing = [name for name, own in by_pass.items() if not own]
+        reason = f"ncu saw no kernel of {' and '.join(nothing)}" if nothing else None
+        return Profile(
+            status="failed" if len(nothing) == len(by_pass) else "ok",
+            reason=reason,
+            kernels=found,
+            metrics=metrics,
+            files=subject.kept(*files),
+        )
+
+    def _run(self, subject: Subject) -> _Seen:
+        program = find_program(self.program)
+        version = check_version(program)
+        counters = self._counters(program)
+        # A folder of its own, with the request alone: the job's record stays as it is.
+        write_whole(subject.folder / REQUEST_NAME, msgspec.yaml.encode(replace(subject.request, profilers=())))
+        report = subject.folder / _REPORT
+        try:
+            self._collect(program, subject.folder, report, [one.metric for one in counters])
+            text = ask(program, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base")
+        finally:
+            (subject.folder / REQUEST_NAME).unlink()
+            if not self.report:
+                report.unlink(missing_ok=True)
+        return _Seen(text, counters, version)
+
+    def _counters(self, program: Path) -> tuple[Counter, ...]:
+        try:
+            known = known_names(ask(program, "--query-metrics"))
+        except NcuError as error:
+            if error.remedied:
+                raise
+            known = frozenset()
+        return (*counters_for(known), *(own_counter(name, known) for name in self.metrics))
+
+    def _collect(self, program: Path, folder: Path, report: Path, metrics: Sequence[str]) -> None:
+        """Run the worker's command under the program, until it ends or the parent kills this process' group."""
+        command = [
+            *(str(program), "--export", str(report), "--force-overwrite", "--profile-from-start", "off"),
+            *("--nvtx", "--clock-control", self.clock_control, "--cache-control", self.cache_control),
+            *(("--set", self.section_set) if self.section_set else ()),
+            *("--metrics", ",".join(dict.fromkeys(metrics))),
+            *(sys.executable, "-m", "attn_exp.worker", "--once", str(folder)),
+        ]
+        with (folder / LOG_NAME).open("wb") as log:
+            log.write(f"{shlex.join(command)}\n".encode())
+            log.flush()
+            ran = subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, env=_plain())
+        # Without the command itself.
+        output = (folder / LOG_NAME).read_text(errors="replace").partition("\n")[2]
+        if ran.returncode < 0:
+            raise NcuError(f"ncu was killed by {signal.Signals(-ran.returncode).name}", remedied=False)
+        if ran.returncode or not report.exists():
+            raise failure(output, ran.returncode)
+
+
+def _plain() -> dict[str, str]:
+    """The environment with numbers as programs read them, and without profilers that would be in ncu's way."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_INJECTION")}
+    return {**kept, "LC_ALL": "C.UTF-8"}

@@ -1,0 +1,80 @@
+"""What is asked of Nsight Compute: hardware counters, and the names and units under which they are kept."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from attn_exp.errors import nearest
+from attn_exp.profilers.ncu_program import NcuError
+
+# How the values of several kernels make one: a sum, or a mean weighted by time.
+Kind = Literal["sum", "mean", "text"]
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
+# Those of every chip since Volta; more (gmma on Hopper) where the program lists them.
+_STALLS = (
+    *("barrier", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard"),
+    *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
+    *("short_scoreboard", "sleeping", "tex_throttle", "wait"),
+)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A metric of Nsight Compute's under a name of ours; `scale` makes its base unit ours (percent a share)."""
+
+    name: str
+    metric: str
+    kind: Kind = "mean"
+    scale: float = 1.0
+
+
+COUNTERS = (
+    Counter("time_us", "gpu__time_duration.sum", "sum", 1e-3),
+    Counter("dram_bytes_read", "dram__bytes_read.sum", "sum"),
+    Counter("dram_bytes_written", "dram__bytes_write.sum", "sum"),
+    Counter("dram_throughput", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
+    Counter("sm_throughput", "sm__throughput.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
+    Counter("tensor_active", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
+    Counter("l2_hit_rate", "lts__t_sector_hit_rate.pct", scale=1e-2),
+    Counter("occupancy", "sm__warps_active.avg.pct_of_peak_sustained_active", scale=1e-2),
+    Counter("sm_clock_mhz", "gpc__cycles_elapsed.avg.per_second", scale=1e-6),
+    Counter("registers", "launch__registers_per_thread"),
+    Counter("shared_memory_bytes", "launch__shared_mem_per_block"),
+)
+
+
+def counters_for(known: frozenset[str]) -> tuple[Counter, ...]:
+    """What to ask for where the program lists these base names; all of the usual ones where it lists none.
+
+    Metrics of the launch are no counters, and not in that list.
+    """
+    stalls = [found[1] for found in map(_STALL.fullmatch, sorted(known)) if found] or list(_STALLS)
+    asked = (*COUNTERS, *(stall_counter(reason) for reason in stalls))
+    return tuple(
+        one for one in asked if not known or one.metric.startswith("launch__") or one.metric.split(".")[0] in known
+    )
+
+
+def stall_counter(reason: str) -> Counter:
+    """Warps that wait for one reason in a cycle in which one is issued: cycles between two instructions of a warp."""
+    return Counter(f"stall_{reason}", f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio")
+
+
+def own_counter(metric: str, known: frozenset[str]) -> Counter:
+    """A metric that was asked for by ncu's name, under that name.
+
+    Raises:
+        NcuError: the program does not list it.
+    """
+    base = metric.split(".")[0]
+    if known and base not in known and not base.startswith("launch__"):
+        raise NcuError(
+            f"ncu has no metric {base} on this GPU: {nearest(base, known)}leave it out of profiler.ncu.metrics",
+            remedied=True,
+        )
+    return Counter(metric, metric, "sum" if metric.endswith(".sum") else "mean")
+
+
+def known_names(listing: str) -> frozenset[str]:
+    """The base names in what `ncu --query-metrics` prints: the first word of each line that looks like one."""
+    return frozenset(re.findall(r"^([a-z][a-z0-9]*__\w+)(?=\s|$)", listing, re.MULTILINE))

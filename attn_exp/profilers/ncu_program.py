@@ -1,0 +1,125 @@
+"""Nsight Compute's program: where it lies, which version it is, and what its errors mean for who reads them."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+# Where its packages, the CUDA toolkit and NVIDIA's containers put it; the newest of several is taken.
+PLACES = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu")
+# The first that knows Hopper.
+LEAST_VERSION = (2022, 3)
+_ASK_LIMIT_S = 60.0
+_LONGEST_WORDS = 150
+# What its output says, and the sentence to say instead, in the order in which they are looked for.
+_PERMISSION = (
+    "this user may not read the GPU's performance counters (ERR_NVGPUCTRPERM): load the driver with "
+    "NVreg_RestrictProfilingToAdminUsers=0, give the container CAP_SYS_ADMIN, or run as root"
+)
+_REMEDIES = (
+    (r"ERR_NVGPUCTRPERM", _PERMISSION),
+    (
+        r"(?i)driver resource was unavailable|another .*tool.* collecting",
+        "another tool reads the GPU's performance counters: end it, for DCGM with dcgmi profile --pause",
+    ),
+    (
+        r"(?i)nsight-compute-lock",
+        "ncu cannot write its lock file into the folder for temporary files: set TMPDIR to a folder of your own",
+    ),
+    (
+        r"(?i)driver is not compatible|driver version .*insufficient|UnsupportedDriver",
+        "ncu does not fit the installed driver: install the Nsight Compute that comes with this CUDA version, or set "
+        "profiler.ncu.program=/path/to/ncu",
+    ),
+)
+_UNSUPPORTED = re.compile(r"(?i)==ERROR==\s*(.*(?:not supported|unsupported|no supported).*)")
+
+
+class NcuError(Exception):
+    """Nsight Compute gave nothing; `remedied` says whether the message names what the user can do about it."""
+
+    def __init__(self, message: str, *, remedied: bool) -> None:
+        super().__init__(message)
+        self.remedied = remedied
+
+
+def find_program(given: str | None, places: tuple[str, ...] = PLACES) -> Path:
+    """The program: as given, on PATH, or where it usually lies.
+
+    Raises:
+        NcuError: it is not there.
+    """
+    if given is not None:
+        found = shutil.which(given)
+        if found is None:
+            raise NcuError(f"profiler.ncu.program={given} is no program: give the path of ncu", remedied=True)
+        return Path(found)
+    on_path = shutil.which("ncu")
+    if on_path is not None:
+        return Path(on_path)
+    usual = [path for place in places for path in Path("/").glob(place.lstrip("/")) if shutil.which(path)]
+    if not usual:
+        raise NcuError(
+            "Nsight Compute is not installed: install nsight-compute, or set profiler.ncu.program=/path/to/ncu",
+            remedied=True,
+        )
+    return max(usual, key=lambda path: [int(number) for number in re.findall(r"\d+", str(path))])
+
+
+def check_version(program: Path) -> str:
+    """The program's version, `2025.3.1`.
+
+    Raises:
+        NcuError: it does not answer, or is older than `LEAST_VERSION`.
+    """
+    said = ask(program, "--version")
+    found = re.search(r"Version (\d+)\.(\d+)[.\d]*", said)
+    if found is None:
+        raise NcuError(f"{program} --version does not say which version it is: is it Nsight Compute?", remedied=True)
+    if (int(found[1]), int(found[2])) < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        raise NcuError(
+            f"{program} is version {found[1]}.{found[2]}: install Nsight Compute {least} or newer, or set "
+            "profiler.ncu.program=/path/to/ncu",
+            remedied=True,
+        )
+    return found[0].removeprefix("Version ").rstrip(".")
+
+
+def ask(program: Path, *arguments: str, limit_s: float = _ASK_LIMIT_S) -> str:
+    """What the program prints.
+
+    Raises:
+        NcuError: it cannot be run, fails, or does not end.
+    """
+    try:
+        ran = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=limit_s)
+    except OSError as error:
+        raise NcuError(f"{program} cannot be run ({error.strerror}): give another ncu", remedied=True) from error
+    except subprocess.TimeoutExpired as error:
+        raise NcuError(f"{program} {arguments[0]} did not end within {limit_s:g} s", remedied=False) from error
+    if ran.returncode:
+        raise failure(ran.stdout + ran.stderr, ran.returncode)
+    return ran.stdout
+
+
+def failure(output: str, code: int) -> NcuError:
+    """What went wrong, from what the program printed: one sentence, with the remedy where there is one."""
+    for pattern, sentence in _REMEDIES:
+        if re.search(pattern, output):
+            return NcuError(sentence, remedied=True)
+    refused = _UNSUPPORTED.search(output)
+    if refused:
+        words = refused[1].strip().rstrip(".")
+        return NcuError(f"ncu cannot read this GPU's counters ({words}): profile on another GPU", remedied=True)
+    unknown = sorted(set(re.findall(r"(?i)failed to find metric:?\s+'?([\w.:]+)", output)))
+    if unknown:
+        return NcuError(f"ncu does not know {', '.join(unknown)}: leave it out of profiler.ncu.metrics", remedied=True)
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
+    said = errors[0].rstrip(".") if errors else "it printed no reason"
+    # What the job itself said last: a GPU's memory may not hold the job twice.
+    own = [line for line in lines if not line.startswith("==")]
+    if own and "application returned" in said:
+        said = f"{said}: {own[-1][:_LONGEST_WORDS]}"
+    return NcuError(f"ncu ended with code {code}: {said}", remedied=False)

@@ -1,0 +1,159 @@
+"""Nsight Compute's CSV (`--csv --page raw`) as launches, and launches as kernels and metrics of a pass."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from attn_exp.profile import ProfiledKernel
+from attn_exp.profilers.ncu_metrics import Counter
+
+# Stalls below this share of a warp's time between two instructions say nothing about a pass.
+_STALL_SHARE = 0.05
+_PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+# The units that we ask for (`--print-units base`), and what of them comes with a prefix all the same.
+_SCALED = ("byte", "hz", "cycle", "inst")
+_SECONDS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: its name, launch shape, and values in base units (ns, byte, percent) by metric."""
+
+    name: str
+    grid: str
+    block: str
+    values: dict[str, float]
+
+
+class CsvError(ValueError):
+    """The text is no table of Nsight Compute's; the message says what is wrong with it."""
+
+
+def read_launches(text: str) -> list[Launch]:
+    """The launches in the order in which they ran. Lines of the program's own around the table are passed over.
+
+    Raises:
+        CsvError: there is no header, or a row is shorter than it.
+    """
+    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    start = next((index for index, row in enumerate(rows) if "Kernel Name" in row), None)
+    if start is None:
+        raise CsvError("ncu printed no table of kernels")
+    header = rows[start]
+    place = {name: index for index, name in enumerate(header)}
+    units: Sequence[str] = [""] * len(header)
+    found = []
+    for row in rows[start + 1 :]:
+        if row[0].startswith("=="):
+            continue
+        if len(row) != len(header):
+            raise CsvError(f"a row of ncu's table has {len(row)} cells, the header {len(header)}")
+        if not row[place["Kernel Name"]]:
+            units = row  # the second row
+            continue
+        values = {
+            name: number * _factor(unit)
+            for name, cell, unit in zip(header, row, units, strict=True)
+            if "__" in name and (number := _number(cell)) is not None
+        }
+        grid, block = (row[place[name]] if name in place else "" for name in ("Grid Size", "Block Size"))
+        found.append(Launch(row[place["Kernel Name"]], grid, block, values))
+    return found
+
+
+def split_passes(launches: Sequence[Launch], passes: Sequence[str], marker: str) -> dict[str, list[Launch]]:
+    """The launches of each pass: they ran in this order, with a launch of `marker` between two of them.
+
+    Raises:
+        CsvError: there are not as many markers as there should be.
+    """
+    found: list[list[Launch]] = [[]]
+    for launch in launches:
+        if marker in launch.name:
+            found.append([])
+        else:
+            found[-1].append(launch)
+    if len(found) != len(passes):
+        raise CsvError(f"{len(found) - 1} marks between passes are in ncu's table, not {len(passes) - 1}")
+    return dict(zip(passes, found, strict=True))
+
+
+def kernels(launches: Sequence[Launch], direction: str, counters: Sequence[Counter]) -> list[ProfiledKernel]:
+    """One entry a kernel's name, the longest first: sums, and means weighted by time, over its launches in a call."""
+    by_name: dict[str, list[Launch]] = {}
+    for launch in launches:
+        by_name.setdefault(launch.name, []).append(launch)
+    made = []
+    for name, own in by_name.items():
+        figures: dict[str, float | str] = dict(_together(own, counters))
+        time_us = figures.pop("time_us", None)
+        shapes = {"grid": {one.grid for one in own}, "block": {one.block for one in own}}
+        figures |= {key: next(iter(values)) for key, values in shapes.items() if len(values) == 1 and "" not in values}
+        made.append(
+            ProfiledKernel(
+                direction=direction,
+                name=name,
+                count=float(len(own)),
+                time_us=time_us if isinstance(time_us, float) else None,
+                figures=figures,
+            )
+        )
+    return sorted(made, key=lambda one: -(one.time_us or 0.0))
+
+
+def pass_figures(launches: Sequence[Launch], direction: str, counters: Sequence[Counter]) -> dict[str, float]:
+    """The metrics of a pass, `forward/time_us` and so on; what belongs to single kernels alone is left out."""
+    found = _together(launches, counters)
+    stalls = {name: value for name, value in found.items() if name.startswith("stall_")}
+    whole = sum(stalls.values())
+    kept = {name: value for name, value in found.items() if name not in (*stalls, "registers", "shared_memory_bytes")}
+    kept |= {f"{name}_share": value / whole for name, value in stalls.items() if value > _STALL_SHARE * whole}
+    kept["kernels"] = float(len(launches))
+    return {f"{direction}/{name}": value for name, value in kept.items()}
+
+
+def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
+    """Each counter over several launches; a counter that a launch does not have is of the others."""
+    found: dict[str, float] = {}
+    weight = "gpu__time_duration.sum"
+    for counter in counters:
+        have = [one for one in launches if counter.metric in one.values]
+        if not have:
+            continue
+        values = [one.values[counter.metric] * counter.scale for one in have]
+        if counter.kind == "sum":
+            found[counter.name] = sum(values)
+        else:
+            weights = [one.values.get(weight, 1.0) for one in have]
+            found[counter.name] = sum(map(_product, values, weights)) / (sum(weights) or 1.0)
+    if {"dram_bytes_read", "dram_bytes_written"} <= set(found):
+        found["dram_bytes"] = found["dram_bytes_read"] + found["dram_bytes_written"]
+        if found.get("time_us"):
+            found["dram_gb_per_s"] = found["dram_bytes"] / found["time_us"] / 1e3
+    return found
+
+
+def _product(value: float, weight: float) -> float:
+    return value * weight
+
+
+def _number(cell: str) -> float | None:
+    """`5,472` and `0.82`; None for text and for what could not be measured (`n/a`, `nan`, `(!) nan`)."""
+    try:
+        number = float(cell.replace(",", ""))
+    except ValueError:
+        return None
+    return number if number == number and abs(number) != float("inf") else None
+
+
+def _factor(unit: str) -> float:
+    """What makes a value of this unit one of the base unit: nanoseconds, bytes, hertz, rates a second."""
+    if unit in _SECONDS:
+        return _SECONDS[unit]
+    head, _, per = unit.partition("/")
+    rate = 1e9 / _SECONDS[per] if per in _SECONDS else 1.0
+    for name in _SCALED:
+        if head.lower().endswith(name):
+            return rate * _PREFIXES.get(head[: -len(name)], 1.0)
+    return rate

@@ -1,0 +1,27 @@
+"""The attention alone: a backend's own calls."""
+
+from attn_exp.backends.base import Backend, Calls
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs, make_inputs
+from attn_exp.record import Work
+from attn_exp.tolerance import Expected, expected
+
+
+class AttentionAlone:
+    """Nothing around the attention."""
+
+    def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
+        """q, k, v and the output's gradient."""
+        return make_inputs(case, device, seed, with_gradients=with_gradients)
+
+    def expected(self, case: Case, inputs: Inputs, *, with_gradients: bool) -> Expected:
+        """`out`, `dq`, `dk` and `dv`."""
+        return expected(case, inputs, with_gradients=with_gradients)
+
+    def calls(self, backend: Backend, case: Case, inputs: Inputs) -> Calls:
+        """What the backend prepares."""
+        return backend.prepare(case, inputs)
+
+    def work(self, case: Case) -> dict[str, Work]:
+        """Nothing: attn_exp.flops has it in closed form."""
+        return {}

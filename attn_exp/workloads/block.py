@@ -1,0 +1,194 @@
+"""Blocks: attention inside of a transformer block with random weights, judged against the same block in float32."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from attn_exp.backends.base import Attention, Backend, Calls, autograd_backward, calls_of
+from attn_exp.backends.eager import formula, hidden_keys, masked
+from attn_exp.backends.package import Refused
+from attn_exp.backends.reference import reference_attention
+from attn_exp.case import PASSES, Case
+from attn_exp.flops import flops
+from attn_exp.inputs import make_inputs
+from attn_exp.record import Work
+from attn_exp.tolerance import PART_SCORES, Expected, Tolerance, bounds
+
+# Standard deviation of the scores. With flat ones attention averages over thousands of keys and nearly vanishes beside
+# the MLP, so that a wrong attention would not show in the block's output.
+_SCORES = 2.5
+_OF_ONES = 0.1
+
+
+@dataclass(frozen=True)
+class BlockInputs:
+    """A block with its weights, what it is called with, and its output's gradient (batch, length, width)."""
+
+    block: Any
+    operands: tuple[torch.Tensor, ...]
+    d_out: torch.Tensor
+
+    @property
+    def leaves(self) -> tuple[torch.Tensor, ...]:
+        """The operands and all weights, in the order of `gradient_names`."""
+        return (*self.operands, *self.block.parameters())
+
+    @property
+    def gradient_names(self) -> tuple[str, ...]:
+        """`dx`, and for the weight `wq.weight` `d_wq_weight`."""
+        weights = [f"d_{name.replace('.', '_')}" for name, _ in self.block.named_parameters()]
+        return (*(f"d{name}" for name in self.block.operand_names), *weights)
+
+    def to(self, precision: torch.dtype) -> "BlockInputs":
+        """A copy in another precision, of the same numbers."""
+        operands = (one.detach().to(precision).requires_grad_(one.requires_grad) for one in self.operands)
+        return BlockInputs(copy.deepcopy(self.block).to(precision), tuple(operands), self.d_out.to(precision))
+
+    def first(self, tokens: int) -> "BlockInputs":
+        """One row of the batch, its first tokens; the weights are shared."""
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            # A vector that modulates all tokens has no length.
+            part = tensor.detach()[:1, :tokens] if tensor.ndim == self.d_out.ndim else tensor.detach()[:1]
+            return part.contiguous().requires_grad_(tensor.requires_grad)
+
+        return BlockInputs(self.block, tuple(cut(one) for one in self.operands), cut(self.d_out))
+
+
+class BlockWorkload:
+    """Any kind of block: `kind` makes it of a case."""
+
+    def __init__(self, kind: Callable[[Case], Any]) -> None:
+        self.kind = kind
+
+    def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> BlockInputs:
+        """Operands and the output's gradient are normally distributed, weights so that each layer keeps their size."""
+        generator = torch.Generator(device).manual_seed(seed)
+        dtype: torch.dtype = getattr(torch, case.dtype)
+        block = self._built(case, torch.device(device))
+        _fill(block, generator)
+        block.requires_grad_(with_gradients)
+
+        def normal(shape: tuple[int, ...]) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+        shapes = block.operand_shapes(case)
+        operands = tuple(normal(shapes[name]).requires_grad_(with_gradients) for name in block.operand_names)
+        return BlockInputs(block, operands, normal(shapes["x"]))
+
+    def expected(self, case: Case, inputs: BlockInputs, *, with_gradients: bool) -> Expected:
+        """The block in float32 with the reference's attention; the tolerances as for attention, on a part."""
+        whole = _outcome(inputs.to(torch.float32), reference_attention(case), with_gradients=with_gradients)
+        return Expected(whole, _tolerances(case, inputs, with_gradients=with_gradients))
+
+    def calls(self, backend: Backend, case: Case, inputs: BlockInputs) -> Calls:
+        """The block with the backend's attention. Heads of one token lie side by side, as projections leave them.
+
+        Raises:
+            Refused: the backend is no function of q, k and v.
+        """
+        like = inputs.operands[0]
+        lying = replace(case, layout="bshd", workload=None, mlp_dim=None)
+        # For what a backend prepares by the shapes and strides of its inputs; they are gone when this returns.
+        sample = make_inputs(lying, like.device.type, 0, with_gradients=like.requires_grad)
+        prepared = backend.prepare(lying, sample)
+        attention, block = prepared.attention, inputs.block
+        if attention is None:
+            raise Refused(
+                "a block needs a function of q, k and v, and this backend has none: set workload=attention, or choose "
+                "another backend"
+            )
+
+        def function(*operands: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = block(attention, *operands)
+            return made
+
+        return calls_of(function, inputs, prepared.scope, prepared.notes)
+
+    def work(self, case: Case) -> dict[str, Work]:
+        """Linear layers as PyTorch's FlopCounterMode counts them, on tensors without memory; attention by the mask.
+
+        Bytes: operands, weights and the output once; backward also reads the output's gradient and writes all others.
+        """
+        meta = torch.device("meta")
+        block = self._built(case, meta)
+        dtype: torch.dtype = getattr(torch, case.dtype)
+        shapes = block.operand_shapes(case)
+        operands = [
+            torch.empty(shapes[name], dtype=dtype, device=meta).requires_grad_() for name in block.operand_names
+        ]
+        leaves = [*operands, *block.parameters()]
+        with FlopCounterMode(display=False) as forward:
+            out = block(_free_attention, *operands)
+        with FlopCounterMode(display=False) as backward:
+            torch.autograd.grad(out, leaves, torch.empty_like(out))
+        read, written = sum(leaf.nbytes for leaf in leaves), out.nbytes
+        linear = {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
+        moved = {"forward": read + written, "backward": 2 * read + written}
+        counted = {direction: flops(case, direction) for direction in PASSES}
+        return {
+            name: Work(flops=linear[name] + counted[name], attention_flops=counted[name], bytes=moved[name])
+            for name in PASSES
+        }
+
+    def _built(self, case: Case, device: torch.device) -> Any:
+        """The block without values: filling it as PyTorch does would only take time."""
+        with torch.device("meta"):
+            block: Any = self.kind(case)
+        block = block.to(getattr(torch, case.dtype)).to_empty(device=device)
+        block.place(case, device)
+        return block
+
+
+@torch.no_grad()
+def _fill(block: Any, generator: torch.Generator) -> None:
+    for name, weight in block.named_parameters():
+        weight.normal_(generator=generator)
+        if weight.ndim > 1:
+            weight *= weight.shape[-1] ** -0.5
+        else:
+            weight *= _OF_ONES
+            if name.endswith("norm.weight"):
+                weight += 1.0
+        if name in block.sharpened:
+            weight *= _SCORES**0.5
+
+
+def _free_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention's shapes and dependencies without a matrix product, for counting what is around it."""
+    group = q.shape[1] // k.shape[1]
+    return q + (k + v).repeat_interleave(group, dim=1)
+
+
+def _outcome(inputs: BlockInputs, attention: Attention, *, with_gradients: bool) -> dict[str, torch.Tensor]:
+    with torch.set_grad_enabled(with_gradients):
+        out = inputs.block(attention, *inputs.operands)
+    found = {"out": out.detach()}
+    if with_gradients:
+        found |= dict(zip(inputs.gradient_names, autograd_backward(inputs, out)(), strict=True))
+    return found
+
+
+def _tolerances(case: Case, inputs: BlockInputs, *, with_gradients: bool) -> dict[str, Tolerance]:
+    """Bounds from the block with the plain formula in its own dtype, on as many tokens as fit.
+
+    Gradients of vectors are sums over all tokens: of few numbers, which may be lucky. They get the widest bounds.
+    """
+    tokens = min(case.q_len, max(1, int((PART_SCORES[inputs.d_out.device.type] / case.q_heads) ** 0.5)))
+    part, on_part = replace(case, batch=1, q_len=tokens, kv_len=tokens), inputs.first(tokens)
+    mask = hidden_keys(part, 0, tokens, inputs.d_out.device) if masked(part) else None
+    outcome = partial(_outcome, with_gradients=with_gradients)
+    rounded = outcome(on_part, partial(formula, part, mask))
+    single = outcome(on_part.to(torch.float32), reference_attention(part))
+    exact = outcome(on_part.to(torch.float64), reference_attention(part))
+    found = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
+    widest = Tolerance(
+        max(one.relative for one in found.values()),
+        max(one.worst_row for one in found.values()),
+    )
+    return {name: widest if exact[name].ndim == 1 else found[name] for name in exact}

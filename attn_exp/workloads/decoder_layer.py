@@ -1,0 +1,59 @@
+"""decoder_layer: a layer of a llama: RMSNorm, grouped-query attention with rotary positions, RMSNorm, SwiGLU.
+
+Shapes of Llama 3 8B after arXiv:2407.21783, table 3: width 4,096 in 32 query and 8 key-value heads of 128, MLP 14,336,
+rotary base 500,000, no biases; the layer as meta-llama/llama3, llama/model.py (TransformerBlock).
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from attn_exp.backends.base import Attention
+from attn_exp.case import Case
+from attn_exp.workloads.rotary import rotary_tables, rotate
+
+_EPS = 1e-5
+_ROTARY_BASE = 500_000.0
+
+
+class DecoderLayer(nn.Module):
+    """From tokens x (batch, length, width) to tokens."""
+
+    operand_names = ("x",)
+    # Whose size is the scores'.
+    sharpened = ("wq.weight", "wk.weight")
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        assert case.mlp_dim is not None
+        self.head_dim, self.width = case.head_dim, case.q_heads * case.head_dim
+        kv_width = case.kv_heads * case.head_dim
+        self.attention_norm = nn.RMSNorm(self.width, eps=_EPS)
+        self.wq = nn.Linear(self.width, self.width, bias=False)
+        self.wk = nn.Linear(self.width, kv_width, bias=False)
+        self.wv = nn.Linear(self.width, kv_width, bias=False)
+        self.wo = nn.Linear(self.width, self.width, bias=False)
+        self.mlp_norm = nn.RMSNorm(self.width, eps=_EPS)
+        self.w1 = nn.Linear(self.width, case.mlp_dim, bias=False)
+        self.w2 = nn.Linear(case.mlp_dim, self.width, bias=False)
+        self.w3 = nn.Linear(self.width, case.mlp_dim, bias=False)
+        self.tables = torch.empty(0)
+
+    def operand_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
+        """Of x alone."""
+        return {"x": (case.batch, case.q_len, self.width)}
+
+    def place(self, case: Case, device: torch.device) -> None:
+        """Make what is no weight: the rotary tables."""
+        self.tables = rotary_tables(case.q_len, self.head_dim, _ROTARY_BASE, device)
+
+    def forward(self, attention: Attention, x: torch.Tensor) -> torch.Tensor:
+        """The layer, with any attention of (batch, heads, length, dim) inside."""
+        normed = self.attention_norm(x)
+        q, k, v = (linear(normed).unflatten(-1, (-1, self.head_dim)) for linear in (self.wq, self.wk, self.wv))
+        q, k = rotate(q, self.tables), rotate(k, self.tables)
+        attended = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).flatten(2)
+        x = x + self.wo(attended)
+        normed = self.mlp_norm(x)
+        made: torch.Tensor = x + self.w2(F.silu(self.w1(normed)) * self.w3(normed))
+        return made
