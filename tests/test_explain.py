@@ -93,6 +93,12 @@ def test_a_job_that_failed_has_a_page_too(here, capsys):
     assert "What bounds it" not in text
 
 
+def test_what_a_record_says_cannot_steer_the_terminal(here, capsys):
+    sweeps.write(here, [sweeps.failed("error", "te", "red \x1b[31m and\rover", bwd_us=None)])
+    text = page(capsys, "first/te")
+    assert "red" in text and "\x1b" not in text and "\r" not in text
+
+
 def test_a_sweep_s_page_says_who_ran_the_same_kernel(here, capsys):
     text = page(capsys, "first")
     assert "sweep first: 4 jobs" in text

@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         word, options = _split(arguments)
         found = find(word, Path(options.get("folder", "multirun")), options.get("uri"))
         page = sweep_page(found) if found.job is None else job_page(found.job, found.results)
-        print(page, flush=True)
+        # Names and reasons may come from anywhere: they must not steer a terminal.
+        print("".join(letter if letter.isprintable() or letter == "\n" else " " for letter in page), flush=True)
         if "plots" in options:
             from attn_exp.explain.picture import write_picture
 
