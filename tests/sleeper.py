@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from attn_exp.gpus import _lock_path
 from attn_exp.nvml import GpuInfo
 from attn_exp.record import REQUEST_NAME, Record, Request, write_record
-from attn_exp.worker import _die_with_parent
+from attn_exp.worker import die_with_parent
 
 
 def _leased(uuid: str) -> bool:
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--parent", type=int)
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent(given.parent)
+    die_with_parent(given.parent)
     replies = os.fdopen(given.reply_fd, "w", buffering=1)
     replies.write("ready\n")
     for line in sys.stdin:
