@@ -13,7 +13,10 @@ import attn_exp
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError
 from attn_exp.isolate import Worker
+from attn_exp.redaction import redacted
 
+# What decides how a worker is started, or where: tasks of a launcher have workers of their own.
+_WORKER_KEYS = ("isolation=", "isolation.variables=", "hydra/launcher=")
 # With one of these nothing is measured, so no worker is started ahead.
 _NO_JOBS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 
@@ -50,9 +53,7 @@ def command() -> int:
 def _run(arguments: list[str]) -> int:
     worker = Worker(reuse=True, timeout_s=None)
     measures = not any(argument.split("=")[0] in (*_NO_JOBS, "dry_run") for argument in arguments)
-    # Tasks of a launcher have workers of their own.
-    elsewhere = ("isolation=", "hydra/launcher=")
-    if measures and not any(argument.startswith(elsewhere) for argument in arguments):
+    if measures and not any(argument.lstrip("+~").startswith(_WORKER_KEYS) for argument in arguments):
         start_ahead(worker)
     from attn_exp.run import session
     from attn_exp.trackers.base import EndStatus
@@ -93,11 +94,11 @@ def _hydra() -> int:
         # Of Hydra's ValueErrors these are about what was typed; any other is a fault of ours.
         if type(error) is ValueError and not str(error).startswith(("Config group override", "Only one of --run")):
             raise
-        print(f"attn_exp: {sentence(error)}", file=sys.stderr)
+        print(f"attn_exp: {redacted(sentence(error))}", file=sys.stderr)
         return 2
     except SystemExit as stopped:
         if isinstance(stopped.code, UserError):
-            print(f"attn_exp: {stopped.code}", file=sys.stderr)
+            print(f"attn_exp: {redacted(str(stopped.code))}", file=sys.stderr)
         return stopped.code if isinstance(stopped.code, int) else 2
     return 0
 

@@ -12,6 +12,7 @@ import sys
 from attn_exp.errors import UserError
 from attn_exp.gpus import lease, visible_gpus
 from attn_exp.jobs import resolve_device
+from attn_exp.variables import worker_variables
 
 
 def main(arguments: list[str]) -> int:
@@ -24,7 +25,7 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"attn_exp.doctor: {error}", file=sys.stderr)
         return 2
-    environment = dict(os.environ)
+    environment = worker_variables(os.environ)
     held = None
     if device == "cuda":
         held = lease(gpus, print)

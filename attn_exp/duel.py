@@ -27,6 +27,7 @@ from tabulate import tabulate
 
 from attn_exp.calibration import delta_for, device_key
 from attn_exp.compose import compose_config
+from attn_exp.duel_metrics import duel_metrics
 from attn_exp.errors import UserError
 from attn_exp.flags import FLAGS, INTERFERENCE
 from attn_exp.gpus import lease, visible_gpus
@@ -34,12 +35,13 @@ from attn_exp.isolate import make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.metrics import ranking_medians
 from attn_exp.plots import plot_ratios
-from attn_exp.record import DUEL_NAME, Record, Request, backend_label, write_whole
+from attn_exp.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
+from attn_exp.redaction import redacted
 from attn_exp.report import time_text
 from attn_exp.run import dry_run, plain
 from attn_exp.store import near, read_sweep
 from attn_exp.trackers import make_tracker
-from attn_exp.trackers.base import SweepInfo, redacted
+from attn_exp.trackers.base import SweepInfo
 from attn_exp.verdict import Comparison, compare_all
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
@@ -128,7 +130,10 @@ def _duel(arguments: list[str]) -> int:
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
     command = shlex.join(["python", "-m", "attn_exp.duel", *arguments])
-    tracker.open(SweepInfo(name=name, folder=folder, command=redacted(command), kind="duel"))
+    warning = tracker.open(SweepInfo(name=name, folder=folder, command=redacted(command), kind="duel"))
+    if warning:
+        print(warning)
+    write_whole(folder / "command.txt", f"{redacted(command)}\n".encode())
     held = None
     try:
         tracker.settle()
@@ -148,7 +153,7 @@ def _duel(arguments: list[str]) -> int:
             held.release()
     if outcome.status is not None:
         print(f"{outcome.status}: {outcome.reason}")
-        tracker.close("FAILED", [folder / "worker.log"])
+        tracker.close("FAILED", [folder / LOG_NAME])
         return 1
     by_job = {record.request.job: record for record in read_sweep(folder) if isinstance(record, Record)}
     records = [by_job[request.job] for request in requests]
@@ -156,7 +161,7 @@ def _duel(arguments: list[str]) -> int:
     for record in records:
         if record.status != "ok":
             print(f"{record.status:<12} {record.request.label}: {record.reason}")
-    files = [folder / DUEL_NAME, folder / "worker.log", *sorted(folder.glob("*/record.json"))]
+    files = [folder / DUEL_NAME, folder / "command.txt", folder / LOG_NAME, *sorted(folder.glob("*/record.json"))]
     if len(measured) < 2:
         print("there is nothing to compare: fewer than two rivals could be measured")
         tracker.close("FAILED", files)
@@ -166,7 +171,7 @@ def _duel(arguments: list[str]) -> int:
     text = report(measured, found)
     print(text)
     files += _write(measured, found, text, folder)
-    warning = tracker.close("FINISHED", files, metrics=_metrics(measured, found))
+    warning = tracker.close("FINISHED", files, metrics=duel_metrics(measured, _verdicts(measured, found)))
     if warning:
         print(warning)
     print(f"samples, verdicts and the plot are in {near(folder)}")
@@ -234,29 +239,21 @@ def sentence(records: Sequence[Record], comparison: Comparison) -> str:
     return f"{said}: {second} takes {figures}"
 
 
-def _write(records: Sequence[Record], found: dict[str, list[Comparison]], text: str, folder: Path) -> list[Path]:
-    verdicts = {
+def _verdicts(records: Sequence[Record], found: dict[str, list[Comparison]]) -> dict[str, list[dict[str, Any]]]:
+    return {
         direction: [
             asdict(comparison) | {"a": records[comparison.a].request.label, "b": records[comparison.b].request.label}
             for comparison in comparisons
         ]
         for direction, comparisons in found.items()
     }
+
+
+def _write(records: Sequence[Record], found: dict[str, list[Comparison]], text: str, folder: Path) -> list[Path]:
     (folder / "duel.txt").write_text(text + "\n")
-    write_whole(folder / "duel.json", msgspec.json.format(msgspec.json.encode(verdicts), indent=1))
+    write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(_verdicts(records, found)), indent=1))
     plot = plot_ratios(records, found, folder / "ratios.png")
-    return [folder / "duel.txt", folder / "duel.json", *([plot] if plot else [])]
-
-
-def _metrics(records: Sequence[Record], found: dict[str, list[Comparison]]) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    for record in records:
-        metrics |= {f"{record.request.label[0]}/{name}": value for name, value in record.metrics.items()}
-    for direction, comparisons in found.items():
-        for comparison in comparisons:
-            pair = f"{direction}/{records[comparison.a].request.label[0]}_{records[comparison.b].request.label[0]}"
-            metrics |= {f"{pair}/{name}": getattr(comparison, name) for name in ("effect", "low", "high", "p")}
-    return metrics
+    return [folder / "duel.txt", folder / VERDICTS_NAME, *([plot] if plot else [])]
 
 
 def _clock(record: Record) -> float | None:

@@ -9,12 +9,14 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from attn_exp.errors import UserError
 from attn_exp.record import LOG_NAME, Status
+from attn_exp.variables import check_patterns, worker_variables
 
 START_LIMIT_S = 300.0
 # What a worker is at once it has said a word; it says `profile` before each profiler.
@@ -59,10 +61,19 @@ class Isolation(Protocol):
 class Worker:
     """A worker process with a process group of its own, reused job after job or not."""
 
-    def __init__(self, *, reuse: bool, timeout_s: float | None, profiler_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        reuse: bool,
+        timeout_s: float | None,
+        profiler_timeout_s: float | None = None,
+        variables: Sequence[str] = (),
+    ) -> None:
         self.reuse = reuse
         self.timeout_s = timeout_s
         self.profiler_timeout_s = profiler_timeout_s
+        # Of the environment, beside those that computing needs.
+        self.variables = tuple(variables)
         self._pending: deque[Path] = deque()
         self._sent = 0
         # What the worker is at, `start`, `idle`, `job` or `profile`, and since when: the time limits count from there.
@@ -74,6 +85,10 @@ class Worker:
         self._startup: IO[bytes] | None = None
         self._buffer = b""
         self._oom_kills = 0
+
+    def takes(self, other: "Worker") -> bool:
+        """Whether a worker that was started as `other` serves as well as a new one."""
+        return self.reuse and other.reuse and self.variables == other.variables
 
     def start(self) -> None:
         """Start the process; it imports torch while the parent goes on."""
@@ -89,6 +104,7 @@ class Worker:
             stdout=subprocess.DEVNULL,
             stderr=self._startup,
             pass_fds=[reply_fd],
+            env=worker_variables(os.environ, self.variables),
             start_new_session=True,
         )
         os.close(reply_fd)
@@ -264,7 +280,7 @@ def make_isolation(config: dict[str, Any]) -> Isolation:
     """The isolation that a configuration asks for; `profiler_timeout_s` in it is what each profiler may take.
 
     Raises:
-        UserError: no such isolation, or a time limit that is no positive number.
+        UserError: no such isolation, a time limit that is no positive number, or no names of variables.
     """
     timeout_s = _limit("isolation.timeout_s", config.get("timeout_s"))
     profiler_timeout_s = _limit("profiler_timeout_s", config.get("profiler_timeout_s"))
@@ -273,7 +289,12 @@ def make_isolation(config: dict[str, Any]) -> Isolation:
         return InProcess()
     if name not in ("warm", "fresh"):
         raise UserError(f"isolation {name!r} is none of warm, fresh, none")
-    return Worker(reuse=name == "warm", timeout_s=timeout_s, profiler_timeout_s=profiler_timeout_s)
+    return Worker(
+        reuse=name == "warm",
+        timeout_s=timeout_s,
+        profiler_timeout_s=profiler_timeout_s,
+        variables=check_patterns(config.get("variables")),
+    )
 
 
 def _limit(key: str, seconds: Any) -> float | None:

@@ -10,16 +10,18 @@ import msgspec
 from attn_exp.case import PASSES, Case, case_from_config
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
+from attn_exp.names import check_name
 from attn_exp.nvml import GpuInfo
 from attn_exp.profilers.choice import chosen_profilers, size_limit_mb
 from attn_exp.record import Compile, Measuring, Request, Status, backend_label
+from attn_exp.redaction import held_secret
+from attn_exp.words import flat
 
 GPU_TIMERS = ("device", "event", "kernel", "graph", "wall", "dispatch")
 CPU_TIMERS = ("cpu",)
 REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 # What every configuration has.
 _GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
@@ -69,6 +71,8 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     measuring = _measuring(config, device)
     compile_ = _compile(config["compile"])
     _check_statuses(config["stop_on"])
+    kept = {key: value for key, value in config.items() if key not in _NOT_KEPT}
+    _check_no_secret(kept)
     if not isinstance(config["caches"], bool):
         raise UserError(f"caches={config['caches']} is neither true nor false")
     return Request(
@@ -84,7 +88,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         profilers=chosen_profilers(config),
         profiler_limit_mb=size_limit_mb(config),
         label=f"{backend_label(backend['name'], compile_)} {case.label()}",
-        config={key: value for key, value in config.items() if key not in _NOT_KEPT},
+        config=kept,
     )
 
 
@@ -121,12 +125,6 @@ def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]
         there = f"cuda:0 to cuda:{len(gpus) - 1}" if gpus else "none"
         raise UserError(f"device={device} is not there; the GPUs here: {there}, use device=auto or device=cpu")
     return "cuda", [gpus[index]]
-
-
-def check_name(key: str, name: Any) -> None:
-    """Raise UserError unless `name` can name a folder inside another, and nothing outside of it."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(f"{key}={name} cannot name a folder: use letters, digits, '.', '_' and '-'")
 
 
 def _named(backend: dict[str, Any]) -> dict[str, Any]:
@@ -192,6 +190,18 @@ def _misfit(error: str, fields: dict[str, Any]) -> str:
     kind = {"int": "a whole number", "float": "a number"}.get(found[1], "what it should be")
     key = "seed" if found[2] == "seed" else f"stopping.{found[2]}"
     return f"{key}={fields.get(found[2])} is not {kind}"
+
+
+def _check_no_secret(kept: dict[str, Any]) -> None:
+    """Raise UserError if what goes into the record holds a secret of the environment."""
+    values = {key: str(value) for key, value in flat(kept).items()}
+    name = held_secret(values.values())
+    if name is not None:
+        key = next(key for key, value in values.items() if held_secret([value]))
+        raise UserError(
+            f"{key} holds the value of the variable {name}, and would be kept in the record: let the backend read the "
+            f"variable itself, with isolation.variables=[{name}]"
+        )
 
 
 def _check_statuses(stop_on: Any) -> None:

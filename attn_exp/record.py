@@ -10,6 +10,7 @@ import msgspec
 
 from attn_exp.case import Case
 from attn_exp.errors import UserError
+from attn_exp.names import check_name
 from attn_exp.profile import Profile
 
 SCHEMA = 1
@@ -19,6 +20,8 @@ FILE_NAME = "record.json"
 REQUEST_NAME = "request.yaml"
 DUEL_NAME = "duel.yaml"
 LOG_NAME = "worker.log"
+# What a duel adds to its own folder.
+VERDICTS_NAME = "duel.json"
 
 Status = Literal[
     "ok",
@@ -186,6 +189,11 @@ class Request:
     profiler_limit_mb: float = 256.0
     label: str = ""
     config: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a name that could lead out of a folder: requests and records may be somebody else's."""
+        check_name("job", self.job)
+        check_name("sweep", self.sweep)
 
 
 @dataclass(frozen=True, kw_only=True)

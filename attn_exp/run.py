@@ -23,11 +23,12 @@ from attn_exp.isolate import Isolation, Worker, make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.progress import Progress
 from attn_exp.record import Record, RecordError, Request, write_whole
+from attn_exp.redaction import redacted
 from attn_exp.report import table, write_tables
 from attn_exp.runner import Runner
 from attn_exp.store import done_record, near, read_sweep
 from attn_exp.trackers import make_tracker
-from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker, redacted
+from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
 from attn_exp.trackers.none import NoTracker
 
 _KEPT_AT_ONCE = 100
@@ -132,7 +133,7 @@ class Session:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
+            warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
             write_whole(folder / "command.txt", f"{command_line()}\n".encode())
         except OSError as error:
             raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
@@ -141,6 +142,8 @@ class Session:
                 for path in made:
                     path.rmdir()
             raise
+        if warning:
+            self.progress.say(warning)
         self.folder, self._tracker, self.sweep = folder, tracker, options["sweep"]
         self._plots = options["plots"]
         return folder
@@ -153,7 +156,7 @@ class Session:
         isolation = make_isolation(isolation_options(options))
         if request.device == "cuda":
             self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
-        if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.reuse:
+        if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.takes(self._isolation):
             self._isolation.timeout_s = isolation.timeout_s
             self._isolation.profiler_timeout_s = isolation.profiler_timeout_s
         else:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from attn_exp.errors import UserError
 from attn_exp.isolate import Isolation, Outcome
+from attn_exp.names import is_inside
 from attn_exp.profile import FOLDER as PROFILES
 from attn_exp.profile import Profile
 from attn_exp.record import (
     FILE_NAME,
+    LOG_NAME,
     REQUEST_NAME,
     Record,
     RecordError,
@@ -43,12 +46,21 @@ class Runner:
         return self._pending[0][0]
 
     def submit(self, request: Request) -> None:
-        """Write the job's folder, without the record of an earlier try, and hand it over."""
+        """Write the job's folder, without what an earlier try left, and hand it over.
+
+        Raises:
+            UserError: the folder is a link that leads out of the sweep's.
+        """
         folder = self._folder / request.job
         if self._gpu_uuid is not None:
             request = replace(request, gpu_uuid=self._gpu_uuid)
         folder.mkdir(exist_ok=True)
-        (folder / FILE_NAME).unlink(missing_ok=True)
+        if not is_inside(folder, self._folder):
+            raise UserError(
+                f"{folder} is a link that leads out of the sweep's folder: remove it, or choose another sweep="
+            )
+        for name in (FILE_NAME, LOG_NAME):
+            (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / PROFILES, ignore_errors=True)
         write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
         self._pending.append((request, time.time()))

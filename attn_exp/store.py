@@ -1,9 +1,16 @@
-"""Store: the records of a sweep, as they lie in its folder."""
+"""Store: the records of a sweep, as they lie in its folder, and what tells the folder from any other."""
 
+import contextlib
+import hashlib
+import os
+import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from attn_exp.record import FILE_NAME, Record, RecordError, Request, read_record
+
+IDENTITY_NAME = "sweep.id"
 
 
 def read_sweep(folder: Path) -> Iterator[Record | RecordError]:
@@ -32,6 +39,33 @@ def done_record(request: Request, folder: Path) -> Record | None:
     # Only what could be measured is profiled.
     missing = record.status == "ok" and {str(one["name"]) for one in request.profilers} - record.profiles.keys()
     return None if missing else record
+
+
+def sweep_identity(folder: Path) -> str:
+    """What tells a sweep from any other, wherever its folder is moved or mounted: made once, kept in the folder.
+
+    Of a folder that cannot be written and has none it is made of the folder's place.
+    """
+    path = folder / IDENTITY_NAME
+    temporary = folder / f".{IDENTITY_NAME}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        if not path.exists():
+            temporary.write_text(f"{uuid.uuid4().hex}\n")
+            try:
+                # Whole or not at all, and the first of several processes wins.
+                os.link(temporary, path)
+            finally:
+                temporary.unlink()
+    try:
+        found = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        found = ""
+    return found if re.fullmatch("[0-9a-f]{32}", found) else place_identity(folder)
+
+
+def place_identity(folder: Path) -> str:
+    """What stands for a sweep whose folder could not be given an identity of its own: the folder's place."""
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
 
 
 def near(folder: Path) -> Path:

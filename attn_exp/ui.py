@@ -22,8 +22,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from attn_exp.errors import UserError
-from attn_exp.trackers.base import redacted
-from attn_exp.trackers.mlflow import DEFAULT_URI, ENVIRONMENT, absolute_uri, check_database, database_file
+from attn_exp.redaction import redacted
+from attn_exp.trackers.client import ENVIRONMENT
+from attn_exp.trackers.location import DEFAULT_URI, absolute_uri, check_database, database_file
 
 # A state of MLflow's run list that an address can name: kept as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."

@@ -134,7 +134,7 @@ def _announce(replies: TextIO, folder: Path) -> None:
 
 def _log_into(folder: Path) -> None:
     """Send everything this process prints, native code included, into the job's log."""
-    log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -110,7 +110,10 @@ def test_deleted_runs_do_not_count(store, tmp_path):
         ({"experiment": "atn_exp"}, "there is no experiment 'atn_exp' in that store: did you mean 'attn_exp'"),
         ({"uri": "sqlite:///nowhere/mlflow.db"}, "there is no database"),
         ({"uri": "mlruns"}, "MLflow no longer stores into plain folders"),
-        ({"uri": "http://user:secret@localhost:1"}, "MLflow at http://localhost:1 does not answer"),
+        (
+            {"uri": "http://user:secret@localhost:1"},
+            "MLflow at http://localhost:1: it cannot be reached: Connection refused",
+        ),
     ],
 )
 def test_mistakes_are_sentences(store, monkeypatch, changes, words):

@@ -15,9 +15,9 @@ import pytest
 from attn_exp.case import Case
 from attn_exp.errors import UserError
 from attn_exp.record import Kernel, Measuring, PassRecord, Record, Request, Status, Timing, write_record
-from attn_exp.trackers import SweepInfo, make_tracker
-from attn_exp.trackers import mlflow as tracked
-from attn_exp.trackers.base import Background, redacted
+from attn_exp.redaction import redacted
+from attn_exp.trackers import SweepInfo, client, location, make_tracker
+from attn_exp.trackers.background import Background
 
 # Not importorskip: processes that import this module would import MLflow before the tracker has silenced it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
@@ -55,8 +55,8 @@ def a_record(
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in tracked.ENVIRONMENT:
-        monkeypatch.setenv(name, tracked.ENVIRONMENT[name])
+    for name in client.ENVIRONMENT:
+        monkeypatch.setenv(name, client.ENVIRONMENT[name])
     return tmp_path
 
 
@@ -98,10 +98,10 @@ def runs_of(place: Path, sweep: str = "first", condition: str = "") -> tuple[Any
     """The sweep's parent run and its children, as MLflow's own client finds them."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
-    experiment = client.get_experiment_by_name("attn_exp")
+    mlflow_client = MlflowClient(f"sqlite:///{place}/mlflow.db")
+    experiment = mlflow_client.get_experiment_by_name("attn_exp")
     assert experiment is not None
-    found = client.search_runs([experiment.experiment_id], condition)
+    found = mlflow_client.search_runs([experiment.experiment_id], condition)
     (parent,) = [
         run for run in found
         if run.data.tags["attn_exp.kind"] == "sweep" and run.data.tags["attn_exp.sweep"] == sweep
@@ -115,7 +115,8 @@ def artifacts_of(run: Any) -> set[str]:
 
 
 def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
-    table = place / "table.csv"
+    (place / "first").mkdir()
+    table = place / "first" / "table.csv"
     table.write_text("a,b\n")
     records = (a_record("a"), a_record("b", "unsupported"), a_record("c", "crashed"))
     assert logged(place, *records, artifacts=[table, place / "absent"]) is None
@@ -218,7 +219,7 @@ def test_one_job_that_cannot_be_stored_is_a_warning_and_the_others_are_stored(
     warning = logged(ready, a_record("a"), a_record("b"), a_record("c"))
     assert warning is not None
     assert "lacks 1 record (disk full at http://host)" in warning
-    assert "the same command with sweep=first" in warning
+    assert f"store them with: python -m attn_exp.log ./first tracker.uri=sqlite:///{ready}/mlflow.db" in warning
     parent, children = runs_of(ready)
     assert parent.info.status == "FINISHED"
     assert [run.data.tags["attn_exp.job"] for run in children] == ["a", "c"]
@@ -292,7 +293,7 @@ def python(code: str, folder: Path) -> "subprocess.Popen[str]":
     head = "import sys, time; from pathlib import Path; from attn_exp.trackers import SweepInfo, make_tracker\n"
     tests, root = Path(__file__).parent, Path(__file__).parent.parent
     environment = os.environ | {"PYTHONPATH": f"{root}:{tests}"}
-    for name in tracked.ENVIRONMENT:
+    for name in client.ENVIRONMENT:
         environment.pop(name, None)
     return subprocess.Popen(
         [sys.executable, "-c", head + textwrap.dedent(code)],
@@ -382,10 +383,10 @@ def test_a_location_that_cannot_be_meant_is_refused(place: Path, uri: str, said:
 
 
 def test_a_relative_database_counts_from_the_folder_one_stands_in(place: Path) -> None:
-    assert tracked.absolute_uri("sqlite:///a/b.db?timeout=3") == f"sqlite:///{place}/a/b.db?timeout=3"
-    assert tracked.absolute_uri("sqlite:////a/b.db") == "sqlite:////a/b.db"
-    assert tracked.database_file("sqlite:////a/b.db") == Path("/a/b.db")
-    assert tracked.absolute_uri("postgresql+psycopg2://u:p@h/d") == "postgresql+psycopg2://u:p@h/d"
+    assert location.absolute_uri("sqlite:///a/b.db?timeout=3") == f"sqlite:///{place}/a/b.db?timeout=3"
+    assert location.absolute_uri("sqlite:////a/b.db") == "sqlite:////a/b.db"
+    assert location.database_file("sqlite:////a/b.db") == Path("/a/b.db")
+    assert location.absolute_uri("postgresql+psycopg2://u:p@h/d") == "postgresql+psycopg2://u:p@h/d"
 
 
 @pytest.mark.parametrize(
@@ -413,8 +414,12 @@ def test_a_store_that_is_gone_is_not_asked_for_every_job() -> None:
     for _ in range(10):
         thread.put(fails)
     assert thread.settle(5)
+    assert len(asked) == 3
+    thread.ask_again()
+    thread.put(fails)
+    assert thread.settle(5)
+    assert len(asked) == 4
     thread.stop()
-    assert (len(asked), thread.unstored) == (3, 10)
 
 
 def test_no_tracker_and_a_typo(tmp_path: Path) -> None:

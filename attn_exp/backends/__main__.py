@@ -7,6 +7,7 @@ What each backend is, whether it is installed, and what it can compute. With a c
   python -m attn_exp.backends model=llama3_8b seq_len=4096 dtype=bf16 causal=true
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from attn_exp.errors import UserError, nearest
 from attn_exp.gpus import visible_gpus
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.run import plain
+from attn_exp.variables import worker_variables
 
 FORMATS = ("table", "markdown")
 _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
@@ -74,7 +76,12 @@ def ask(device: str, case: Case | None) -> list[dict[str, Any]]:
     configs = [yaml.safe_load(path.read_text()) for path in sorted((conf_folder() / "backend").glob("*.yaml"))]
     question = msgspec.json.encode({"backends": configs, "device": device, "case": case})
     ran = subprocess.run(
-        [sys.executable, "-m", "attn_exp.survey"], input=question, capture_output=True, check=False, timeout=300
+        [sys.executable, "-m", "attn_exp.survey"],
+        input=question,
+        env=worker_variables(os.environ),
+        capture_output=True,
+        check=False,
+        timeout=300,
     )
     if ran.returncode:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]

@@ -47,7 +47,7 @@ def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     Raises:
         UserError: no such store, experiment or sweep.
     """
-    from attn_exp.trackers.mlflow import absolute_uri, check_database, database_file
+    from attn_exp.trackers.location import absolute_uri, check_database, database_file
 
     uri = absolute_uri(uri)
     path = database_file(uri)
@@ -114,14 +114,13 @@ def _artifact(database: Path, run: str, place: str) -> Path:
 
 def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     """Through MLflow's client: one request a thousand runs, and one a record."""
-    import os
     import tempfile
 
-    from attn_exp.trackers.base import redacted
-    from attn_exp.trackers.mlflow import ENVIRONMENT
+    from attn_exp.redaction import redacted
+    from attn_exp.trackers.client import quoted, silence
+    from attn_exp.trackers.trouble import trouble
 
-    for key, value in ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
+    silence()
     try:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
@@ -136,16 +135,21 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
             raise UserError(f"there is no experiment '{experiment}': choose another with experiment=")
         with tempfile.TemporaryDirectory(prefix="attn_exp_") as folder:
             for name in names:
-                runs = _runs(client, there.experiment_id, f"tags.`attn_exp.sweep` = '{name}'")
+                runs = _runs(client, there.experiment_id, f"tags.`attn_exp.sweep` = {quoted(name)}")
                 if not runs:
                     every = _runs(client, there.experiment_id, "tags.`attn_exp.kind` = 'sweep'")
                     _check(name, [run.data.tags["attn_exp.sweep"] for run in every], "sweep", "sweep=")
                     raise UserError(f"sweep '{name}' has no jobs there: choose another, or read its folder")
                 jobs = [run.info.run_id for run in runs if run.data.tags.get("attn_exp.kind") == "job"]
-                found.append(_sweep(name, redacted(uri), (_download(client, job, Path(folder)) for job in jobs)))
+                found.append(
+                    _sweep(
+                        name,
+                        redacted(uri),
+                        (_download(client, job, Path(folder, str(index))) for index, job in enumerate(jobs)),
+                    )
+                )
     except MlflowException as error:
-        said = redacted(str(error)).partition("\n")[0][:200]
-        raise UserError(f"MLflow at {redacted(uri)} does not answer ({said}): name sweeps by their folders") from error
+        raise UserError(f"MLflow at {redacted(uri)}: {trouble(error)}; or name sweeps by their folders") from error
     return found
 
 
@@ -160,10 +164,9 @@ def _runs(client: "MlflowClient", experiment: str, condition: str) -> list[Any]:
             return found
 
 
-def _download(client: "MlflowClient", run: str, folder: Path) -> Path:
-    """The run's record as a file here; a path without a file if the run has none."""
-    own = folder / run
-    own.mkdir(exist_ok=True)
+def _download(client: "MlflowClient", run: str, own: Path) -> Path:
+    """The run's record as a file in a folder of its own; a path without a file if the run has none."""
+    own.mkdir()
     with contextlib.suppress(Exception):  # what one run lacks is named as missing, whatever the store says of it
         client.download_artifacts(run, FILE_NAME, str(own))
     return own / FILE_NAME

@@ -1,12 +1,8 @@
-"""What a tracker is, the flat view of a record that trackers show, and the thread that they store in."""
+"""What a tracker is, and the flat view of a record that trackers show."""
 
 import getpass
 import math
-import queue
-import re
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -18,21 +14,21 @@ from attn_exp.words import flat
 
 EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
 
-# So many failures in a row mean a store that is gone. It is then asked anew only every so often: each further item
-# would otherwise cost the store's own time limit.
-_FAILURES_IN_A_ROW = 3
-_PAUSE_S = 30.0
 _LONGEST_KERNEL_NAME = 250
 
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """What a tracker is told of a sweep: its name, its folder, and the command line that started it."""
+    """What a tracker is told of a sweep: its name, its folder, and the command line that started it.
+
+    `began` is when, in seconds since 1970; None is now.
+    """
 
     name: str
     folder: Path
     command: str
     kind: str = "sweep"
+    began: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +48,11 @@ class Curve:
 class Tracker(Protocol):
     """Stores the records of one sweep somewhere, beside the measuring and never in its way."""
 
-    def open(self, sweep: SweepInfo) -> None:
-        """Check what can be checked in milliseconds, then open the store in the background.
+    def open(self, sweep: SweepInfo) -> str | None:
+        """Check what can be checked, then open the store in the background; one sentence if it does not answer.
 
         Raises:
-            UserError: the store cannot be meant, or cannot be written.
+            UserError: the store cannot be meant, cannot be written, or refuses this user.
         """
 
     def log(self, record: Record, folder: Path) -> None:
@@ -81,73 +77,6 @@ class Tracker(Protocol):
         lie in them; `metrics` are the sweep's own numbers, `curves` those against length. After
         `timeout_s` what is not stored is given up: it is in its folder.
         """
-
-
-class Background:
-    """One daemon thread that runs tasks in order. An exception is kept, and the next task is still tried."""
-
-    def __init__(self, name: str) -> None:
-        self.errors: list[Exception] = []
-        # Two counters, since each is written by one thread alone.
-        self._queued = self._stored = 0
-        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._given_up = threading.Event()
-        self._in_a_row, self._next_try = 0, 0.0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def unstored(self) -> int:
-        """How many of the items put so far are not stored."""
-        return self._queued - self._stored
-
-    def put(self, store: Callable[[], None]) -> None:
-        """Queue something to store."""
-        self._queued += 1
-        self._tasks.put(lambda: self._try(store))
-
-    def put_always(self, action: Callable[[], object]) -> None:
-        """Queue an action that is no item to store, and that is tried whatever happened before."""
-        self._tasks.put(lambda: self._keep(action))
-
-    def settle(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that is queued so far was tried; whether it was within the time."""
-        done = threading.Event()
-        self._tasks.put(done.set)
-        return done.wait(timeout_s)
-
-    def give_up(self) -> None:
-        """Skip what is still to be stored; actions are still tried."""
-        self._given_up.set()
-
-    def stop(self) -> None:
-        """End the thread once it has come this far; does not wait."""
-        self._tasks.put(None)
-
-    def _try(self, store: Callable[[], None]) -> None:
-        if self._given_up.is_set():
-            return
-        if self._in_a_row >= _FAILURES_IN_A_ROW and time.monotonic() < self._next_try:
-            return
-        if self._keep(store):
-            self._stored += 1
-            self._in_a_row = 0
-        else:
-            self._in_a_row += 1
-            self._next_try = time.monotonic() + _PAUSE_S
-
-    def _keep(self, action: Callable[[], object]) -> bool:
-        # Whatever the store's libraries raise is no reason to end a sweep: it is told once, when the sweep is closed.
-        try:
-            action()
-        except Exception as error:
-            self.errors.append(error)
-            return False
-        return True
-
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
 
 
 def run_name(record: Record) -> str:
@@ -214,12 +143,6 @@ def samples_csv(record: Record) -> str:
             samples = enumerate(zip(timing.rounds, timing.times_us, strict=True))
             lines += [f"{direction},{timing.timer},{round_},{index},{time!r}" for index, (round_, time) in samples]
     return "\n".join(lines) + "\n"
-
-
-def redacted(text: str) -> str:
-    """The text with user and password taken out of every URI in it, also a password in a URI's query."""
-    text = re.sub(r"(?<=://)[^:/@\s]*(:\S*)?@", "", text)
-    return re.sub(r"([?&]\w*(?:password|token|secret)\w*=)[^&\s]*", r"\1***", text, flags=re.IGNORECASE)
 
 
 def user_name() -> str | None:

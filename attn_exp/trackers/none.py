@@ -11,8 +11,9 @@ from attn_exp.trackers.base import Curve, EndStatus, SweepInfo
 class NoTracker:
     """Every call returns at once."""
 
-    def open(self, sweep: SweepInfo) -> None:
+    def open(self, sweep: SweepInfo) -> str | None:
         """Nothing to check."""
+        return None
 
     def log(self, record: Record, folder: Path) -> None:
         """Nothing to queue."""
