@@ -65,7 +65,7 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
     Raises:
         UserError: no such store or run, or one that is no job's.
     """
-    from attn_exp.trackers.mlflow import absolute_uri, check_database, database_file
+    from attn_exp.trackers.location import absolute_uri, check_database, database_file
 
     path = database_file(absolute_uri(uri))
     if path is None:

@@ -9,7 +9,7 @@ from attn_exp.compare.read import read_files, read_folder, sweep_folders
 from attn_exp.compare.result import Result
 from attn_exp.errors import UserError, nearest
 from attn_exp.record import FILE_NAME
-from attn_exp.trackers.mlflow import DEFAULT_URI
+from attn_exp.trackers.location import DEFAULT_URI
 
 _RUN = re.compile(r"[0-9a-f]{32}")
 
