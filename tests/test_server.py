@@ -86,7 +86,7 @@ def test_four_processes_log_one_sweep(server: servers.Server, home: Path, capsys
         from attn_exp.trackers import SweepInfo, make_tracker
         me, folder = int(sys.argv[1]), Path("multirun/shared").absolute()
         tracker = make_tracker({{"name": "mlflow", "uri": "{server.uri}", "experiment": "four"}})
-        print(tracker.open(SweepInfo("shared", folder, "")))
+        tracker.open(SweepInfo("shared", folder, ""))  # a warning, where the machine is too busy for a fast answer
         # One job is everybody's: it must be there once all the same.
         for length in (64 * me, 64 * me + 1, 4096):
             record = sweeps.job(of=sweeps.case(seq_len=length))
@@ -101,7 +101,7 @@ def test_four_processes_log_one_sweep(server: servers.Server, home: Path, capsys
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for number in (1, 2, 3, 4)
     ]  # fmt: skip
-    assert [process.communicate(timeout=240) for process in processes] == [("None\nNone\n", "")] * 4
+    assert [process.communicate(timeout=240) for process in processes] == [("None\n", "")] * 4
     assert kinds(server, "four") == {"sweep": 1, "job": 9}
     found = runs(server, "four")
     (parent,) = [run for run in found if run.data.tags["attn_exp.kind"] == "sweep"]
