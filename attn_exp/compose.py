@@ -2,15 +2,47 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError
 
+_FLAGS = ("--config-dir", "-cd")
 
-def compose_config(overrides: Sequence[str], sweep: str) -> DictConfig:
+
+def split_config_dir(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
+    """The other arguments, and the folder of one's own choices that `--config-dir FOLDER` names, as Hydra takes it.
+
+    Raises:
+        UserError: no folder, or one that is not there.
+    """
+    rest: list[str] = []
+    folder: str | None = None
+    words = iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag in _FLAGS:
+            folder = value if equals else next(words, "")
+        else:
+            rest.append(word)
+    if folder is None:
+        return rest, None
+    if not Path(folder).is_dir():
+        raise UserError(no_config_dir(folder))
+    return rest, Path(folder).absolute()
+
+
+def no_config_dir(folder: str) -> str:
+    """What to say of a `--config-dir` that is not there."""
+    return f"--config-dir {folder} is not a folder: give one that has backend/, model/ or other groups"
+
+
+def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None) -> DictConfig:
     """The configuration that `python -m attn_exp` would have with these overrides, in a sweep of this name.
+
+    `own` is the folder that `--config-dir` would name.
 
     Raises:
         UserError: what Hydra says of a mistake, in one sentence.
@@ -26,6 +58,11 @@ def compose_config(overrides: Sequence[str], sweep: str) -> DictConfig:
     os.environ["ATTN_EXP_SWEEP"] = sweep
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            return compose("config", list(overrides))
+            return compose("config", [*_searched(own), *overrides])
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(sentence(error)) from error
+
+
+def _searched(own: Path | None) -> list[str]:
+    quoted = "" if own is None else str(own).replace("'", "\\'")
+    return [f"hydra.searchpath=['file://{quoted}']"] if quoted else []

@@ -1,8 +1,8 @@
-"""python -m attn_exp.duel a=BACKEND b=BACKEND [c=BACKEND ...] [a.OPTION=VALUE ...] [KEY=VALUE ...]
+"""python -m attn_exp.duel [--config-dir FOLDER] a=BACKEND b=BACKEND [c=BACKEND] [a.OPTION=VALUE] [KEY=VALUE] ...
 
 Measures two or more backends of one case side by side in one process, a block each in turn (ABBA), and says which is
 faster, by how much, and whether that can be told at all. Options of one rival are given behind its letter, how it is
-compiled too; all other keys are those of `python -m attn_exp`.
+compiled too; all other keys, and the folder of your own choices, are those of `python -m attn_exp`.
 
   python -m attn_exp.duel a=flash b=cudnn batch=8 seq_len=4096
   python -m attn_exp.duel a=flash b=math c=eager model=gpt2 causal=false
@@ -26,7 +26,7 @@ import msgspec
 from tabulate import tabulate
 
 from attn_exp.calibration import delta_for, device_key
-from attn_exp.compose import compose_config
+from attn_exp.compose import compose_config, split_config_dir
 from attn_exp.duel_metrics import duel_metrics
 from attn_exp.errors import UserError
 from attn_exp.flags import FLAGS, INTERFERENCE
@@ -111,11 +111,15 @@ def _company(records: Sequence[Record]) -> list[str]:
 
 
 def _duel(arguments: list[str]) -> int:
-    rivals, shared = rivals_of(arguments)
+    words, own_choices = split_config_dir(arguments)
+    rivals, shared = rivals_of(words)
     name = f"duel-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
     gpus = visible_gpus()
     # A duel is there to decide: it may take longer than one cell of a sweep.
-    configs = {letter: compose_config([*own, "stopping.budget_s=5", *shared], name) for letter, own in rivals.items()}
+    configs = {
+        letter: compose_config([*own, "stopping.budget_s=5", *shared], name, own_choices)
+        for letter, own in rivals.items()
+    }
     requests = [_request(letter, plain(config), gpus) for letter, config in configs.items()]
     first = next(iter(configs.values()))
     if dry_run(first):

@@ -1,4 +1,4 @@
-"""python -m attn_exp.log SWEEP [SWEEP ...] [tracker=NAME] [tracker.KEY=VALUE ...] [folder=multirun]
+"""python -m attn_exp.log [--config-dir FOLDER] SWEEP [SWEEP ...] [tracker=NAME] [tracker.KEY=VALUE] [folder=multirun]
 
 Stores records into MLflow: those of a sweep whose server was away, of one without a tracker, or somebody else's. What
 is there already is not stored again: the same command twice is the same as once, also while the sweep goes on.
@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from attn_exp.compare.read import HOME, sweep_folders
+from attn_exp.compose import compose_config, split_config_dir
 from attn_exp.errors import UserError
 from attn_exp.redaction import redacted
 
@@ -46,9 +47,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _log(arguments: Sequence[str]) -> int:
-    sweeps, overrides, home = _words(arguments)
+    words, own_choices = split_config_dir(arguments)
+    sweeps, overrides, home = _words(words)
     folders = sweep_folders(sweeps, Path(home))
-    place = _place(overrides)
+    place = _place(overrides, own_choices)
     lacking = skipped = False
     for folder in folders:
         found = _replay(folder.resolve(), place)
@@ -80,12 +82,11 @@ def _words(arguments: Sequence[str]) -> tuple[list[str], list[str], str]:
     return sweeps, overrides, home
 
 
-def _place(overrides: Sequence[str]) -> "MlflowPlace":
-    from attn_exp.compose import compose_config
+def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
     from attn_exp.run import plain
     from attn_exp.trackers.mlflow import MlflowPlace
 
-    config = plain(compose_config(overrides, "log"))["tracker"]
+    config = plain(compose_config(overrides, "log", own_choices))["tracker"]
     if config.get("name") != "mlflow":
         raise UserError(f"tracker={config.get('name')} stores nothing: choose tracker=mlflow or tracker=server")
     return MlflowPlace(config)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from attn_exp.compose import no_config_dir
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
 
@@ -23,11 +24,7 @@ def sentence(error: Exception) -> str:
 
 def _no_folder(text: str) -> str | None:
     found = re.search(r"Additional config directory '([^']*)' not found", text)
-    return (
-        f"--config-dir {found[1]} is not a folder: give one that has backend/, model/ or other groups"
-        if found
-        else None
-    )
+    return no_config_dir(found[1]) if found else None
 
 
 def _unknown_option(text: str) -> str | None:

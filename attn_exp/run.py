@@ -21,6 +21,7 @@ from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Worker, make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
+from attn_exp.keys import check_keys
 from attn_exp.progress import Progress
 from attn_exp.record import Record, RecordError, Request, write_whole
 from attn_exp.redaction import redacted
@@ -284,11 +285,14 @@ def plain(config: DictConfig) -> dict[str, Any]:
     """A composed configuration as a resolved dictionary, without Hydra's node.
 
     Raises:
-        UserError: an interpolation that leads nowhere.
+        UserError: an interpolation that leads nowhere, or a key that nothing reads.
     """
     names = [str(name) for name in config if name != "hydra"]
     # A masked copy takes longer than all the rest.
     own = OmegaConf.masked_copy(config, names) if "hydra" in config else config
+    written = OmegaConf.to_container(own, resolve=False)
+    assert isinstance(written, dict)
+    check_keys({str(name): value for name, value in written.items()})
     try:
         found = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:

@@ -14,6 +14,7 @@ from attn_exp.backends.base import Backend, load_backend
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
 from attn_exp.case import Case
+from attn_exp.errors import first_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,14 @@ def answer(config: dict[str, Any], question: Question) -> Answer:
         backend = load_backend(config)
     except Unavailable as error:
         return Answer(name=name, missing=str(error))
+    # A class of somebody else's may raise anything, and must not silence the others.
+    try:
+        return _asked(name, backend, question)
+    except Exception as error:
+        return Answer(name=name, missing=f"{type(error).__name__}: {first_line(error)}")
+
+
+def _asked(name: str, backend: Backend, question: Question) -> Answer:
     package: Package | None = getattr(backend, "package", None)
     missing = None
     if package is not None:
@@ -57,7 +66,7 @@ def answer(config: dict[str, Any], question: Question) -> Answer:
             missing = str(error)
     return Answer(
         name=name,
-        about=(type(backend).__doc__ or "").strip().splitlines()[0],
+        about=(type(backend).__doc__ or "").strip().partition("\n")[0],
         needs=package.install if package is not None else "",
         version=package.version() if package is not None else str(torch.__version__),
         missing=missing,

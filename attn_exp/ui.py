@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from attn_exp.compare.mlflow import check_sweep
 from attn_exp.errors import UserError
 from attn_exp.redaction import redacted
 from attn_exp.trackers.client import ENVIRONMENT
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         uri = checked(given.uri, given.host, given.port)
+        path = database_file(uri)
+        if given.open_sweep is not None and path is not None:
+            check_sweep(path, given.experiment, given.open_sweep)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -32,6 +32,14 @@ BAD = {
     "tracker=wandb": "the choices are mlflow, none",
     "isolation=cold": "the choices are fresh, none, warm",
     "+batch=1": "write batch=1 without the +",
+    # a key that nothing reads, which Hydra takes with a +
+    "+bacth=1": "there is no key 'bacth': did you mean 'batch'?",
+    "+zzz=1": "one of your own has to be used by another, as in batch='${zzz}'",
+    "++stopping.budget=1": "there is no key 'stopping.budget': did you mean 'budget_s'?",
+    "++isolation.timout_s=1": "did you mean 'timeout_s'?",
+    "+tracker.zzz=1": "the keys of tracker are artifacts, experiment, name, uri",
+    "-m +bacth=1,2": "there is no key 'bacth': did you mean 'batch'?",
+    "+model.heads=3": "there is no key 'model.heads'",
     "model=null": "takes the name of a choice",
     "model=7": "takes the name of a choice",
     # what is not key=value, and several values without -m

@@ -79,6 +79,30 @@ def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFi
     assert int(found[1]) != port
 
 
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--open-sweep", "frist"], "there is no sweep 'frist' in that store: did you mean 'first'? the sweeps are first"),
+        (["--open-sweep", "first", "--experiment", "other"], "there is no experiment 'other' in that store: "),
+    ],
+)
+def test_a_sweep_that_is_not_there_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], wanted: str
+) -> None:
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.executescript(
+            """CREATE TABLE experiments (experiment_id, name); INSERT INTO experiments VALUES (1, 'attn_exp');
+            CREATE TABLE runs (run_uuid, experiment_id, lifecycle_stage); INSERT INTO runs VALUES ('a', 1, 'active');
+            CREATE TABLE tags (key, value, run_uuid); INSERT INTO tags VALUES ('attn_exp.sweep', 'first', 'a');"""
+        )
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    assert ui.main(["--uri", uri, "--port", str(a_free_port()), *flags]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith(wanted)
+    assert said.err.endswith(f"type {flags[-2]} NAME\n")
+
+
 def test_all_sweeps_are_listed_in_the_one_order_in_which_mlflow_nests_jobs() -> None:
     state = ui.view_state(None)
     assert (state["orderByKey"], state["searchFilter"], state["groupBy"]) == ("attributes.start_time", "", None)

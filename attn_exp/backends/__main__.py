@@ -1,7 +1,8 @@
-"""python -m attn_exp.backends [format=table|markdown] [KEY=VALUE ...]
+"""python -m attn_exp.backends [--config-dir FOLDER] [format=table|markdown] [KEY=VALUE ...]
 
 What each backend is, whether it is installed, and what it can compute. With a case, in the keys of
 `python -m attn_exp`, says for each backend whether it can compute that case, or why not; nothing is measured.
+Those in FOLDER/backend/ are asked too.
 
   python -m attn_exp.backends
   python -m attn_exp.backends model=llama3_8b seq_len=4096 dtype=bf16 causal=true
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,11 +21,11 @@ from tabulate import tabulate
 
 from attn_exp.backends.supports import Supports
 from attn_exp.case import DTYPES, Case
-from attn_exp.compose import compose_config
+from attn_exp.compose import compose_config, split_config_dir
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
 from attn_exp.gpus import visible_gpus
-from attn_exp.jobs import request_from_config, resolve_device
+from attn_exp.jobs import named, request_from_config, resolve_device
 from attn_exp.run import plain
 from attn_exp.variables import worker_variables
 
@@ -48,7 +50,8 @@ def main(arguments: list[str]) -> int:
 def _overview(arguments: Sequence[str]) -> str:
     form = "table"
     overrides = []
-    for argument in arguments:
+    words, own_choices = split_config_dir(arguments)
+    for argument in words:
         key, _, value = argument.partition("=")
         if key == "format":
             form = value
@@ -60,20 +63,26 @@ def _overview(arguments: Sequence[str]) -> str:
     case: Case | None = None
     device = "auto"
     if overrides:
-        config = plain(compose_config(overrides, "backends"))
+        config = plain(compose_config(overrides, "backends", own_choices))
         request = request_from_config(config, gpus)
         case, device = request.case, str(config["device"])
     device = resolve_device(device, gpus)[0]
-    answers = ask(device, case)
+    answers = ask(device, case, own_choices)
     if form == "markdown":
         return markdown(answers)
     head = f"{case.label()} on {'the GPU' if device == 'cuda' else 'the CPU'}\n\n" if case else ""
     return head + (verdicts(answers) if case else table(answers))
 
 
-def ask(device: str, case: Case | None) -> list[dict[str, Any]]:
-    """Ask all backends of conf/backend in a process of its own, which may import torch and whatever they need."""
-    configs = [yaml.safe_load(path.read_text()) for path in sorted((conf_folder() / "backend").glob("*.yaml"))]
+def ask(device: str, case: Case | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
+    """Ask all backends of conf/backend, and those of a folder of one's own, in a process of its own.
+
+    That one may import torch and whatever they need.
+
+    Raises:
+        UserError: a file that is no backend's, or a backend that ends the process.
+    """
+    configs = [configured(path) for folder in (conf_folder(), own_choices) if folder for path in _files(folder)]
     question = msgspec.json.encode({"backends": configs, "device": device, "case": case})
     ran = subprocess.run(
         [sys.executable, "-m", "attn_exp.survey"],
@@ -88,6 +97,21 @@ def ask(device: str, case: Case | None) -> list[dict[str, Any]]:
         raise UserError(f"the backends could not be asked: {' '.join(last)}")
     answers: list[dict[str, Any]] = msgspec.json.decode(ran.stdout)
     return answers
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted((folder / "backend").glob("*.yaml"))
+
+
+def configured(path: Path) -> dict[str, Any]:
+    """A backend's options as its file has them. Raises UserError for a file that names no class."""
+    try:
+        options = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError, UnicodeError) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(options, dict):
+        raise UserError(f"{path} is no backend: it needs a line _target_: package.module.Class")
+    return named(options)
 
 
 def can_compute(supports: Supports) -> str:

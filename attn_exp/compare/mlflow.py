@@ -74,7 +74,7 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
         raise UserError(f"there is no database {path}: give uri=sqlite:///FOLDER/mlflow.db")
     check_database(path)
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)) as database:
+        with _opened(path) as database:
             row = database.execute(_RUN, (run,)).fetchone()
     except sqlite3.Error as error:
         raise UserError(f"{path} cannot be read ({error}): give uri=sqlite:///FOLDER/mlflow.db") from error
@@ -86,10 +86,29 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
     return _artifact(path, run, place), experiment, sweep
 
 
+def check_sweep(path: Path, experiment: str, sweep: str) -> None:
+    """See that an experiment of a sqlite database has this sweep. Raises UserError with the nearest name.
+
+    Called by a command with flags, whose names the message has.
+    """
+    try:
+        with _opened(path) as database:
+            experiments = [row[0] for row in database.execute("SELECT name FROM experiments")]
+            _check(experiment, experiments, "experiment", "--experiment ")
+            there = [row[0] for row in database.execute(_SWEEPS, (experiment,))]
+    except sqlite3.Error as error:
+        raise UserError(f"{path} cannot be read ({error}): give --uri sqlite:///FOLDER/mlflow.db") from error
+    _check(sweep, there, "sweep", "--open-sweep ")
+
+
+def _opened(path: Path) -> "contextlib.closing[sqlite3.Connection]":
+    return contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10))
+
+
 def _from_database(path: Path, uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     found = []
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)) as database:
+        with _opened(path) as database:
             experiments = [row[0] for row in database.execute("SELECT name FROM experiments")]
             _check(experiment, experiments, "experiment", "experiment=")
             for name in names:

@@ -1,0 +1,126 @@
+"""Keys that nothing reads are told, whoever wrote them; a folder of one's own choices serves every command."""
+
+import pytest
+from inprocess import typed
+
+from attn_exp.backends.__main__ import ask, configured
+from attn_exp.compose import compose_config, split_config_dir
+from attn_exp.errors import UserError
+from attn_exp.run import plain
+
+MINE = "_target_: elsewhere.Mine\nname: mine\nscale: null\n"
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder of one's own choices, with a name that has to be quoted."""
+    folder = tmp_path / "it's mine"
+    for group, text in (
+        ("backend/mine", MINE),
+        ("model/wide", "name: wide\nq_heads: 8\nkv_heads: 8\nhead_dim: ${model.width}\nseq_len: 32\nwidth: 16\n"),
+        ("tracker/ours", "name: mlflow\nuri: sqlite:///ours.db\nartifacts: here\nexperiment: ours\n"),
+        ("experiment/typo", "# @package _global_\nbacth: 3\n"),
+        ("experiment/headless", "batch: 3\n"),
+    ):
+        path = folder / f"{group}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batch"),
+    [
+        (["+pair={b: 7, s: 32}", "batch=${pair.b}", "seq_len=${pair.s}"], 7),
+        (["+stopping.mine=5", "batch=${stopping.mine}"], 5),
+        (["+rounds=3", "batch=${oc.select:rounds,2}"], 3),
+        (["+compile.options.coordinate_descent_tuning=true"], 1),
+    ],
+)
+def test_a_key_that_another_refers_to_is_fine(overrides, batch):
+    assert plain(compose_config(overrides, "a"))["batch"] == batch
+
+
+def test_a_key_is_not_used_by_a_longer_name():
+    with pytest.raises(UserError, match="there is no key 'pair'"):
+        plain(compose_config(["+pair=1", "+pairs=2", "batch=${pairs}"], "a"))
+
+
+def test_points_of_two_keys_can_be_swept(monkeypatch, tmp_path):
+    call = typed(monkeypatch, tmp_path)
+    line = ("+pair={b:2,s:32},{b:1,s:64}", "batch=${pair.b}", "seq_len=${pair.s}", "device=cpu", "dry_run=true")
+    code, out, _ = call("-m", *line)
+    assert code == 0
+    assert "2 jobs: 2 would run" in out
+
+
+def test_mistakes_in_files_of_one_s_own_are_told(monkeypatch, tmp_path, own):
+    call = typed(monkeypatch, tmp_path)
+    for choice, told in (
+        ("typo", "there is no key 'bacth': did you mean 'batch'?"),
+        ("headless", "has to begin with the line # @package _global_"),
+    ):
+        code, _, err = call("--config-dir", str(own), f"+experiment={choice}", "device=cpu")
+        assert (code, told in err) == (2, True), err
+
+
+@pytest.mark.parametrize("flag", [["--config-dir", "X"], ["--config-dir=X"], ["-cd", "X"]])
+def test_the_flag_is_taken_as_hydra_takes_it(flag, own):
+    words, folder = split_config_dir(["a=mine", *(word.replace("X", str(own)) for word in flag), "b=eager"])
+    assert (words, folder) == (["a=mine", "b=eager"], own)
+    assert compose_config(["backend=mine"], "a", folder).backend.name == "mine"
+    config = plain(compose_config(["model=wide", "tracker=ours"], "a", folder))
+    assert (config["model"]["head_dim"], config["tracker"]["experiment"]) == (16, "ours")
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(monkeypatch, tmp_path, capsys):
+    from attn_exp.backends.__main__ import main as backends_main
+    from attn_exp.duel import main as duel_main
+    from attn_exp.log import main as log_main
+
+    monkeypatch.chdir(tmp_path)
+    for main, words in (
+        (duel_main, ["a=mine", "b=eager"]),
+        (backends_main, ["model=gpt2"]),
+        (log_main, ["first", "tracker=ours"]),
+    ):
+        for flag in (["--config-dir", "nope"], ["--config-dir"]):
+            assert main([*words, *flag]) == 2
+            said = capsys.readouterr().err
+            assert said.count("\n") == 1
+            assert "is not a folder: give one that has backend/, model/ or other groups" in said
+
+
+def test_a_duel_and_a_replay_find_one_s_own(monkeypatch, tmp_path, own, capsys):
+    from attn_exp.duel import main as duel_main
+    from attn_exp.log import main as log_main
+
+    monkeypatch.chdir(tmp_path)
+    assert duel_main(["--config-dir", str(own), "a=mine", "b=eager", "a.scale=2", "device=cpu", "dry_run=true"]) == 0
+    assert "would run a=mine" in capsys.readouterr().out
+    assert duel_main(["--config-dir", str(own), "a=mne", "b=eager", "dry_run=true"]) == 2
+    assert "did you mean 'mine'?" in capsys.readouterr().err
+    (tmp_path / "multirun").mkdir()
+    assert log_main(["--config-dir", str(own), "first", "tracker=ours"]) == 2
+    assert "there is no sweep 'first'" in capsys.readouterr().err
+
+
+def test_backends_of_one_s_own_are_asked_and_cannot_silence_the_others(tmp_path, own):
+    module = tmp_path / "raises.py"
+    module.write_text("class Raises:\n    def __init__(self, name):\n        raise RuntimeError('no licence')\n")
+    (own / "backend" / "raises.yaml").write_text("_target_: raises.Raises\nname: raises\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+        answers = {answer["name"]: answer for answer in ask("cpu", None, own)}
+    assert answers["eager"]["missing"] is None
+    assert answers["mine"]["missing"].startswith("cannot import backend._target_=elsewhere.Mine")
+    assert answers["raises"]["missing"] == "RuntimeError: no licence"
+
+
+@pytest.mark.parametrize("text", ["", "- a list\n", "name: mine\n", "a: [\n"])
+def test_a_file_that_is_no_backend_is_one_sentence(tmp_path, text):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as told:
+        configured(path)
+    assert "\n" not in str(told.value)
