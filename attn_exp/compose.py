@@ -29,8 +29,8 @@ def split_config_dir(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
             rest.append(word)
     if folder is None:
         return rest, None
-    if not Path(folder).is_dir():
-        raise UserError(no_config_dir(folder))
+    if not folder or not Path(folder).is_dir():
+        raise UserError(no_config_dir(folder or "''"))
     return rest, Path(folder).absolute()
 
 

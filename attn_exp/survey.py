@@ -46,13 +46,10 @@ def answer(config: dict[str, Any], question: Question) -> Answer:
     """Ask one backend."""
     name = str(config["name"])
     try:
-        backend = load_backend(config)
+        return _asked(name, load_backend(config), question)
     except Unavailable as error:
         return Answer(name=name, missing=str(error))
-    # A class of somebody else's may raise anything, and must not silence the others.
-    try:
-        return _asked(name, backend, question)
-    except Exception as error:
+    except Exception as error:  # a class of somebody else's may raise anything, and must not silence the others
         return Answer(name=name, missing=f"{type(error).__name__}: {first_line(error)}")
 
 
