@@ -1,0 +1,171 @@
+"""Every example runs as it is, on a CPU: the sweep that the first one makes is read by the others."""
+
+import csv
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import cli
+import pytest
+
+from attn_exp import compare, load
+from attn_exp.compare.__main__ import main as compare_main
+from attn_exp.profile import profile_folder
+from attn_exp.store import read_sweep
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+SMALL = (*(word for word in cli.QUICK if not word.startswith("batch=")), "plots=false")
+
+
+def ran(command, cwd, *path, codes=(0,)):
+    """What a command printed. Its `python` is this one; `path` are folders where it finds modules beside attn_exp."""
+    where = os.pathsep.join(map(str, [*path, ROOT]))
+    found = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=cli.environment() | {"PYTHONPATH": where, "PATH": found},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode in codes, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Where the first example made its sweep, `from_python`."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "said.txt").write_text(ran([sys.executable, EXAMPLES / "first_sweep.py", *SMALL], folder))
+    return folder
+
+
+def test_every_example_is_listed_and_run_here():
+    names = {path.name for path in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
+    page, tests = (EXAMPLES / "README.md").read_text(), Path(__file__).read_text()
+    assert {name for name in names if f"({name})" not in page} == set()
+    assert {name for name in names if f'"{name}"' not in tests} == set()
+
+
+def test_a_first_sweep_from_python(home):
+    assert {record.status for record in read_sweep(home / "multirun" / "from_python")} == {"ok"}
+    best = [line for line in (home / "said.txt").read_text().splitlines() if line.startswith(("forward ", "backward "))]
+    assert len(best) >= 4
+    assert {line.rpartition(": ")[2] for line in best} <= {"flash", "math"}
+
+
+def test_records_in_plain_python(home):
+    said = ran([sys.executable, "-S", EXAMPLES / "plain_records.py", home / "multirun" / "from_python"], home)
+    rows = list(csv.DictReader(said.splitlines()))
+    assert len(rows) == 8
+    assert {row["backend"] for row in rows} == {"flash", "math"}
+    assert all(float(row["time_us"]) == pytest.approx(float(row["median_of_samples_us"])) for row in rows)
+
+
+def test_the_notebook(home):
+    pytest.importorskip("pandas")
+    said = ran([sys.executable, EXAMPLES / "notebook.py", "from_python", "from_python"], home)
+    assert "math" in said and "verdict" in said
+
+
+def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
+    gate = [EXAMPLES / "ci_gate.sh", "from_python", *SMALL, "batch=1", "tracker=none"]
+    ran([*gate], home, codes=(0, 1))
+    (sweep,) = (home / "multirun").glob("gate-*")
+    assert len(list(read_sweep(sweep))) == 2
+    assert "verdict" in (home / "gate.md").read_text()
+    # What it made, beside the same sweep with times that a gate has to see: half of them, and the very same.
+    for factor, code in ((0.5, 1), (1.0, 0)):
+        base = tmp_path / f"base-{factor}"
+        shutil.copytree(sweep, base)
+        for path in base.glob("*/record.json"):
+            path.write_text(faster(path.read_text(), factor))
+        assert compare_main([f"sweep={sweep}", f"against={base}", "--fail-if-slower", "3%", "spread=1%"]) == code
+    made = ran([EXAMPLES / "ci_gate.sh", "fresh", *SMALL, "batch=1", "backend=math", "tracker=none"], home)
+    assert "fresh" in made and (home / "multirun" / "fresh").is_dir()
+
+
+def faster(text, factor):
+    """A record whose times are `factor` of what they were."""
+    tree = json.loads(text)
+    for name, measured in tree["passes"].items():
+        for timing in measured["timings"]:
+            timing["times_us"] = [factor * time_us for time_us in timing["times_us"]]
+        for key in ("time_us", "time_low_us", "time_high_us"):
+            if f"{name}/{key}" in tree["metrics"]:
+                tree["metrics"][f"{name}/{key}"] *= factor
+    return json.dumps(tree)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The package of custom_backend/, built and installed into a folder of its own."""
+    source, target = tmp_path_factory.mktemp("source") / "custom_backend", tmp_path_factory.mktemp("target")
+    shutil.copytree(EXAMPLES / "custom_backend", source)
+    quiet = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    ran([sys.executable, "-m", "pip", "install", *quiet, "--target", target, source], source)
+    assert (target / "sliced_attention" / "__init__.py").is_file()
+    return target
+
+
+@pytest.fixture(scope="module")
+def beside(installed, tmp_path_factory):
+    """Sweeps with the installed package's backend: `yaml` beside one of ours, `target` without a file."""
+    folder = tmp_path_factory.mktemp("beside")
+    choices = ("-m", "backend=sliced,math", "batch=1,2", *SMALL, "sweep=yaml")
+    ran([sys.executable, "-m", "attn_exp", "--config-dir", EXAMPLES / "custom_backend/conf", *choices], folder, installed)
+    target = ("backend._target_=sliced_attention.SlicedAttention", "++backend.rows=16", "batch=1", *SMALL)
+    ran([sys.executable, "-m", "attn_exp", *target, "sweep=target", "tracker=none"], folder, installed)
+    return folder
+
+
+def test_a_backend_of_another_package_is_measured_and_checked_like_ours(beside):
+    records = list(read_sweep(beside / "multirun" / "yaml"))
+    assert sorted(record.request.backend["name"] for record in records) == ["math", "math", "sliced", "sliced"]
+    assert {(record.status, record.reason) for record in records} == {("ok", None)}
+    (one,) = [r for r in records if r.request.backend["name"] == "sliced" and r.request.case.batch == 2]
+    assert one.request.backend["rows"] == 32
+    assert one.metrics["forward/error_out"] < 1e-5 and one.metrics["backward/error_dq"] < 1e-5
+    assert statistics.median(one.passes["forward"].timings[0].times_us) == pytest.approx(one.metrics["forward/time_us"])
+    table = (beside / "multirun" / "yaml" / "table.txt").read_text()
+    assert table.count("sliced") == 2
+    runs = cli.runs(beside)
+    assert sum(name.startswith("sliced") and status == "FINISHED" for name, status, _ in runs) == 2
+
+
+def test_without_a_file_it_has_its_class_s_name_and_its_options(beside):
+    (record,) = read_sweep(beside / "multirun" / "target")
+    backend = record.request.backend
+    assert (record.status, backend["name"], backend["rows"]) == ("ok", "slicedattention", 16)
+
+
+def test_its_records_are_compared_without_the_package(beside, monkeypatch):
+    monkeypatch.chdir(beside)
+    found = compare(load("yaml"), baseline="math")
+    assert {row.cell.result.label for row in found.rows} == {"sliced", "math"}
+    assert all(row.gain is not None for row in found.rows)
+    assert {mean.label: mean.n for mean in found.means if mean.label == "sliced"} == {"sliced": 2}
+
+
+def test_what_it_does_not_support_is_a_sentence(beside, installed):
+    conf = EXAMPLES / "custom_backend/conf"
+    said = ran([sys.executable, "-m", "attn_exp.backends", "--config-dir", conf, "model=gemma2"], beside, installed)
+    (line,) = [line for line in said.splitlines() if line.startswith("sliced")]
+    assert "has no softcap" in line
+    without = ran([sys.executable, "-m", "attn_exp.backends", "--config-dir", conf, "device=cpu"], beside)
+    assert "cannot import backend._target_=sliced_attention.SlicedAttention" in " ".join(without.split())
+
+
+def test_a_profiler_of_one_s_own(tmp_path):
+    folder = EXAMPLES / "custom_profiler"
+    choices = ("profiler=python_calls", "backend=eager", *SMALL, "batch=1", "passes=[forward]", "sweep=a")
+    ran([sys.executable, "-m", "attn_exp", "--config-dir", folder / "conf", *choices], tmp_path, folder)
+    (record,) = read_sweep(tmp_path / "multirun" / "a")
+    found = record.profiles["python_calls"]
+    assert (found.status, found.reason) == ("ok", None)
+    assert found.metrics["forward/calls"] >= 1
+    assert any("formula" in kernel.name for kernel in found.kernels)
+    job = tmp_path / "multirun" / "a" / record.request.job
+    assert (profile_folder(job, "python_calls") / "forward.txt").read_text()
