@@ -1,6 +1,11 @@
 import os
+import re
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -8,36 +13,44 @@ import pytest
 from cli import QUICK, records
 
 ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 CONF = sorted(path.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").rglob("*.yaml"))
 
 
-def python(*arguments, cwd, path=None, **more):
-    """A python that does not see the checkout, unless through an editable install behind `path`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COMP_"))}
-    variables = kept | ({"PYTHONPATH": str(path)} if path else {}) | {"OMP_NUM_THREADS": "1"} | more
+def told(*command, cwd, **more):
+    """What a command did, in an environment without Python's variables."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COMP_", "VIRTUAL_ENV"))}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, timeout=120
-    )
+        list(map(str, command)), cwd=cwd, env=kept | {"OMP_NUM_THREADS": "1"} | more,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel built from the checkout by the backend that pyproject.toml names."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
-    built = python("-c", build, str(folder), cwd=ROOT)
+    folder = tmp_path_factory.mktemp("dist")
+    quiet = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    built = told(sys.executable, "-m", "pip", "wheel", *quiet, "--wheel-dir", folder, ".", cwd=ROOT)
     assert built.returncode == 0, built.stderr
-    return folder / built.stdout.splitlines()[-1]
+    (found,) = folder.glob("*.whl")
+    return found
 
 
 @pytest.fixture(scope="module")
-def target(wheel, tmp_path_factory):
-    """The wheel installed into a folder of its own."""
-    folder = tmp_path_factory.mktemp("target")
-    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
-    done = python(*install, "--target", str(folder), str(wheel), cwd=folder)
+def bin_(wheel, tmp_path_factory):
+    """The programs of a new environment that has the wheel; it sees the packages of this one, but not the checkout."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    # A folder in a .pth is searched, and the .pth files in it are not read: editable installs stay out of sight.
+    (site / "others.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    quiet = ("--quiet", "--no-index", "--disable-pip-version-check", "--force-reinstall", "--no-deps")
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
+    done = told(*pip, "install", *quiet, wheel, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return folder
+    return folder / "bin"
 
 
 def test_the_wheel_carries_the_configuration_and_no_more_than_the_package(wheel):
@@ -48,27 +61,72 @@ def test_the_wheel_carries_the_configuration_and_no_more_than_the_package(wheel)
     assert modules <= set(names)
 
 
-def test_an_installed_wheel_composes_from_its_own_configuration(target, tmp_path):
-    where = python("-c", "import attn_exp.conf as c; print(c.conf_folder())", cwd=tmp_path, path=target)
-    assert where.stdout.strip() == str(target / "attn_exp" / "conf")
-    shown = python("-m", "attn_exp", "--cfg", "job", cwd=tmp_path, path=target)
+def test_the_wheel_asks_for_what_pyproject_names(wheel):
+    (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA")]
+    lines = zipfile.ZipFile(wheel).read(name).decode().splitlines()
+    assert {line.split(": ")[1] for line in lines if line.startswith("Provides-Extra: ")} == set(EXTRAS)
+    needed = [line for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
+    assert len(needed) == len(PROJECT["dependencies"])
+
+
+def test_every_extra_is_bounded_and_explained():
+    page = (ROOT / "docs" / "getting_started.md").read_text()
+    for extra, packages in EXTRAS.items():
+        assert extra == "dev" or f"`{extra}`" in page, extra
+        assert all("," in package and "<" in package for package in packages), packages
+
+
+def test_a_backend_s_extra_is_what_its_backend_says_to_install():
+    page = (ROOT / "docs" / "backends.md").read_text()
+    for extra in ("cudnn", "fa2", "fa4", "helion", "te", "xformers"):
+        (package,) = EXTRAS[extra]
+        assert f'"{package}"' in page or f"'attn_exp[{extra}]'" in page, extra
+
+
+def test_the_source_distribution_has_what_is_tracked(tmp_path):
+    build = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
+    built = told(sys.executable, "-c", build, tmp_path, cwd=ROOT)
+    assert built.returncode == 0, built.stderr
+    with tarfile.open(tmp_path / built.stdout.splitlines()[-1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("attn_exp", "conf", "tests", "examples", "docs", "bench", "results", "docker"):
+        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
+        assert {name for name in files - names if "__pycache__" not in name and "secrets" not in name} == set()
+    assert {"LICENSE", "README.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", ".ci/run"} <= names
+
+
+def test_an_installed_wheel_composes_from_its_own_configuration(bin_, tmp_path):
+    where = told(bin_ / "python", "-c", "import attn_exp.conf as c; print(c.conf_folder())", cwd=tmp_path)
+    assert Path(where.stdout.strip()).is_relative_to(bin_.parent), where
+    shown = told(bin_ / "python", "-m", "attn_exp", "--cfg", "job", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "name: gpt2" in shown.stdout
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_installed_wheel_measures(target, tmp_path):
+def test_it_has_all_that_it_imports(bin_, tmp_path):
+    checked = told(sys.executable, "-m", "pip", "--python", bin_ / "python", "check", cwd=tmp_path)
+    assert "attn_exp" not in checked.stdout.replace("-", "_"), checked.stdout
+
+
+def test_the_installed_command_measures_with_choices_of_one_s_own(bin_, tmp_path):
     # The worker is a process of its own and has to find the same package.
-    done = python("-m", "attn_exp", "backend=eager", "sweep=s", "tracker=none", *QUICK, cwd=tmp_path, path=target)
+    (tmp_path / "conf" / "backend").mkdir(parents=True)
+    mine = "_target_: attn_exp.backends.eager.Eager\nname: mine\n"
+    (tmp_path / "conf" / "backend" / "mine.yaml").write_text(mine)
+    words = ("--config-dir", "conf", "-m", "backend=mine,math", "sweep=s", "tracker=none", *QUICK)
+    done = told(bin_ / "attn-exp", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert records(tmp_path, "s")["eager"].status == "ok"
+    found = records(tmp_path, "s")
+    assert {name: record.status for name, record in found.items()} == {"mine": "ok", "math": "ok"}
+    compared = told(bin_ / "python", "-m", "attn_exp.compare", "sweep=s", "baseline=mine", "out=r.html", cwd=tmp_path)
+    assert (compared.returncode, (tmp_path / "r.html").exists()) == (0, True), compared.stderr
 
 
-def test_the_installed_command_runs(target, tmp_path):
-    script = target / "bin" / "attn-exp"
-    shown = python(str(script), "--cfg", "job", cwd=tmp_path, path=target)
-    assert shown.returncode == 0, shown.stderr
-    assert "name: gpt2" in shown.stdout
+def test_the_installed_command_says_what_was_typed_wrong(bin_, tmp_path):
+    done = told(bin_ / "attn-exp", "backend=flsh", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'flash'?" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -80,20 +138,19 @@ def test_the_installed_command_runs(target, tmp_path):
         ("attn-exp stopping.bud", {"stopping.budget_s="}),
     ],
 )
-def test_a_tab_offers_what_can_follow(target, tmp_path, line, offered):
+def test_a_tab_offers_what_can_follow(bin_, tmp_path, line, offered):
     # As Hydra's bash function asks: hydra/_internal/core_plugins/bash_completion.py.
-    script = str(target / "bin" / "attn-exp")
     asked = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
-    told = python(script, "-sc", "query=bash", cwd=tmp_path, path=target, **asked)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert set(told.stdout.split()) == offered
+    done = told(bin_ / "attn-exp", "-sc", "query=bash", cwd=tmp_path, **asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(done.stdout.split()) == offered
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_completion_can_be_installed(target, tmp_path):
-    told = python(str(target / "bin" / "attn-exp"), "-sc", "install=bash", cwd=tmp_path, path=target)
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.rstrip().endswith("complete -o nospace -o default -F hydra_bash_completion attn-exp")
+def test_the_completion_can_be_installed(bin_, tmp_path):
+    done = told(bin_ / "attn-exp", "-sc", "install=bash", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("complete -o nospace -o default -F hydra_bash_completion attn-exp")
 
 
 @pytest.mark.parametrize(
