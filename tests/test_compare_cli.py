@@ -65,16 +65,6 @@ def test_sweeps_that_were_really_measured(measured):
     assert {row["old_status"] for row in tree["rows"]} == {"ok"}
 
 
-def test_the_notebook_example_runs_as_it_is(measured):
-    pytest.importorskip("pandas")
-    ran = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "notebook.py"), "first", "second"],
-        cwd=measured, env=cli.environment(), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert "math" in ran.stdout and "verdict" in ran.stdout
-
-
 def test_help_answers_at_once(home, capsys):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The documentation says what is there: its links, commands, examples, figures and lists."""
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -19,7 +20,7 @@ from attn_exp import ui
 from attn_exp.compare.__main__ import main as compare_main
 from attn_exp.compare.change import VERDICTS
 from attn_exp.compare.render import FORMATS
-from attn_exp.compose import compose_config
+from attn_exp.compose import compose_config, split_config_dir
 from attn_exp.conf import conf_folder
 from attn_exp.duel import rivals_of
 from attn_exp.explain.__main__ import main as explain_main
@@ -31,7 +32,8 @@ from attn_exp.run import plain
 from attn_exp.store import read_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
 # Words that stand for something of the reader's.
@@ -53,7 +55,12 @@ def commands():
 
 
 def of_module(name):
-    return [words[3:] for words in commands() if words[:3] == ["python", "-m", name]]
+    """The arguments of this module's commands; a container's are those of `attn_exp`."""
+    found = [words[3:] for words in commands() if words[:3] == ["python", "-m", name]]
+    if name == "attn_exp":
+        runs = [words for words in commands() if words[:2] == ["docker", "run"] and "--entrypoint" not in words]
+        found += [words[words.index(name) + 1 :] for words in runs]
+    return found
 
 
 def anchors(page):
@@ -69,6 +76,7 @@ def write_examples(folder):
     (folder / "my_conf/backend/mine.yaml").write_text(fenced(TEXTS["README.md"], "yaml")[0])
     for name in ("short", "long"):
         (folder / f"my_conf/experiment/{name}.yaml").write_text(fenced(TEXTS["docs/configuration.md"], "yaml")[0])
+    (folder / "examples").symlink_to(ROOT / "examples")
 
 
 @pytest.mark.parametrize("page", TEXTS)
@@ -122,16 +130,19 @@ def test_every_command_composes(arguments, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [words for words in of_module("attn_exp.duel") if words], ids=" ".join)
-def test_every_duel_composes(arguments, monkeypatch):
+def test_every_duel_composes(arguments, tmp_path, monkeypatch):
+    write_examples(tmp_path)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATTN_EXP_SWEEP", "")
-    rivals, shared = rivals_of(arguments)
+    words, folder = split_config_dir(arguments)
+    rivals, shared = rivals_of(words)
     for own in rivals.values():
-        assert request_from_config(plain(compose_config([*own, *shared], "a")), [GPU]).device == "cuda"
+        assert request_from_config(plain(compose_config([*own, *shared], "a", folder)), [GPU]).device == "cuda"
 
 
 def sweeps_to_compare(folder):
     """The sweeps, figures and database that the pages' comparisons speak of."""
-    names = ("first", "second", "old", "new", "monday", "tuesday", "friday", *(f"nightly-{day}" for day in range(9)))
+    names = ("first", "second", "old", "new", "started", "monday", "tuesday", "friday", *(f"nightly-{day}" for day in range(9)))
     for day, name in enumerate(names):
         records = [sweeps.job(backend, us, of=sweeps.case(seq_len=4096), finished_at=sweeps.NOON + 86400 * day)
                    for backend, us in (("flash", 100.0), ("cudnn", 80.0))]  # fmt: skip
@@ -155,7 +166,7 @@ def test_every_comparison_runs(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sweeps_to_compare(tmp_path)
     assert compare_main(arguments) == 0
-    assert capsys.readouterr().out or next(tmp_path.glob("report.*")).read_text()
+    assert capsys.readouterr().out or next(tmp_path.glob("*.[hm]*")).read_text()
 
 
 @pytest.mark.parametrize("arguments", [words for words in of_module("attn_exp.explain") if words], ids=" ".join)
@@ -192,21 +203,44 @@ def test_the_other_commands_are_there(capsys):
             assert (ROOT / words[1]).exists(), words
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("backend._target_=my_module.MyAttention",), ("--config-dir", "my_conf", "backend=mine")],
-    ids=["target", "yaml"],
-)
-def test_the_readme_s_backend_really_runs(arguments, tmp_path):
+def test_the_readme_s_backend_really_runs(tmp_path):
+    # In a worker process, which has to find the module where the reader stands; tests/test_docs_run.py runs it here.
     write_examples(tmp_path)
-    command = [sys.executable, "-m", "attn_exp", *arguments, *cli.QUICK, "tracker=none", "sweep=a"]
+    words = ("--config-dir", "my_conf", "backend=mine", *cli.QUICK, "tracker=none", "sweep=a")
     ran = subprocess.run(
-        command, cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, timeout=240, check=False
-    )
+        [sys.executable, "-m", "attn_exp", *words],
+        cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     (record,) = read_sweep(tmp_path / "multirun" / "a")
-    assert (record.status, record.reason) == ("ok", None)
-    assert record.request.backend["name"] == ("mine" if "backend=mine" in arguments else "myattention")
+    assert (record.status, record.reason, record.request.backend["name"]) == ("ok", None, "mine")
+
+
+def said_texts():
+    """All that the program's modules can say, as one text with a line for what is filled in between."""
+    found = []
+    for path in (ROOT / "attn_exp").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\n".join(found)
+
+
+def is_said(message, texts):
+    """Whether most of the longest piece of a quoted message, names and numbers apart, is in the texts."""
+    piece = max(re.split(r"\.\.\.|\bN\b|SIGSEGV", message), key=len).strip(" ,:'")
+    window = min(len(piece), max(6, round(0.6 * len(piece))))
+    return any(piece[start : start + window] in texts for start in range(len(piece) - window + 1))
+
+
+def test_every_message_that_is_explained_is_one_that_the_program_says():
+    rows = re.findall(r"^\| (`.+?) \|", TEXTS["docs/troubleshooting.md"], re.MULTILINE)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", re.sub(r"\(`\w+`\)", "", row))]
+    assert len(messages) > 50
+    texts = said_texts()
+    # The last is PyTorch's own.
+    assert [message for message in messages if not is_said(message, texts)] == ["OutOfMemoryError"]
+    assert not is_said("there is no such message anywhere", texts)
 
 
 def test_the_readme_has_every_status_and_says_which_are_retried():

@@ -66,7 +66,8 @@ def test_records_in_plain_python(home):
 
 def test_the_notebook(home):
     pytest.importorskip("pandas")
-    said = ran([sys.executable, EXAMPLES / "notebook.py", "from_python", "from_python"], home)
+    shutil.copytree(home / "multirun" / "from_python", home / "multirun" / "again")
+    said = ran([sys.executable, EXAMPLES / "notebook.py", "from_python", "again"], home)
     assert "math" in said and "verdict" in said
 
 
@@ -154,8 +155,6 @@ def test_what_it_does_not_support_is_a_sentence(beside, installed):
     said = ran([sys.executable, "-m", "attn_exp.backends", "--config-dir", conf, "model=gemma2"], beside, installed)
     (line,) = [line for line in said.splitlines() if line.startswith("sliced")]
     assert "has no softcap" in line
-    without = ran([sys.executable, "-m", "attn_exp.backends", "--config-dir", conf, "device=cpu"], beside)
-    assert "cannot import backend._target_=sliced_attention.SlicedAttention" in " ".join(without.split())
 
 
 def test_a_profiler_of_one_s_own(tmp_path):

@@ -1,0 +1,165 @@
+"""Every command of the documentation runs: as it stands where that takes no GPU, in small sizes, one after another."""
+
+import os
+import re
+import sys
+
+import pytest
+from inprocess import typed
+from test_docs import ROOT, commands, write_examples
+
+from attn_exp.backends.__main__ import main as backends_main
+from attn_exp.compare.__main__ import main as compare_main
+from attn_exp.duel import main as duel_main
+from attn_exp.explain.__main__ import main as explain_main
+from attn_exp.isolate import InProcess, Worker
+from attn_exp.log import main as log_main
+from attn_exp.record import read_record
+
+START = Worker.start
+# What cannot run here, by words that its command has, and where it is tried instead.
+NOT_RUN = {
+    "docker": "there is no Docker: tests/test_docker.py, tests/test_server.py",
+    "mkdir -p docker/secrets": "it makes a secret for Docker",
+    "export": "a server's variables: tests/servers.py sets them",
+    "mlflow server": "tests/servers.py starts it with these flags",
+    "make": "targets are checked by tests/test_docs.py; CI runs make test",
+    "pip install": "tests/test_packaging.py and tests/test_examples.py install, into folders of their own",
+    "pip wheel": "tests/test_packaging.py builds",
+    "attn-exp -sc": "tests/test_packaging.py presses TAB",
+    "docs/embed.py": "tests/test_docs.py checks what it writes",
+    "bench/": "minutes on GPUs, or pictures with a browser",
+    "tracker=server": "tests/test_server.py has a real server",
+    "hydra/launcher=": "tests/test_launchers.py has stand-ins for GPUs and Slurm, and a Ray",
+    "device=cuda": "needs a GPU: tests/gpu",
+    "profiler=[": "needs a GPU: tests/gpu/test_gpu_profilers.py, tests/gpu/test_gpu_ncu.py",
+    "compile=": "compiling takes a minute: tests/test_compilation.py, tests/test_inductor.py",
+    "+experiment=flux": "it compiles and profiles: tests/test_inductor.py, tests/gpu/test_gpu_profilers.py",
+    "workload=decoder_layer": "tests/test_workloads.py",
+    "attn_exp.doctor": "half a minute: tests/test_doctor.py",
+    "attn_exp.ui": "tests/test_ui.py starts its server",
+}
+# These compute on a CPU whatever they are given here; others may be `unsupported` or `unavailable`, in a sentence.
+EVERYWHERE = {"flash", "math", "eager", "efficient", "mine", "sliced", "slicedattention", "myattention", "auto"}
+SMALL = {
+    "device": "cpu", "isolation": "none", "tracker": "none", "plots": "false", "seq_len": "32", "dtype": "fp32",
+    "model.q_heads": "2", "model.kv_heads": "2", "model.head_dim": "16", "stopping.min_rounds": "2",
+    "stopping.max_rounds": "2", "stopping.budget_s": "0.01",
+}  # fmt: skip
+WORDS = sorted({tuple(words) for words in commands()})
+
+
+def reasons(words):
+    """Why a command is not run here; nothing, if it is."""
+    return [reason for fragment, reason in NOT_RUN.items() if fragment in " ".join(words)]
+
+
+def run_here(module):
+    """The arguments of this module's commands that are run."""
+    return [words[3:] for words in WORDS if words[:3] == ("python", "-m", module) and not reasons(words)]
+
+
+def shrunk(words):
+    """The words with small lengths, and `SMALL` for what they leave open."""
+    found = [re.sub(r"^(seq_len|q_len|kv_len|window)=([\d,]+)$", _short, word) for word in words]
+    # A CPU takes seconds for the ceilings of each other type.
+    found = [re.sub(r"^dtype=(fp16|bf16)$", "dtype=fp32", word) for word in found]
+    given = {re.split(r"[+=]+", word.lstrip("+"))[0] for word in found}
+    more = {key: value for key, value in SMALL.items() if key not in given}
+    if given & {"q_len", "kv_len"}:
+        del more["seq_len"]
+    if "+experiment=sdpa_sweep" in words:
+        more["model.embedding"] = "32"
+    return [*found, *(f"{key}={value}" for key, value in more.items())]
+
+
+def _short(match):
+    lengths = [int(length) for length in match[2].split(",")]
+    return f"{match[1]}={','.join(str(min(length, 16 * (i + 1))) for i, length in enumerate(lengths))}"
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A folder with the pages' files and modules, and what types a command in it: exit code, output, errors."""
+    folder = tmp_path_factory.mktemp("reader")
+    write_examples(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        call = typed(patch, folder)
+        # Before torch is imported: its threads would wait for each other, with other tests beside.
+        patch.setenv("OMP_NUM_THREADS", "1")
+        for place in (folder, ROOT / "examples" / "custom_backend"):
+            patch.syspath_prepend(str(place))
+            patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
+        # The machine's ceilings are measured once for all commands, not for each.
+        once = InProcess()
+        patch.setattr("attn_exp.run.make_isolation", lambda options: once)
+        yield folder, call
+    for name in ("my_module", "sliced_attention"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def real(here, monkeypatch):
+    """The same folder for commands that start processes of their own."""
+    monkeypatch.setattr(Worker, "start", START)
+    return here
+
+
+def test_every_command_is_run_or_has_a_reason():
+    modules = ("attn_exp", "attn_exp.backends", "attn_exp.compare", "attn_exp.duel", "attn_exp.explain", "attn_exp.log")
+    for words in WORDS:
+        known = words[:2] == ("python", "-m") and words[2] in modules
+        assert known or words[:2] == ("python", "examples/notebook.py") or reasons(words), words
+    for fragment, reason in NOT_RUN.items():
+        assert any(fragment in " ".join(words) for words in WORDS), f"no command has {fragment}"
+        for name in re.findall(r"tests/[\w/.]+", reason):
+            assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("arguments", run_here("attn_exp"), ids=" ".join)
+def test_every_measurement_runs(here, arguments):
+    folder, call = here
+    before = set((folder / "multirun").glob("*/*/record.json"))
+    asks = {"--help", "--version"} & set(arguments)
+    code, out, err = call(*(arguments if asks else shrunk(arguments)))
+    assert (code, err) == (0, "")
+    if asks or "dry_run=true" in arguments:
+        assert out
+        return
+    made = set((folder / "multirun").glob("*/*/record.json")) - before
+    assert made or "were done before" in out
+    for path in made:
+        record = read_record(path.parent)
+        assert record.status in ("ok", "unsupported", "unavailable"), record.reason
+        assert record.status == "ok" or record.request.backend["name"] not in EVERYWHERE, record.reason
+        assert {name: profile.status for name, profile in record.profiles.items()} in ({}, {"torch": "ok"})
+
+
+@pytest.mark.parametrize("arguments", run_here("attn_exp.backends"), ids=" ".join)
+def test_every_overview_prints(here, capsys, arguments):
+    assert backends_main(list(arguments)) == 0
+    assert "flash" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", run_here("attn_exp.duel"), ids=" ".join)
+def test_every_duel_runs(real, capsys, arguments):
+    assert duel_main(shrunk(arguments) if arguments else ["--help"]) == 0
+    assert "samples, verdicts and the plot are in" in capsys.readouterr().out or not arguments
+
+
+@pytest.mark.parametrize("arguments", run_here("attn_exp.log"), ids=" ".join)
+def test_every_replay_stores(here, capsys, arguments):
+    folder, call = here
+    for name in arguments:
+        if not (folder / "multirun" / name).exists():
+            assert call(*shrunk(["-m", "backend=flash,math", "batch=1,2", f"sweep={name}"]))[0] == 0
+    assert log_main(list(arguments) or ["--help"]) == 0
+    assert "there already" in capsys.readouterr().out or not arguments
+
+
+def test_a_comparison_and_an_explanation_of_what_was_measured_here(here, capsys):
+    # The pages' own, with their filters and patterns, run in tests/test_docs.py over sweeps that have what they name.
+    assert here[1](*shrunk(["-m", "backend=flash,math", "batch=1,2", "sweep=measured"]))[0] == 0
+    assert compare_main(["sweep=measured", "baseline=math", "out=measured.html"]) == 0
+    assert explain_main(["measured"]) == 0
+    assert "flash" in capsys.readouterr().out
