@@ -125,7 +125,9 @@ def test_lines_of_a_sampled_tree_come_with_what_they_wait_for():
     assert [(one.place[-2:], one.samples, one.share, one.stalled_share, one.stall) for one in found] == [
         ("40", 30, 0.75, 0.4, "wait"),
         ("41", 10, 0.25, 0.0, ""),
+        ("", 5, 1.0, 0.2, ""),
     ]
+    assert found[-1].kernel == "elementwise", "a kernel without lines has the samples itself"
 
 
 class FakeProton(types.ModuleType):
@@ -169,7 +171,7 @@ def test_a_triton_without_lines_costs_the_lines_alone(subject):
     assert refused.status == "ok" and len(refused.kernels) == 4
     assert refused.reason == "no figures by line: RuntimeError: CUPTI_ERROR_NOT_SUPPORTED"
     empty = Proton("it", calls=3).look(of_triton, FakeProton())
-    assert "no line of source" in empty.reason
+    assert empty.reason == "no figures by line: PC sampling took no samples"
     old = FakeProton()
     old.start = lambda name, *, context, data, backend: FakeProton.start(
         old, name, context=context, data=data, backend=backend

@@ -95,8 +95,10 @@ class Proton:
         except Exception as error:  # CUPTI's refusals come as whatever the library raises; the rest is measured
             return f"no figures by line: {sentence(error)}"
         if not found:
-            return "no figures by line: PC sampling met no line of source"
+            return "no figures by line: PC sampling took no samples"
         _write_lines(found, subject.folder / _LINES_TABLE)
+        if not any(line.place for line in found):
+            return "PC sampling knew no line of source: lines.csv has samples and stalls by kernel"
         return None
 
 
