@@ -20,8 +20,8 @@ from attn_exp.record import TensorError
 
 FACTOR = 3.0
 # One row in a million stands out further than one in the thousands that were sampled: cuDNN's dq of 256 heads of 8,192
-# tokens by 7 times its tensor's tolerance in bf16, of 64 heads of 16,384 by 9.4 times in fp8 (H200). A row that is wrong
-# is off by far more, except in fp8, where this bound is above 1.
+# tokens by 7 times its tensor's tolerance in bf16, of 64 heads of 16,384 by 9.4 times in fp8 (H200). A wrong row is off
+# by far more, except in fp8, where this bound is above 1.
 WORST_ROW_FACTOR = 12.0
 # Unit roundoff of float32, in which every backend sums.
 _ROUNDOFF = 2.0**-24

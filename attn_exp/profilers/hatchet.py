@@ -24,7 +24,7 @@ class HatchetError(ValueError):
 class Line:
     """A line of a kernel's source: how many samples of the program counter fell on it, and how many of them waited.
 
-    `place` is empty where the samples are known by kernel alone, `stall` what most of those waited for, in CUPTI's words.
+    `place` is empty where samples are known by kernel alone, `stall` what most of those waited for, in CUPTI's words.
     """
 
     direction: str
