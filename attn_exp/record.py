@@ -40,7 +40,7 @@ class RecordError(ValueError):
     """A file that is no record: cut short, of another schema, or of another shape. The message names the file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
     """Samples of one call by one timer, in time order, none dropped.
 
@@ -58,7 +58,7 @@ class Timing:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
     """One kernel of a call: its name, how often it ran in one call, and its time in one call in microseconds."""
 
@@ -67,7 +67,7 @@ class Kernel:
     time_us: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TensorError:
     """How far one tensor is from the float32 reference.
 
@@ -84,7 +84,7 @@ class TensorError:
     row_tolerance: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
     """What one pass (forward or backward) left. `took` is whose kernels ran, of a backend that may choose."""
 
@@ -169,7 +169,7 @@ class Request:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """All that a job leaves. `metrics` has entries if and only if `status` is `ok`, a `reason` if and only if not.
 

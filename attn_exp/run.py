@@ -34,7 +34,7 @@ from attn_exp.record import (
     write_whole,
 )
 from attn_exp.report import table, write_tables
-from attn_exp.store import final_record, read_sweep
+from attn_exp.store import final_record, read_summaries
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker, redacted
 from attn_exp.trackers.none import NoTracker
@@ -57,6 +57,7 @@ class Session:
         self._tracker: Tracker | None = None
         self._lease: Lease | None = None
         self._pending: deque[tuple[Request, float]] = deque()
+        self._asked: tuple[DictConfig, Request] | None = None
 
     def adopt(self, worker: Worker) -> None:
         """Use this worker if the configuration wants a warm one; it may have been started already."""
@@ -64,7 +65,10 @@ class Session:
 
     def request(self, config: DictConfig) -> Request:
         """The request of a composed configuration. Raises UserError."""
-        return request_from_config(plain(config), self.gpus)
+        # The sweeper asks before it submits; resolving the same configuration again would take milliseconds a job.
+        if self._asked is None or self._asked[0] is not config:
+            self._asked = config, request_from_config(plain(config), self.gpus)
+        return self._asked[1]
 
     def submit(self, config: DictConfig) -> float:
         """Run one job, or hand it to the worker and return as soon as not more than `ahead` others wait.
@@ -187,7 +191,7 @@ class Session:
             raise SystemExit(1)
 
     def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
-        found = [_without_samples(item) for item in read_sweep(folder)]
+        found = list(read_summaries(folder))
         records = [record for record in found if isinstance(record, Record)]
         say = self.progress.say
         files = [*write_tables(records, folder), folder / "command.txt"]
@@ -300,14 +304,6 @@ def _record_of(outcome: Outcome, request: Request, submitted_at: float) -> Recor
     record = Record(request=request, status=status, reason=reason, started_at=submitted_at, finished_at=time.time())
     write_record(record, outcome.folder)
     return record
-
-
-def _without_samples(found: Record | RecordError) -> Record | RecordError:
-    """A record as small as tables need it: a thousand whole ones are hundreds of megabytes."""
-    if isinstance(found, RecordError):
-        return found
-    passes = {name: replace(measured, timings=()) for name, measured in found.passes.items()}
-    return replace(found, passes=passes, telemetry=())
 
 
 def _objective(record: Record | None) -> float:

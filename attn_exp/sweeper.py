@@ -82,10 +82,7 @@ class Composer:
 
     def request(self, overrides: Sequence[str]) -> Request | UserError:
         """The job, or why it is impossible. Raises Hydra's own errors."""
-        try:
-            return session().request(self.case(overrides))
-        except UserError as error:
-            return error
+        return _request(self.case(overrides))
 
     def _base(self, overrides: Sequence[str]) -> tuple[tuple[DictConfig, DictConfig], list[Override]]:
         """What the group choices make, whole and without the `hydra` node, and the plain values to apply to it."""
@@ -147,22 +144,25 @@ class ProductSweeper(Sweeper):
         if dry_run(self.config):
             check_choices(composer.request, jobs)
             return self._list(composer, jobs)
-        # Most jobs are asked for twice, by the check and by the sweep.
-        request = functools.cache(composer.request)
-        check_choices(request, jobs)
+        # What the check asks for is asked for again by the sweep, and kept until then: not longer, or a sweep of ten
+        # thousand jobs would carry them all along.
+        asked: dict[tuple[str, ...], Request | UserError] = {}
+        check_choices(
+            lambda overrides: asked.get(overrides) or asked.setdefault(overrides, composer.request(overrides)), jobs
+        )
         current = session()
         current.progress.total = len(jobs)
         # The next job is composed while the worker measures this one.
         current.ahead = 1
-        for index, overrides in self._possible(request, jobs):
-            self._run(composer, index, overrides)
+        for index, overrides, case in self._possible(composer, asked, jobs):
+            self._run(composer, index, overrides, case)
         return None
 
-    def _run(self, composer: Composer, index: int, overrides: tuple[str, ...]) -> None:
+    def _run(self, composer: Composer, index: int, overrides: tuple[str, ...], case: DictConfig) -> None:
         assert self.config is not None and self.hydra_context is not None and self.task_function is not None
         if not self.config.hydra.callbacks and not self.config.hydra.job.env_set:
             # Hydra's way copies the whole configuration four times, for settings that nobody made.
-            self.task_function(composer.case(overrides))
+            self.task_function(case)
             return
         config = composer.compose(overrides)
         with open_dict(config):
@@ -177,19 +177,26 @@ class ProductSweeper(Sweeper):
         )
         _ = done.return_value
 
-    def _possible(self, request: Ask, jobs: Sequence[tuple[str, ...]]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def _possible(
+        self, composer: Composer, asked: dict[tuple[str, ...], Request | UserError], jobs: Sequence[tuple[str, ...]]
+    ) -> Iterator[tuple[int, tuple[str, ...], DictConfig]]:
+        """The jobs to run, each with its configuration; those that are done or impossible are counted on the way."""
         current = session()
         for index, overrides in enumerate(jobs):
-            asked = request(overrides)
-            if isinstance(asked, UserError):
-                current.impossible.append(f"{' '.join(overrides)}: {asked}")
+            case = None
+            request = asked.pop(overrides, None)
+            if request is None:
+                case = composer.case(overrides)
+                request = _request(case)
+            if isinstance(request, UserError):
+                current.impossible.append(f"{' '.join(overrides)}: {request}")
                 current.progress.total -= 1
                 continue
-            done = final_record(current.folder / asked.job) if current.folder else None
+            done = final_record(current.folder / request.job) if current.folder else None
             if done is not None:
                 current.keep(done)
                 continue
-            yield index, overrides
+            yield index, overrides, case if case is not None else composer.case(overrides)
 
     def _list(self, composer: Composer, jobs: Sequence[tuple[str, ...]]) -> None:
         lines = [dry_run_line(session(), composer.case(overrides)) for overrides in jobs]
@@ -199,6 +206,13 @@ class ProductSweeper(Sweeper):
             f"{len(lines)} jobs: {words.count('would')} would run, {words.count('done')} are done, "
             f"{words.count('impossible')} are impossible"
         )
+
+
+def _request(case: DictConfig) -> Request | UserError:
+    try:
+        return session().request(case)
+    except UserError as error:
+        return error
 
 
 def _check_once(jobs: Sequence[tuple[str, ...]]) -> None:

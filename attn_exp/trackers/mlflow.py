@@ -36,6 +36,7 @@ from attn_exp.trackers.base import (
     tags,
     user_name,
 )
+from attn_exp.trackers.stored import CURVE, FINISHED_AT, JOB, KIND, StoredRun, stored_in_database
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -335,14 +336,19 @@ class _Store:
             client.set_tag(parent, key, value)
         self._runs.clear()
         self._curves.clear()
-        for run in self._search(client, {"mlflow.parentRunId": parent}):
-            if run.data.tags.get("attn_exp.kind") == "curve":
-                whole = run.info.status == "FINISHED"
-                self._curves.append((run.data.tags.get("attn_exp.curve", "") if whole else "", run.info.run_id))
+        for run in self._children(client, parent):
+            if run.tags.get(KIND) == "curve":
+                self._curves.append((run.tags.get(CURVE, "") if run.status == "FINISHED" else "", run.run))
                 continue
-            stored = run.data.tags.get("attn_exp.finished_at") if run.info.status != "RUNNING" else None
-            self._runs.setdefault(run.data.tags.get("attn_exp.job", ""), []).append((run.info.run_id, stored))
+            finished = run.tags.get(FINISHED_AT) if run.status != "RUNNING" else None
+            self._runs.setdefault(run.tags.get(JOB, ""), []).append((run.run, finished))
         return parent
+
+    def _children(self, client: "MlflowClient", parent: str) -> list[StoredRun]:
+        if (path := database_file(self._uri)) is not None:
+            return stored_in_database(path, parent)
+        found = self._search(client, {"mlflow.parentRunId": parent})
+        return [StoredRun(run.info.run_id, run.info.status, run.data.tags) for run in found]
 
     def _search(self, client: "MlflowClient", wanted: Mapping[str, str]) -> "list[Run]":
         condition = " and ".join(f"tags.`{key}` = {_quoted(value)}" for key, value in wanted.items())
