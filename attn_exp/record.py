@@ -10,6 +10,7 @@ import msgspec
 
 from attn_exp.case import Case
 from attn_exp.errors import UserError
+from attn_exp.litter import owner_mark
 
 SCHEMA = 1
 METHOD_VERSION = "2"
@@ -220,7 +221,7 @@ def write_record(record: Record, folder: Path) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; a reader never sees half of it, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}{owner_mark()}")
     try:
         with temporary.open("wb") as file:
             file.write(content)

@@ -7,8 +7,10 @@ import math
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Outcome, Worker, make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
+from attn_exp.litter import hidden_files, remove_litter
 from attn_exp.progress import Progress
 from attn_exp.record import (
     FILE_NAME,
@@ -93,9 +96,10 @@ class Session:
         if request.device == "cpu":
             # The CPU is what is measured: nothing of ours may run beside it.
             self._tracker.settle()
-        folder.mkdir(exist_ok=True)
-        (folder / FILE_NAME).unlink(missing_ok=True)
-        write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
+        with self._writing():
+            folder.mkdir(exist_ok=True)
+            (folder / FILE_NAME).unlink(missing_ok=True)
+            write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
         self._pending.append((request, time.time()))
         self._isolation.submit(folder)
         self.progress.running(self._pending[0][0].label)
@@ -175,14 +179,26 @@ class Session:
     def _collect(self) -> Record:
         """Wait for the oldest job, make sure that it has a record, and pass that on."""
         assert self._isolation is not None and self._tracker is not None
-        outcome = self._isolation.wait()
-        request, submitted_at = self._pending.popleft()
-        record = _record_of(outcome, request, submitted_at)
+        with self._writing():
+            outcome = self._isolation.wait()
+            request, submitted_at = self._pending.popleft()
+            record = _record_of(outcome, request, submitted_at)
         self._tracker.log(record, outcome.folder)
         self.progress.finished(record)
         if self._pending:
             self.progress.running(self._pending[0][0].label)
         return record
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn a full or broken disk into the sweep's end: jobs that leave no record would be measured for nothing."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {self.folder} ({error.strerror or error}): make room there, "
+                f"then finish with: {resume_command(self.sweep)}"
+            ) from error
 
     def _halt(self, record: Record) -> None:
         """End the sweep if this record has a status that `stop_on` names."""
@@ -194,7 +210,12 @@ class Session:
         found = list(read_summaries(folder))
         records = [record for record in found if isinstance(record, Record)]
         say = self.progress.say
-        files = [*write_tables(records, folder), folder / "command.txt"]
+        remove_litter([*hidden_files(folder), *Path(tempfile.gettempdir()).glob("attn_exp_*")])
+        files = [folder / "command.txt"]
+        try:
+            files += write_tables(records, folder)
+        except OSError as error:
+            say(f"table.txt and table.csv are not written: {error.strerror}")
         # Only now, when nothing is measured any more; whoever interrupts does not wait for pictures.
         plots, curves = extras(folder, say) if self._plots and status == "FINISHED" else ([], ())
         warning = tracker.close(status, [*files, *plots], curves=curves, timeout_s=1.0 if status == "KILLED" else None)

@@ -18,6 +18,7 @@ PURE = {
     "verdict",
     "calibration",
     "host",
+    "litter",
     "tables",
     "words",
 }

@@ -22,6 +22,7 @@ from urllib.parse import quote, urlsplit
 
 import attn_exp
 from attn_exp.errors import UserError
+from attn_exp.litter import owner_mark
 from attn_exp.record import Record
 from attn_exp.trackers.base import (
     Background,
@@ -240,7 +241,7 @@ class _Store:
         run = str(client.create_run(self._experiment, started_ms, found, run_name(record)).info.run_id)
         try:
             _log_batches(client, run, record)
-            with tempfile.TemporaryDirectory(prefix="attn_exp_") as temporary:
+            with tempfile.TemporaryDirectory(prefix=f"attn_exp_{owner_mark()}") as temporary:
                 for path in (folder / name for name in _JOB_FILES):
                     if path.is_file():
                         Path(temporary, path.name).symlink_to(path.absolute())
