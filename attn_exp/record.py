@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attn_exp.case import Case
+from attn_exp.case import PASSES, Case
 from attn_exp.errors import UserError
 from attn_exp.litter import owner_mark
 
@@ -35,6 +35,10 @@ Status = Literal[
 
 # What another try cannot change. The rest is retried when the sweep is run again.
 FINAL: frozenset[str] = frozenset({"ok", "unsupported", "wrong_kernel", "inaccurate", "implausible", "out_of_memory"})
+
+
+# What decoding may raise for bytes that somebody else wrote; nesting without end is among them.
+NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
 
 
 class RecordError(ValueError):
@@ -246,8 +250,31 @@ def read_record(folder: Path) -> Record | None:
         return None
     try:
         record = msgspec.json.decode(content, type=Record)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, UserError) as error:
+    except (*NOT_DECODED, UserError) as error:
         raise RecordError(f"{path} is not a record: {error}") from error
     if record.schema != SCHEMA:
         raise RecordError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
+    if (wrong := _wrong(record)) is not None:
+        raise RecordError(f"{path} is not a record: {wrong}")
     return record
+
+
+def _wrong(record: Record) -> str | None:
+    """What whoever reads a record relies on and this one lacks, though all is of the right type; None if nothing."""
+    request = record.request
+    if Path(request.job).name != request.job:
+        return f"its job {request.job!r} names no folder"
+    if not isinstance(request.backend.get("name"), str):
+        return "its backend has no name"
+    if not isinstance(record.environment.get("versions", {}), dict):
+        return "environment.versions is no object"
+    for name, measured in record.passes.items():
+        if name not in PASSES:
+            return f"it has a pass {name!r}"
+        if any(len(timing.times_us) != len(timing.rounds) for timing in measured.timings):
+            return f"the samples of {name} are not one a round index"
+    if record.status == "ok":
+        for name in request.measuring.passes:
+            if not record.metrics.get(f"{name}/time_us", 0.0) > 0:
+                return f"it is ok without a time of {name}"
+    return None
