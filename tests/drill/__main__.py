@@ -6,6 +6,7 @@ each fault happened, by what it left, and what does not hold at the end; exit co
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -31,14 +32,14 @@ _OTHERS = (
 )
 
 
-def drill(world: Path, jobs: int, seed: int) -> tuple[Counter[str], list[str]]:
+def drill(world: Path, jobs: int, seed: int, *, limit: bool) -> tuple[Counter[str], list[str]]:
     """Run the drill in a folder: the count of each fault, and what is wrong at the end."""
     began = time.monotonic()
 
     def say(line: str) -> None:
         print(f"[{time.monotonic() - began:5.0f} s] {line}", flush=True)
 
-    server, disk = Server(world / "server"), make_disk(world / "disk")
+    server, disk = Server(world / "server"), make_disk(world / "disk", limit=limit)
     own = plans(jobs, seed)
     for name, plan in own.items():
         plan.write(world / f"plan-{name}.json")
@@ -93,6 +94,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m drill", description=__doc__)
     parser.add_argument("jobs", nargs="?", type=int, default=200, help="jobs in all, 40 or more")
     parser.add_argument("--seed", type=int, default=7, help="which jobs suffer what")
+    parser.add_argument("--limit", action="store_true", help="fill the disk by RLIMIT_FSIZE, not by a small tmpfs")
     parser.add_argument("--keep", action="store_true", help="leave the folder there, to look at")
     given = parser.parse_args()
     if given.jobs < 40:
@@ -101,13 +103,11 @@ def main() -> int:
     began = time.monotonic()
     world = Path(tempfile.mkdtemp(prefix="attn_exp_drill_")).resolve()
     try:
-        counts, wrong = drill(world, given.jobs, given.seed)
+        counts, wrong = drill(world, given.jobs, given.seed, limit=given.limit)
     finally:
         if given.keep:
             print(f"kept: {world}")
         else:
-            import shutil
-
             shutil.rmtree(world, ignore_errors=True)
     print(f"\n{given.jobs} jobs, seed {given.seed}, {time.monotonic() - began:.0f} s")
     for what, count in sorted(counts.items()):

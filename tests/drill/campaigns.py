@@ -16,6 +16,8 @@ from drill.server import Server
 from drill.writers import Writers
 
 _MOST_RUNS = 6
+# With fewer jobs more of it happens in one run of the command: each costs seconds to start.
+_LARGE = 50
 Say = Callable[[str], None]
 
 
@@ -62,7 +64,7 @@ class Campaign:
     def cut(self) -> None:
         """Cut some records in half; not those that show a fault that strikes only once."""
         paths = [path for path in self.command.records() if _batch(path) not in self.plan.faults]
-        self.counts["records cut in half"] += cut_in_half(self.chance.sample(paths, max(1, len(paths) // 20)))
+        self.counts["records cut in half"] += cut_in_half(self.chance.sample(paths, max(1, len(paths) // 8)))
 
     def finish(self) -> None:
         """Run the same command until it has nothing left to do, once more, and check all that must hold."""
@@ -106,7 +108,8 @@ def served(campaign: Campaign, server: Server) -> None:
 
     campaign.killed(campaign.run((0.15, stop), (0.35, start), (0.5, campaign.kill)))
     campaign.cut()
-    campaign.run((0.7, stop), (0.85, start))
+    if campaign.plan.jobs >= _LARGE:
+        campaign.run((0.7, stop), (0.85, start))
     # If the command was through before.
     server.start()
     campaign.finish()
@@ -124,13 +127,25 @@ def local(campaign: Campaign, disk: Disk) -> None:
         held = writers.pop().stop()
         campaign.counts["sqlite locked by eight writers (times)"] += sum(held) if min(held) else 0
 
+    def set_back(_: Running) -> None:
+        clock.touch()
+
+    def set_right(_: Running) -> None:
+        clock.unlink()
+
     def full(running: Running) -> None:
         disk.fill(running.family())
 
-    campaign.killed(campaign.run((0.05, lock), (0.3, unlock), (0.45, campaign.kill)))
-    campaign.cut()
-    ended = campaign.run((0.55, lambda _: clock.touch()), (0.65, lambda _: clock.unlink()), (0.75, full))
+    locked, back = ((0.05, lock), (0.25, unlock)), ((0.55, set_back), (0.65, set_right))
+    if campaign.plan.jobs >= _LARGE:
+        campaign.killed(campaign.run(*locked, (0.45, campaign.kill)))
+        campaign.cut()
+        ended = campaign.run(*back, (0.75, full))
+    else:
+        ended = campaign.run(*locked, *back, (0.75, full))
     told = disk.error in ended.said
     campaign.counts[f"the disk full ({disk.kind})"] += told and ended.code != 0 and ended.records < campaign.plan.jobs
     disk.empty()
+    if campaign.plan.jobs < _LARGE:
+        campaign.cut()
     campaign.finish()

@@ -83,10 +83,10 @@ def into_a_namespace(arguments: list[str]) -> None:
         os.execve(unshare, [*wrapped, sys.executable, *arguments], os.environ | {_INSIDE: "1"})
 
 
-def make_disk(folder: Path) -> Disk:
-    """A disk at `folder`, which is made."""
+def make_disk(folder: Path, *, limit: bool) -> Disk:
+    """A disk at `folder`, which is made; with `limit` never a mounted one."""
     folder.mkdir()
-    if _INSIDE in os.environ:
+    if not limit and _INSIDE in os.environ:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_MB}m", "drill", str(folder)]
         if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
             return Tmpfs(folder)

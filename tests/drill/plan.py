@@ -8,9 +8,9 @@ from pathlib import Path
 SWEEPS = ("served", "local")
 # Of the jobs of a sweep, the share that suffers each fault; at least one job does. All but the last are worth a retry.
 SHARES = {
-    "killed by SIGKILL": 0.04,
-    "killed by SIGTERM": 0.04,
-    "segmentation fault": 0.04,
+    "killed by SIGKILL": 0.03,
+    "killed by SIGTERM": 0.03,
+    "segmentation fault": 0.03,
     "exit in a library": 0.02,
     "hang": 0.02,
     "out of memory": 0.03,

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 WRITERS = 8
-_HOLD_S, _PAUSE_S = 0.03, 0.3
+_HOLD_S, _PAUSE_S = 0.02, 0.3
 
 
 class Writers:
