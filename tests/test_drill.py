@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
 from cli import environment
 
 
+# Under a minute where nothing else runs; each of its commands starts a worker, a parent and MLflow anew.
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_whatever_goes_wrong(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "drill", "40"],
