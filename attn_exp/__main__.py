@@ -45,12 +45,18 @@ def command() -> int:
         return _run(arguments)
     except KeyboardInterrupt:
         return 130
+    except UserError as error:
+        # Of closing: the last jobs found the disk full.
+        print(f"attn_exp: {error}", file=sys.stderr)
+        return 2
 
 
 def _run(arguments: list[str]) -> int:
     worker = Worker(reuse=True, timeout_s=None)
     measures = not any(argument.split("=")[0] in (*_NO_JOBS, "dry_run") for argument in arguments)
-    if measures and not any(argument.startswith("isolation=") for argument in arguments):
+    # Tasks of a launcher have workers of their own.
+    elsewhere = ("isolation=", "hydra/launcher=")
+    if measures and not any(argument.startswith(elsewhere) for argument in arguments):
         start_ahead(worker)
     from attn_exp.run import session
     from attn_exp.trackers.base import EndStatus

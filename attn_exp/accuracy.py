@@ -11,8 +11,10 @@ _VANISHING = 1e-5
 _CHUNK = 1 << 26
 
 
-def tensor_error(tensor: torch.Tensor, reference: torch.Tensor) -> TensorError:
+def tensor_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1.0) -> TensorError:
     """Compare a tensor with its reference of the same shape, in the reference's precision and slices of bounded memory.
+
+    `scale` is what a tensor of codes is multiplied by to be numbers.
 
     Raises:
         ValueError: the shapes differ.
@@ -26,7 +28,7 @@ def tensor_error(tensor: torch.Tensor, reference: torch.Tensor) -> TensorError:
     step = max(1, _CHUNK // width)
     for begin in range(0, len(rows), step):
         expected = rows_reference[begin : begin + step]
-        difference = rows[begin : begin + step].to(expected.dtype) - expected
+        difference = rows[begin : begin + step].to(expected.dtype) * scale - expected
         largest.append(difference.abs().max())
         error_norms.append(difference.norm(dim=-1))
         reference_norms.append(expected.norm(dim=-1))

@@ -13,7 +13,7 @@ import torch
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.compilation import break_reason
 from attn_exp.flops import CONVENTION
-from attn_exp.inputs import DISTRIBUTION
+from attn_exp.inputs import distribution
 from attn_exp.machine import Machine
 from attn_exp.record import CompileRecord, PassRecord, Record, Request, Status
 
@@ -89,7 +89,11 @@ class Attempt:
 
     def record(self, machine: Machine) -> Record:
         """The record of what was found: numbers if and only if all went well."""
-        found = {"inputs": DISTRIBUTION, "gradients_enabled": self.with_gradients, "flops_convention": CONVENTION}
+        found = {
+            "inputs": distribution(self.request.case),
+            "gradients_enabled": self.with_gradients,
+            "flops_convention": CONVENTION,
+        }
         return Record(
             request=self.request,
             status=self.status,

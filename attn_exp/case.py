@@ -5,9 +5,10 @@ from typing import Any
 
 from attn_exp.errors import UserError
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+E4M3 = "float8_e4m3fn"
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
 # What people type for the data types.
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
 PASSES = ("forward", "backward")
@@ -37,7 +38,8 @@ class Case:
     a causal mask. Libraries count differently (FlashAttention's left window L keeps L + 1 keys, cuDNN's keeps L):
     backends translate. `softcap` bounds the scores, softcap * tanh(scores / softcap), before the mask. `lengths` packs
     several sequences into one row of the batch: a query sees keys of its own sequence alone, and masks count within
-    it. `layout` is how tensors lie in memory: `bhsd` or, heads of one token side by side, `bshd`.
+    it. `layout` is how tensors lie in memory: `bhsd` or, heads of one token side by side, `bshd`. Tensors of dtype
+    `float8_e4m3fn` are codes, each tensor with a scale of its own (attn_exp/quantise.py).
 
     Raises:
         UserError: a size that is no positive integer or absurdly large, query heads that are no multiple of the
@@ -105,6 +107,11 @@ class Case:
             raise UserError(
                 f"lengths={list(lengths)} pack {sum(lengths)} tokens into one row: set batch=1 and leave seq_len out"
             )
+
+    @property
+    def quantised(self) -> bool:
+        """Whether tensors are codes with a scale, and no numbers by themselves."""
+        return self.dtype == E4M3
 
     @property
     def square(self) -> bool:

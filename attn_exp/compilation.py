@@ -1,6 +1,7 @@
 """Compilation: any backend's attention through torch.compile, and what Dynamo made of it."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,6 +15,7 @@ from attn_exp.errors import first_line
 from attn_exp.record import Compile, CompileRecord
 
 _LONGEST_REASON = 300
+_TRACING_ERROR = re.compile(r"got \w+\(['\"](.+?)['\"]\)\s*$", re.MULTILINE)
 
 
 def compile_calls(calls: Calls, compile_: Compile) -> Calls:
@@ -86,10 +88,16 @@ def found() -> CompileRecord | None:
 
 
 def break_reason(error: Exception) -> str | None:
-    """Why a full graph could not be had, if that is what an exception says."""
-    if "torch._dynamo" not in sys.modules or not isinstance(error, torch._dynamo.exc.Unsupported):
+    """Why Dynamo could make no graph of it, if that is what an exception says."""
+    if "torch._dynamo" not in sys.modules:
         return None
-    return f"fullgraph=true, and Dynamo would break the graph: {first_line(error)}"
+    if isinstance(error, torch._dynamo.exc.Unsupported):
+        return f"fullgraph=true, and Dynamo would break the graph: {first_line(error)}"
+    if isinstance(error, torch._dynamo.exc.TorchRuntimeError):
+        # Its first line says that an operator failed on tensors without data; what failed stands at the end.
+        told = _TRACING_ERROR.search(str(error))
+        return f"torch.compile cannot trace it: {told[1] if told else first_line(error)}"
+    return None
 
 
 @contextmanager

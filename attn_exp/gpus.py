@@ -38,17 +38,26 @@ class Lease:
 
 def lease(gpus: list[GpuInfo], waiting: Callable[[str], None]) -> Lease:
     """Lease the first free GPU of `gpus`; if all are taken say so through `waiting` and wait for the first."""
-    locks = [(gpu, FileLock(_lock_path(gpu))) for gpu in gpus]
-    for gpu, lock in locks:
+    found = try_lease(gpus)
+    if found is not None:
+        return found
+    gpu = gpus[0]
+    waiting(f"waiting for GPU {gpu.index} ({gpu.name}), on which another attn_exp is measuring")
+    lock = FileLock(_lock_path(gpu))
+    lock.acquire()
+    return Lease(gpu, lock)
+
+
+def try_lease(gpus: list[GpuInfo]) -> Lease | None:
+    """Lease the first free GPU of `gpus`; None if all are taken."""
+    for gpu in gpus:
+        lock = FileLock(_lock_path(gpu))
         try:
             lock.acquire(timeout=0)
         except Timeout:
             continue
         return Lease(gpu, lock)
-    gpu, lock = locks[0]
-    waiting(f"waiting for GPU {gpu.index} ({gpu.name}), on which another attn_exp is measuring")
-    lock.acquire()
-    return Lease(gpu, lock)
+    return None
 
 
 def _lock_path(gpu: GpuInfo) -> Path:

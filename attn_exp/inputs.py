@@ -5,8 +5,20 @@ from dataclasses import dataclass
 import torch
 
 from attn_exp.case import Case
+from attn_exp.quantise import Quantised, quantised
 
-DISTRIBUTION = "normal(0, 1)"
+_DISTRIBUTION = "normal(0, 1)"
+_QUANTISED = "normal(0, 1) in float32, then e4m3 with one scale a tensor (amax / 448)"
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What the codes of quantised inputs are multiplied by to be numbers, one factor a tensor."""
+
+    q: float
+    k: float
+    v: float
+    d_out: float
 
 
 @dataclass(frozen=True)
@@ -15,13 +27,14 @@ class Inputs:
 
     q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim), v (batch, kv_heads, kv_len, value_dim)
     and d_out (batch, q_heads, q_len, value_dim), the gradient of the output. q, k and v require gradients if and only
-    if the backward pass is measured: saving for backward changes the forward's work.
+    if the backward pass is measured: saving for backward changes the forward's work. `scales` go with codes alone.
     """
 
     q_bhsd: torch.Tensor
     k_bhsd: torch.Tensor
     v_bhsd: torch.Tensor
     d_out_bhsd: torch.Tensor
+    scales: Scales | None = None
 
     @property
     def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -34,13 +47,31 @@ class Inputs:
         Copies are leaves of the graph: gradients are theirs.
         """
         tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
-        return Inputs(*(_laid_out(tensor, layout) for tensor in tensors))
+        q, k, v, d_out = (_laid_out(tensor, layout) for tensor in tensors)
+        return Inputs(q, k, v, d_out, self.scales)
+
+    def numbers(self) -> "Inputs":
+        """What the tensors mean: these inputs themselves, and of codes the numbers in float32, without gradients."""
+        if self.scales is None:
+            return self
+        tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
+        scales = (self.scales.q, self.scales.k, self.scales.v, self.scales.d_out)
+        q, k, v, d_out = (
+            Quantised(codes.detach(), scale).numbers() for codes, scale in zip(tensors, scales, strict=True)
+        )
+        return Inputs(q, k, v, d_out)
+
+
+def distribution(case: Case) -> str:
+    """How the inputs of a case are distributed, in words."""
+    return _QUANTISED if case.quantised else _DISTRIBUTION
 
 
 def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
     """Fresh inputs from `seed`; the same seed, device model and shapes give the same numbers."""
     generator = torch.Generator(device).manual_seed(seed)
-    dtype: torch.dtype = getattr(torch, case.dtype)
+    # Codes are rounded from numbers that are drawn in float32.
+    dtype: torch.dtype = torch.float32 if case.quantised else getattr(torch, case.dtype)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)
@@ -49,9 +80,16 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     k = normal(case.batch, case.kv_heads, case.kv_len, case.head_dim)
     v = normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
     d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
-    for tensor in (q, k, v):
+    made = _codes(q, k, v, d_out) if case.quantised else Inputs(q, k, v, d_out)
+    for tensor in made.qkv:
         tensor.requires_grad_(with_gradients)
-    return Inputs(q, k, v, d_out).laid_out(case.layout)
+    return made.laid_out(case.layout)
+
+
+def _codes(*numbers: torch.Tensor) -> Inputs:
+    q, k, v, d_out = (quantised(tensor) for tensor in numbers)
+    scales = Scales(q.scale, k.scale, v.scale, d_out.scale)
+    return Inputs(q.codes, k.codes, v.codes, d_out.codes, scales)
 
 
 def _laid_out(tensor_bhsd: torch.Tensor, layout: str) -> torch.Tensor:

@@ -17,6 +17,8 @@ from attn_exp.errors import UserError
 from attn_exp.record import LOG_NAME, Status
 
 START_LIMIT_S = 300.0
+# The module that runs as the worker process.
+WORKER = "attn_exp.worker"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Worker:
         self._replies, reply_fd = os.pipe()
         os.set_inheritable(reply_fd, True)
         self._startup = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-m", "attn_exp.worker", "--serve", "--reply-fd", str(reply_fd)]
+        command = [sys.executable, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
         self._process = subprocess.Popen(
             [*command, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -119,6 +121,13 @@ class Worker:
         """Kill the process group and forget what is queued."""
         self._pending.clear()
         self._kill()
+
+    def interrupt(self) -> None:
+        """Kill the process at once; may be called from another thread, and whoever waits sees it die."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _send(self) -> None:
         """Tell the worker of the jobs it may know of: all that are queued, or only the first if it is not reused."""

@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,8 @@ class Machine:
             raise Unavailable(
                 f"PyTorch {torch.__version__} sees no CUDA device: install a CUDA build of torch, or set device=cpu"
             )
+        # The first product of autograd's own thread says so in every process, and makes the context right itself.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         # Not the default stream: CUDA graphs cannot be captured on it, and a backward runs where its forward ran.
         torch.cuda.set_stream(torch.cuda.Stream())
         gpu = Cuda()

@@ -52,7 +52,7 @@ def pass_metrics(
         "gb_per_s": moved / seconds / 1e9,
         "flops_of_measured": _share(work / seconds, ceilings.get("matmul_flops_per_s")),
         "bandwidth_of_measured": _share(moved / seconds, ceilings.get("copy_bytes_per_s")),
-        "flops_of_peak": _share(work / seconds, peak.flops[case.dtype] if peak else None),
+        "flops_of_peak": _share(work / seconds, peak.flops.get(case.dtype) if peak else None),
         "bandwidth_of_peak": _share(moved / seconds, peak.bytes_per_s if peak else None),
         "peak_memory_bytes": measured.peak_memory_bytes,
         "first_call_s": measured.first_call_s,
@@ -80,7 +80,7 @@ def implausibility(case: Case, direction: str, timing: Timing, peak: Peak | None
         return None
     seconds = summarize(timing.times_us, timing.rounds).median_us / 1e6
     rate, limit = flops(case, direction) / seconds, peak.flops_limit(case.dtype)
-    if rate > limit * IMPLAUSIBLE_FACTOR:
+    if limit is not None and rate > limit * IMPLAUSIBLE_FACTOR:
         return f"{direction}: {rate / 1e12:,.0f} TFLOP/s is above the {peak.name}'s peak of {limit / 1e12:,.0f}"
     speed = compulsory_bytes(case, direction, saves_lse=False) / seconds
     if timing.l2 != "warm" and speed > peak.bytes_per_s * IMPLAUSIBLE_FACTOR:

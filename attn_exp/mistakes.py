@@ -53,9 +53,10 @@ def _unknown_key(text: str) -> str | None:
     if not found:
         return None
     key = found[1] or found[2]
-    keys = _keys(conf_folder())
+    launcher = key.startswith("hydra.launcher.")
+    keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
     near = nearest(key, keys)
-    top = sorted(name for name in keys if "." not in name)
+    top = sorted(name for name in keys if launcher or "." not in name)
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
 
 
@@ -95,6 +96,10 @@ def _keys(conf: Path) -> set[str]:
         if path.parent.name != "experiment":
             keys |= _flat(path, f"{path.parent.name}.")
     return {key for key in keys if not key.startswith(("hydra", "defaults"))}
+
+
+def _launcher_keys(conf: Path) -> set[str]:
+    return {key for path in conf.glob("hydra/launcher/*.yaml") for key in _flat(path, "hydra.launcher.")}
 
 
 def _flat(path: Path, prefix: str) -> set[str]:

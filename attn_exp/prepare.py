@@ -48,8 +48,8 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
     backend = load_backend(request.backend)
     with attempt.stage("unsupported"):
         reason = backend.unsupported(case, device)
-    if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend):
-        reason = f"{backend.name} has no backward: set passes=[forward]"
+    if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend, case):
+        reason = f"{backend.name} has no backward{f' of {case.dtype}' * case.quantised}: set passes=[forward]"
     if reason is not None:
         raise Stopped("unsupported", reason)
     with attempt.stage("ceilings"):
@@ -79,7 +79,7 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
     with calls.scope():
         timed, tensors, first_s = _first_calls(attempt, calls, device, prepared_s)
         with attempt.stage("accuracy"):
-            errors = _errors(tensors, expected)
+            errors = _errors(tensors, expected, calls.scales)
         del tensors
         attempt.compiled, attempt.notes = found(), calls.notes
         own_bytes = machine.held_bytes() - held_before
@@ -137,11 +137,13 @@ def _first_calls(
     return timed, tensors, seconds
 
 
-def _errors(tensors: dict[str, torch.Tensor], expected: Expected) -> dict[str, dict[str, TensorError]]:
+def _errors(
+    tensors: dict[str, torch.Tensor], expected: Expected, scales: dict[str, float]
+) -> dict[str, dict[str, TensorError]]:
     """The errors by pass: the output's under `forward`, the gradients' under `backward`."""
     errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
     for name, tensor in tensors.items():
-        errors["forward" if name == "out" else "backward"][name] = expected.judge(name, tensor)
+        errors["forward" if name == "out" else "backward"][name] = expected.judge(name, tensor, scales.get(name, 1.0))
     return errors
 
 

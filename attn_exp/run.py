@@ -8,35 +8,25 @@ import os
 import shlex
 import sys
 import tempfile
-import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attn_exp.closing import extras
 from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
-from attn_exp.isolate import Isolation, Outcome, Worker, make_isolation
+from attn_exp.isolate import Isolation, Worker, make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.litter import hidden_files, remove_litter
 from attn_exp.progress import Progress
-from attn_exp.record import (
-    FILE_NAME,
-    REQUEST_NAME,
-    Record,
-    RecordError,
-    Request,
-    read_record,
-    write_record,
-    write_whole,
-)
+from attn_exp.record import Record, RecordError, Request, write_whole
 from attn_exp.report import table, write_tables
+from attn_exp.runner import Runner
 from attn_exp.store import final_record, read_summaries
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker, redacted
@@ -59,7 +49,7 @@ class Session:
         self._isolation: Isolation | None = None
         self._tracker: Tracker | None = None
         self._lease: Lease | None = None
-        self._pending: deque[tuple[Request, float]] = deque()
+        self._runner: Runner | None = None
         self._asked: tuple[DictConfig, Request] | None = None
 
     def adopt(self, worker: Worker) -> None:
@@ -84,12 +74,9 @@ class Session:
             UserError: the configuration cannot be measured as typed.
         """
         request = self.request(config)
-        self._open(config, request)
-        assert self.folder is not None and self._isolation is not None and self._tracker is not None
-        if self._lease is not None:
-            request = replace(request, gpu_uuid=self._lease.gpu.uuid)
-        folder = self.folder / request.job
-        done = final_record(folder)
+        runner = self._open(config, request)
+        assert self.folder is not None and self._tracker is not None
+        done = final_record(self.folder / request.job)
         if done is not None:
             self.keep(done)
             return _objective(done)
@@ -97,15 +84,11 @@ class Session:
             # The CPU is what is measured: nothing of ours may run beside it.
             self._tracker.settle()
         with self._writing():
-            folder.mkdir(exist_ok=True)
-            (folder / FILE_NAME).unlink(missing_ok=True)
-            write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
-        self._pending.append((request, time.time()))
-        self._isolation.submit(folder)
-        self.progress.running(self._pending[0][0].label)
+            runner.submit(request)
+        self.progress.running(runner.oldest.label)
         record = None
-        while len(self._pending) > (self.ahead if request.device == "cuda" else 0):
-            record = self._collect()
+        while runner.waiting > (self.ahead if request.device == "cuda" else 0):
+            record = self._collect(runner)
             self._halt(record)
         return _objective(record)
 
@@ -113,19 +96,21 @@ class Session:
         """Count a job that needs no run; its MLflow run is made if it is missing."""
         assert self._tracker is not None and self.folder is not None
         self.progress.kept += 1
-        self._tracker.log(record, self.folder / record.request.job)
+        self.log(record)
         if self.progress.kept % _KEPT_AT_ONCE == 0:
             # Records queue up while the store is still being opened, and each holds all of its samples.
             self._tracker.settle()
 
     def close(self, status: EndStatus) -> None:
         """End the session: collect what runs unless it was killed, write and print the table, leave nothing behind."""
-        interrupted = None
+        interrupted: KeyboardInterrupt | UserError | None = None
         try:
-            while status == "FINISHED" and self._pending:
-                self._collect()
+            while status == "FINISHED" and self._runner is not None and self._runner.waiting:
+                self._collect(self._runner)
         except KeyboardInterrupt as interrupt:
             status, interrupted = "KILLED", interrupt
+        except UserError as full:
+            status, interrupted = "FAILED", full
         finally:
             self.progress.end()
             if self._isolation is not None:
@@ -141,14 +126,14 @@ class Session:
         if interrupted is not None:
             raise interrupted
 
-    def _open(self, config: DictConfig, request: Request) -> None:
-        """On the first job: folder, tracker, GPU and worker. What the user got wrong shows here, before any work."""
+    def open(self, config: DictConfig) -> Path:
+        """On the first job: the sweep's folder and its tracker. What the user got wrong shows here, before any work."""
         if self.folder is not None:
-            return
+            return self.folder
         options = plain(config)
         if not isinstance(options["plots"], bool):
             raise UserError(f"plots={options['plots']} is neither true nor false")
-        isolation = make_isolation(options["isolation"])
+        make_isolation(options["isolation"])
         tracker = make_tracker(options["tracker"])
         folder = Path(options["folder"]).resolve()
         made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -167,27 +152,43 @@ class Session:
             raise
         self.folder, self._tracker, self.sweep = folder, tracker, options["sweep"]
         self._plots = options["plots"]
+        return folder
+
+    def _open(self, config: DictConfig, request: Request) -> Runner:
+        """What jobs of this process run through: on the first job a GPU is leased, and the worker is chosen."""
+        if self._runner is not None:
+            return self._runner
+        folder, options = self.open(config), plain(config)
+        isolation = make_isolation(options["isolation"])
         if request.device == "cuda":
             self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
         if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.reuse:
             self._isolation.timeout_s = isolation.timeout_s
-            return
-        if self._isolation is not None:
-            self._isolation.close()
-        self._isolation = isolation
+        else:
+            if self._isolation is not None:
+                self._isolation.close()
+            self._isolation = isolation
+        self._runner = Runner(self._isolation, folder, self._lease.gpu.uuid if self._lease else None)
+        return self._runner
 
-    def _collect(self) -> Record:
+    def _collect(self, runner: Runner) -> Record:
         """Wait for the oldest job, make sure that it has a record, and pass that on."""
-        assert self._isolation is not None and self._tracker is not None
         with self._writing():
-            outcome = self._isolation.wait()
-            request, submitted_at = self._pending.popleft()
-            record = _record_of(outcome, request, submitted_at)
-        self._tracker.log(record, outcome.folder)
-        self.progress.finished(record)
-        if self._pending:
-            self.progress.running(self._pending[0][0].label)
+            record = runner.record(runner.wait())
+        self.take(record)
+        if runner.waiting:
+            self.progress.running(runner.oldest.label)
         return record
+
+    def take(self, record: Record) -> None:
+        """Count a job that is over; its MLflow run is made."""
+        self.progress.finished(record)
+        self.log(record)
+
+    def log(self, record: Record) -> None:
+        """Queue a record for the tracker."""
+        assert self._tracker is not None and self.folder is not None
+        self._tracker.log(record, self.folder / record.request.job)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -202,8 +203,8 @@ class Session:
 
     def _halt(self, record: Record) -> None:
         """End the sweep if this record has a status that `stop_on` names."""
-        if record.status in (record.request.config.get("stop_on") or ()):
-            self.progress.say(f"stopped at the first {record.status} job (stop_on): {record.request.label}")
+        if stops(record):
+            self.progress.say(stop_line(record))
             raise SystemExit(1)
 
     def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
@@ -254,6 +255,7 @@ def session() -> Session:
 def task(config: DictConfig) -> float:
     """What Hydra runs for each job."""
     try:
+        _check_launcher()
         if dry_run(config):
             session().request(config)
             print(dry_run_line(session(), config))
@@ -262,6 +264,14 @@ def task(config: DictConfig) -> float:
     except UserError as error:
         # Hydra would print the overrides of a job that raises an Exception; the sentence says it all.
         raise SystemExit(error) from error
+
+
+def _check_launcher() -> None:
+    """Raise UserError for a launcher without -m: Hydra would run the job here, and not say so."""
+    hydra = HydraConfig.instance().cfg
+    name = None if hydra is None else OmegaConf.select(hydra, "hydra.launcher.name")
+    if name is not None and HydraConfig.get().mode != RunMode.MULTIRUN:
+        raise UserError(f"hydra/launcher={name} needs -m (--multirun): python -m attn_exp -m ...")
 
 
 def dry_run_line(current: Session, config: DictConfig) -> str:
@@ -311,20 +321,14 @@ def resume_command(sweep: str) -> str:
     return redacted(shlex.join(["python", "-m", "attn_exp", *given, f"sweep={sweep}"]))
 
 
-def _record_of(outcome: Outcome, request: Request, submitted_at: float) -> Record:
-    """The record that the worker wrote, or one that says why there is none."""
-    status, reason = outcome.status, outcome.reason
-    if status is None:
-        try:
-            record = read_record(outcome.folder)
-        except RecordError as error:
-            record, reason = None, str(error)
-        if record is not None:
-            return record
-        status, reason = "error", reason or "the worker ended the job without a record"
-    record = Record(request=request, status=status, reason=reason, started_at=submitted_at, finished_at=time.time())
-    write_record(record, outcome.folder)
-    return record
+def stops(record: Record) -> bool:
+    """Whether this record has a status that `stop_on` names."""
+    return record.status in (record.request.config.get("stop_on") or ())
+
+
+def stop_line(record: Record) -> str:
+    """Why the sweep goes no further."""
+    return f"stopped at the first {record.status} job (stop_on): {record.request.label}"
 
 
 def _objective(record: Record | None) -> float:

@@ -25,11 +25,14 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job, setup_globals
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+from attn_exp.case import Case
 from attn_exp.errors import UserError
-from attn_exp.record import Request
-from attn_exp.run import dry_run, dry_run_line, session
+from attn_exp.launchers import Launcher, make_launcher
+from attn_exp.launchers.plan import gpu_of
+from attn_exp.record import Record, Request
+from attn_exp.run import dry_run, dry_run_line, plain, session
 from attn_exp.store import final_record
 
 # How many combinations are tried before a choice is called impossible in all of them.
@@ -38,6 +41,7 @@ _TRIES = 64
 _ONCE = ("sweep", "folder", "tracker", "isolation", "device", "dry_run")
 # What a job's overrides ask for, or why that is impossible.
 Ask = Callable[[tuple[str, ...]], Request | UserError]
+Asked = dict[tuple[str, ...], Request | UserError]
 
 
 @dataclass
@@ -104,7 +108,7 @@ class Composer:
 
 
 class ProductSweeper(Sweeper):
-    """Runs the product of all choices, one job after another in this process' session."""
+    """Runs the product of all choices: one job after another in this process' session, or by a launcher's tasks."""
 
     # The only place that Hydra 1.3 takes plugins from.
     __module__ = "hydra_plugins.attn_exp"
@@ -122,14 +126,12 @@ class ProductSweeper(Sweeper):
         """Run every combination of `arguments`.
 
         Raises:
-            UserError: nothing that could be measured, or a launcher other than Hydra's basic one.
+            UserError: nothing that could be measured, or a launcher that cannot run it.
         """
         # Not at the top: Hydra's scan for plugins executes this module anew, and the class would be another one.
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
         assert self.config is not None and self.hydra_context is not None and self.task_function is not None
-        if not self.config.hydra.launcher._target_.endswith(".BasicLauncher"):
-            raise UserError("only hydra/launcher=basic is supported: leave hydra/launcher out")
         loader = self.hydra_context.config_loader
         assert isinstance(loader, ConfigLoaderImpl)
         parser = OverridesParser.create(config_loader=loader)
@@ -141,28 +143,64 @@ class ProductSweeper(Sweeper):
         _check_once(jobs)
         setup_globals()
         composer = Composer(loader, self.config)
+        launcher = self._launcher(composer.case(jobs[0]))
         if dry_run(self.config):
             check_choices(composer.request, jobs)
             return self._list(composer, jobs)
         # What the check asks for is asked for again by the sweep, and kept until then: not longer, or a sweep of ten
         # thousand jobs would carry them all along.
-        asked: dict[tuple[str, ...], Request | UserError] = {}
+        asked: Asked = {}
         check_choices(
             lambda overrides: asked.get(overrides) or asked.setdefault(overrides, composer.request(overrides)), jobs
         )
         current = session()
         current.progress.total = len(jobs)
+        if launcher is not None:
+            return self._launch(launcher, composer, asked, jobs)
         # The next job is composed while the worker measures this one.
         current.ahead = 1
-        for index, overrides, case in self._possible(composer, asked, jobs):
+        for index, overrides, case, _ in self._possible(composer, asked, jobs):
             self._run(composer, index, overrides, case)
         return None
 
-    def _run(self, composer: Composer, index: int, overrides: tuple[str, ...], case: DictConfig) -> None:
+    def _launcher(self, first: DictConfig) -> Launcher | None:
+        """Where the jobs run if not here; from then on `device` means the GPUs that are there."""
+        assert self.config is not None
+        node = OmegaConf.to_container(self.config.hydra.launcher, resolve=True)
+        assert isinstance(node, dict)
+        options = {str(key): value for key, value in node.items()}
+        name = OmegaConf.select(first, "isolation.name")
+        launcher = make_launcher(options, str(OmegaConf.select(first, "device")), str(name), session().gpus)
+        if launcher is not None:
+            if self.config.hydra.callbacks or self.config.hydra.job.env_set:
+                raise UserError(
+                    "hydra.callbacks and hydra.job.env_set are for jobs of this process: leave launcher out"
+                )
+            session().gpus = launcher.gpus
+        return launcher
+
+    def _launch(self, launcher: Launcher, composer: Composer, asked: Asked, jobs: Sequence[tuple[str, ...]]) -> None:
+        from attn_exp.launchers.sweep import launch
+
+        current = session()
+        first = composer.case(jobs[0])
+        current.open(first)
+        gpus = [gpu.uuid for gpu in launcher.gpus] if launcher.pinned else []
+        settled: dict[Case, str | None] = {}
+
+        def settle(done: Record) -> None:
+            if gpus:
+                settled.setdefault(done.request.case, gpu_of(done, gpus))
+
+        requests = [request for *_, request in self._possible(composer, asked, jobs, settle)]
+        if requests:
+            launch(current, launcher, plain(first)["isolation"], requests, settled)
+
+    def _run(self, composer: Composer, index: int, overrides: tuple[str, ...], case: DictConfig | None) -> None:
         assert self.config is not None and self.hydra_context is not None and self.task_function is not None
         if not self.config.hydra.callbacks and not self.config.hydra.job.env_set:
             # Hydra's way copies the whole configuration four times, for settings that nobody made.
-            self.task_function(case)
+            self.task_function(case if case is not None else composer.case(overrides))
             return
         config = composer.compose(overrides)
         with open_dict(config):
@@ -178,9 +216,16 @@ class ProductSweeper(Sweeper):
         _ = done.return_value
 
     def _possible(
-        self, composer: Composer, asked: dict[tuple[str, ...], Request | UserError], jobs: Sequence[tuple[str, ...]]
-    ) -> Iterator[tuple[int, tuple[str, ...], DictConfig]]:
-        """The jobs to run, each with its configuration; those that are done or impossible are counted on the way."""
+        self,
+        composer: Composer,
+        asked: Asked,
+        jobs: Sequence[tuple[str, ...]],
+        settle: Callable[[Record], None] = lambda done: None,
+    ) -> Iterator[tuple[int, tuple[str, ...], DictConfig | None, Request]]:
+        """The jobs to run, with their configurations where those were composed; the others are counted on the way.
+
+        `settle` is told of each job that is done.
+        """
         current = session()
         for index, overrides in enumerate(jobs):
             case = None
@@ -195,8 +240,9 @@ class ProductSweeper(Sweeper):
             done = final_record(current.folder / request.job) if current.folder else None
             if done is not None:
                 current.keep(done)
+                settle(done)
                 continue
-            yield index, overrides, case if case is not None else composer.case(overrides)
+            yield index, overrides, case, request
 
     def _list(self, composer: Composer, jobs: Sequence[tuple[str, ...]]) -> None:
         lines = [dry_run_line(session(), composer.case(overrides)) for overrides in jobs]
@@ -245,6 +291,8 @@ def register() -> None:
     """Make the sweeper known to Hydra, as `hydra/sweeper=attn_exp`."""
     ConfigStore.instance().store(group="hydra/sweeper", name="attn_exp", node=SweeperConf, provider="attn_exp")
     Plugins.instance().register(ProductSweeper)
+    # hydra-ray-launcher, if it is installed, has a schema of this name that Hydra would hold against our file.
+    ConfigStore.instance().repo["hydra"].get("launcher", {}).pop("ray.yaml", None)
     # Hydra imports a plugin by its name, and takes none from outside of the namespace package `hydra_plugins`.
     if "hydra_plugins" not in sys.modules and importlib.util.find_spec("hydra_plugins") is None:
         sys.modules["hydra_plugins"] = types.ModuleType("hydra_plugins")

@@ -12,6 +12,7 @@ import torch
 from attn_exp.accuracy import tensor_error
 from attn_exp.backends.base import autograd_backward
 from attn_exp.backends.eager import formula, hidden_keys, masked
+from attn_exp.backends.fp8_formula import fp8_formula
 from attn_exp.backends.reference import reference
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
@@ -40,10 +41,10 @@ class Expected:
     tensors: dict[str, torch.Tensor]
     tolerances: dict[str, Tolerance]
 
-    def judge(self, name: str, tensor: torch.Tensor) -> TensorError:
-        """How far a backend's tensor is off, beside what is allowed."""
+    def judge(self, name: str, tensor: torch.Tensor, scale: float = 1.0) -> TensorError:
+        """How far a backend's tensor is off, beside what is allowed; codes are numbers once multiplied by `scale`."""
         bounds = self.tolerances[name]
-        found = tensor_error(tensor, self.tensors[name])
+        found = tensor_error(tensor, self.tensors[name], scale)
         return replace(found, tolerance=bounds.relative, row_tolerance=bounds.worst_row)
 
 
@@ -60,19 +61,23 @@ def tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str,
     exact = reference(part, on_part, with_gradients=with_gradients, precision=torch.float64)
     single = reference(part, on_part, with_gradients=with_gradients)
     rounded = _eager(part, on_part, with_gradients=with_gradients)
-    return {name: _bounds(case.dtype, rounded[name], single[name], exact[name]) for name in exact}
+    return {name: _bounds(case, rounded[name], single[name], exact[name]) for name in exact}
 
 
-def _bounds(dtype: str, rounded: torch.Tensor, single: torch.Tensor, exact: torch.Tensor) -> Tolerance:
+def _bounds(case: Case, rounded: torch.Tensor, single: torch.Tensor, exact: torch.Tensor) -> Tolerance:
     eager, own = tensor_error(rounded, exact), tensor_error(single, exact)
     if eager.relative is None or eager.worst_row is None or own.relative is None or own.worst_row is None:
         raise ValueError("the plain formula gives values that are not finite here: there is nothing to judge by")
-    # Tensors of a few elements may be lucky; a result is at least rounded once itself.
-    relative = max(FACTOR * eager.relative + own.relative, torch.finfo(getattr(torch, dtype)).eps)
+    # Tensors of a few elements may be lucky; a result is at least rounded once itself. One unit of e4m3 is an eighth,
+    # more than is measured: there it is the half by which rounding once is off at most.
+    unit = torch.finfo(getattr(torch, case.dtype)).eps
+    relative = max(FACTOR * eager.relative + own.relative, unit / 2 if case.quantised else unit)
     return Tolerance(relative, max(FACTOR * eager.worst_row + own.worst_row, WORST_ROW_FACTOR * relative))
 
 
 def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
+    if case.quantised:
+        return fp8_formula(case, inputs, with_gradients=with_gradients)
     mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if masked(case) else None
     with torch.set_grad_enabled(with_gradients):
         out = formula(case, mask, *inputs.qkv)
@@ -107,6 +112,7 @@ def _part(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
         cut(inputs.k_bhsd, 1, kv_len),
         cut(inputs.v_bhsd, 1, kv_len),
         cut(inputs.d_out_bhsd, group, q_len),
+        inputs.scales,
     )
 
 

@@ -100,7 +100,7 @@ def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> l
         reason = backend.unsupported(case, device)
         if reason:
             return [{"status": "unsupported", "reason": reason}]
-        with_gradients = "backward" in supported_passes(backend)
+        with_gradients = "backward" in supported_passes(backend, case)
         inputs = make_inputs(case, device, seed, with_gradients=with_gradients)
         wanted = expected(case, inputs, with_gradients=with_gradients)
         calls = backend.prepare(case, inputs)
@@ -118,7 +118,7 @@ def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> l
         return [{"status": "unsupported", "reason": str(error)}]
     except Unavailable as error:
         return [{"status": "unavailable", "reason": str(error)}]
-    found = {name: wanted.judge(name, tensor) for name, tensor in tensors.items()}
+    found = {name: wanted.judge(name, tensor, calls.scales.get(name, 1.0)) for name, tensor in tensors.items()}
     return [
         {
             "status": "inaccurate" if (wrong := inaccuracy({name: error})) else "ok",

@@ -159,6 +159,17 @@ def install_fa4(monkeypatch):
     return install(monkeypatch, "flash_attn.cute", **functions)
 
 
+def _numbers(q, k, v, *descales):
+    """Codes times what each key-value head's are worth, in bfloat16, which the output is then in."""
+    kv_heads = k.shape[2]
+    assert all(descale.shape == (q.shape[0], kv_heads) and descale.dtype == torch.float32 for descale in descales)
+    groups = (q.shape[2] // kv_heads, 1, 1)
+    factors = (descale.repeat_interleave(group, 1) for descale, group in zip(descales, groups, strict=True))
+    return tuple(
+        (codes.float() * factor[:, None, :, None]).bfloat16() for codes, factor in zip((q, k, v), factors, strict=True)
+    )
+
+
 def install_fa3(monkeypatch):
     """Returns the list of what the backward was asked, for options that do not show in numbers."""
     asked = []
@@ -173,6 +184,9 @@ def install_fa3(monkeypatch):
     ):  # fmt: skip
         _contiguous(q, k, v)
         assert softmax_scale == q.shape[-1] ** -0.5
+        if q.dtype == torch.float8_e4m3fn:
+            assert cu_seqlens_q is None, "packed codes have no stand-in"
+            q, k, v = _numbers(q, k, v, q_descale, k_descale, v_descale)
         right = 0 if causal else window_size_right
         nothing = torch.tensor([])
         if cu_seqlens_q is None:

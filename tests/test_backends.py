@@ -6,7 +6,7 @@ import torch
 from fakes import CASE
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from strategies import cases
+from strategies import NUMBER_DTYPES, cases
 
 from attn_exp.accuracy import inaccuracy
 from attn_exp.backends import reference as reference_module
@@ -15,7 +15,7 @@ from attn_exp.backends.eager import Eager, hidden_keys
 from attn_exp.backends.package import Unavailable
 from attn_exp.backends.reference import Reference, reference
 from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math, Sdpa
-from attn_exp.case import DTYPE_BYTES, Case
+from attn_exp.case import Case
 from attn_exp.flops import unmasked_pairs
 from attn_exp.inputs import make_inputs
 from attn_exp.timers.kernel import operators
@@ -125,7 +125,7 @@ def test_what_a_backend_supports_on_a_cpu_is_right_and_runs_what_it_claims(backe
         assert claim is None or any(re.search(claim, name) for name in names), (claim, names)
 
 
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", NUMBER_DTYPES)
 @pytest.mark.parametrize("backend", ON_CPU, ids=lambda backend: backend.__name__)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_backends_stay_within_the_tolerance_of_each_dtype(backend, dtype, causal
 
 
 def test_every_cpu_backend_takes_the_plain_case():
-    for dtype in DTYPE_BYTES:
+    for dtype in NUMBER_DTYPES:
         for causal in (False, True):
             case = replace(CASE, dtype=dtype, causal=causal)
             assert [backend("b").unsupported(case, "cpu") for backend in ON_CPU] == [None] * len(ON_CPU)

@@ -143,6 +143,7 @@ def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
         (["sweep=new", "against=old", "margin=300%"], "margin=300% is no percentage"),
         (["sweep=new", "against=old", "margin=0"], "margin=0 is no percentage"),
         (["sweep=new", "against=old", "history"], "against and history are different comparisons"),
+        (["sweep=new,same", "against=same"], "same stands on both sides of against="),
         (["sweep=new", "against=old", "baseline=flash"], "baseline= says nothing with against"),
         (["sweep=new", "history"], "a history needs 3 sweeps or more"),
         (["sweep=new", "format=jsn"], "format=jsn is not known: did you mean 'json'"),

@@ -34,6 +34,26 @@ class Breaks(Eager):
         return calls_of(attention, inputs)
 
 
+@torch.library.custom_op("attn_exp_tests::shapeless", mutates_args=())
+def shapeless(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@shapeless.register_fake
+def _(x):
+    raise RuntimeError("it's not known on 'two' devices")
+
+
+class Untraceable(Eager):
+    """An operator in its attention has no shapes for tracing, as xFormers' has under torch 2.11."""
+
+    claims = {}
+
+    def prepare(self, case, inputs):
+        whole = super().prepare(case, inputs).attention
+        return calls_of(lambda q, k, v: whole(shapeless(q), k, v), inputs)
+
+
 class Restless(Eager):
     """Something that its compiled attention was made for changes with every call."""
 
@@ -106,6 +126,12 @@ def test_a_break_in_what_has_to_be_one_graph_is_a_status(without_inductor):
     assert record.status == "unsupported"
     assert record.reason.startswith("fullgraph=true, and Dynamo would break the graph: ")
     assert len(record.reason.splitlines()) == 1
+
+
+def test_what_cannot_be_traced_is_a_status_with_the_reason_and_not_with_a_page_of_arguments(without_inductor):
+    record = measured(f"{__name__}:Untraceable")
+    assert record.status == "unsupported"
+    assert record.reason == "torch.compile cannot trace it: it's not known on 'two' devices"
 
 
 def test_a_recompilation_while_timing_is_an_error_and_not_a_slow_sample(without_inductor, monkeypatch):

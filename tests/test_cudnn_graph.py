@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_cudnn import FakeCudnn, in_place_of_cudnn
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import cases
 
-from attn_exp.backends import cudnn_plan
 from attn_exp.backends.base import load_backend
+from attn_exp.backends.cudnn_case import band_of, packed_operand
 from attn_exp.backends.cudnn_graph import CudnnGraph, cudnn_refusal, dotted
-from attn_exp.backends.cudnn_plan import band_of, packed_operand
 from attn_exp.backends.eager import hidden_keys
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.case import Case
@@ -145,120 +145,9 @@ def test_an_old_cudnn_is_unavailable_and_says_what_it_needs(monkeypatch):
         CudnnGraph("c").prepare(CASE, inputs)
 
 
-class FakeTensor:
-    """A tensor of a graph: its uid, and what it was told."""
-
-    def __init__(self, uid, **told):
-        self.uid, self.told = uid, told
-
-    def get_uid(self):
-        return self.uid
-
-    def __getattr__(self, name):
-        if not name.startswith("set_"):
-            raise AttributeError(name)
-        return lambda value: self.told.update({name.removeprefix("set_"): value}) or self
-
-
-class FakeGraph:
-    """Writes down what it is asked; `execute` fills each output with its uid."""
-
-    def __init__(self, cudnn, **precision):
-        self.cudnn, self.steps, self.tensors, self.node = cudnn, [], {}, None
-        self.selected_engine = cudnn.engine
-
-    def _tensor(self, **told):
-        made = FakeTensor(len(self.tensors) + 1, **told)
-        self.tensors[made.uid] = made
-        return made
-
-    def tensor_like(self, like):
-        return self._tensor(dim=list(like.shape), stride=list(like.stride()))
-
-    def tensor(self, **told):
-        return self._tensor(**told)
-
-    def sdpa(self, **given):
-        self.node = given
-        return [self._tensor(), self._tensor() if given["generate_stats"] else None]
-
-    def sdpa_backward(self, **given):
-        self.node = given
-        return [self._tensor() for _ in range(3)]
-
-    def check_support(self):
-        self.steps.append("check_support")
-        if self.cudnn.complaint:
-            raise self.cudnn.complaint
-
-    def get_workspace_size(self):
-        return 4096
-
-    def execute(self, variant_pack, workspace, handle):
-        self.cudnn.runs.append((variant_pack, workspace, handle, self.cudnn.stream))
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.steps.append(name)
-
-
-class FakeWrapper:
-    """`cudnn.Graph` as far as it is used: a graph in a block, called with a dict."""
-
-    def __init__(self, cudnn, *, handle, workspace_alloc, **precision):
-        assert not workspace_alloc
-        self.graph = FakeGraph(cudnn)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.graph.check_support()
-
-    def __call__(self, buffers, workspace, handle):
-        self.graph.execute(buffers, workspace, handle)
-
-    def __getattr__(self, name):
-        return getattr(self.graph, name)
-
-
-class FakeCudnn:
-    """The module: one graph after another, and every run with the stream that was set for it."""
-
-    cudnnGraphNotSupportedError = type("cudnnGraphNotSupportedError", (Exception,), {})
-    data_type = SimpleNamespace(HALF="half", FLOAT="float", BFLOAT16="bfloat16", INT32="int32")
-    heur_mode = SimpleNamespace(A="A", FALLBACK="FALLBACK")
-    diagonal_alignment = SimpleNamespace(TOP_LEFT="top left", BOTTOM_RIGHT="bottom right")
-
-    def __init__(self, version=91_900, engine=None, complaint=None):
-        self.version, self.engine, self.complaint = version, engine, complaint
-        self.graphs, self.runs, self.stream = [], [], None
-
-    def backend_version(self):
-        if self.version is None:
-            raise RuntimeError("Unable to find symbol cudnnGetVersion")
-        return self.version
-
-    def pygraph(self, **options):
-        self.graphs.append(FakeGraph(self, **options))
-        return self.graphs[-1]
-
-    def Graph(self, **options):
-        wrapper = FakeWrapper(self, **options)
-        self.graphs.append(wrapper.graph)
-        return wrapper
-
-    def set_stream(self, handle, stream):
-        self.stream = stream
-
-
 @pytest.fixture
 def fake(monkeypatch):
-    made = FakeCudnn()
-    monkeypatch.setitem(sys.modules, "cudnn", made)
-    monkeypatch.setattr(cudnn_plan, "_handle", lambda cudnn, device: "handle")
-    streams = iter(range(100, 200))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=next(streams)))
-    return made
+    return in_place_of_cudnn(monkeypatch)
 
 
 def test_the_graph_is_built_in_order_and_python_engines_are_barred(fake):

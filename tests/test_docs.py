@@ -112,6 +112,8 @@ def test_every_command_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     typed = inprocess.typed(monkeypatch, tmp_path)
     monkeypatch.setattr("attn_exp.run.visible_gpus", lambda: [GPU])
+    # As on a host from which one submits to Slurm.
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     code, out, err = typed(*arguments, *(["dry_run=true"] if "--help" not in arguments else []))
     assert (code, err) == (0, "")
     assert "--help" in arguments or "would run" in out

@@ -27,6 +27,9 @@ def test_names_that_drivers_report_find_their_datasheet(device, name, half_tflop
     assert peak.flops["bfloat16"] == peak.flops["float16"] == pytest.approx(half_tflops * 1e12)
     assert peak.bytes_per_s == pytest.approx(tb_per_s * 1e12)
     assert peak.source
+    # Matrix units take codes at twice the rate of half precision, from Ada and Hopper on.
+    fp8 = peak.flops.get("float8_e4m3fn")
+    assert (fp8 is None) if "A100" in name else fp8 == pytest.approx(2 * half_tflops * 1e12, rel=0.02)
 
 
 @pytest.mark.parametrize(

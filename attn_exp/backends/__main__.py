@@ -99,6 +99,7 @@ def can_compute(supports: Supports) -> str:
     words += ["q != kv " + " or ".join(name.replace("_", "-") for name in supports.align)] if supports.align else []
     words += [name for name in ("window", "softcap", "packed") if getattr(supports, name)]
     words += ["forward only"] if supports.passes == ("forward",) else []
+    words += [f"{_SHORT.get(name, name)} forward only" for name in supports.forward_only]
     if supports.capability or supports.capabilities:
         words.append(f"sm >= {'.'.join(map(str, supports.capability))}" if supports.capability else "")
         words.append(f"sm {'/'.join(f'{major}x' for major in supports.capabilities)}" if supports.capabilities else "")

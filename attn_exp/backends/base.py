@@ -30,7 +30,8 @@ class Calls:
     around everything that is called, outside the timed region. `attention` is what `forward` does, as a function of
     q, k and v, for `torch.compile`; None if it is no such function. `inputs` are those that it is called with, in the
     layout that the backend converted them to. `notes` are figures worth keeping: what preparing
-    cost, workspace bytes.
+    cost, workspace bytes. `scales` are what `out`, `dq`, `dk` and `dv` are multiplied by to be numbers, where they are
+    codes of their own scale; whoever builds a pass in its first call enters them then.
     """
 
     forward: Callable[[], torch.Tensor]
@@ -39,6 +40,7 @@ class Calls:
     attention: Attention | None = None
     inputs: Inputs | None = None
     notes: dict[str, float] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -115,10 +117,10 @@ def autograd_backward(inputs: Inputs, out: torch.Tensor) -> Callable[[], Gradien
     return partial(torch.autograd.grad, out, inputs.qkv, inputs.d_out_bhsd, retain_graph=True)
 
 
-def supported_passes(backend: Backend) -> tuple[str, ...]:
-    """The passes of a backend; both, of one that declares nothing."""
+def supported_passes(backend: Backend, case: Case) -> tuple[str, ...]:
+    """The passes of a backend at a case's dtype; both, of one that declares nothing."""
     supports = getattr(backend, "supports", None)
-    return supports.passes if isinstance(supports, Supports) else PASSES
+    return supports.passes_at(case.dtype) if isinstance(supports, Supports) else PASSES
 
 
 def load_backend(config: dict[str, Any]) -> Backend:

@@ -8,11 +8,20 @@ from typing import Any
 import torch
 
 from attn_exp.backends.base import Calls, Described, Gradients
-from attn_exp.backends.cudnn_plan import NODE, Operand, band_of, band_options, build, operand, packed_operand
+from attn_exp.backends.cudnn_case import (
+    backward_options,
+    mask_options,
+    operand,
+    room_for_stats,
+    sequence_lengths,
+    told,
+)
+from attn_exp.backends.cudnn_fp8 import fp8_calls, fp8_refusal
+from attn_exp.backends.cudnn_plan import NODE, build
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.sdpa import Cudnn
 from attn_exp.backends.supports import Supports
-from attn_exp.case import LAYOUTS, Case
+from attn_exp.case import E4M3, LAYOUTS, Case
 from attn_exp.inputs import Inputs
 
 # The least cuDNN as `cudnn.backend_version` counts. The wrapper asks for 9.12 itself (cudnn/wrapper.py, Graph).
@@ -30,7 +39,13 @@ class CudnnGraph(Described):
 
     # What depends on the version and the GPU (head dimensions beyond 128, windows, ragged offsets) cuDNN says itself.
     supports = Supports(
-        window=True, packed=True, value_dims="any", head_dim_multiple=8, largest_head_dim=256, capability=(8, 0)
+        dtypes=("bfloat16", "float16", E4M3),
+        window=True,
+        packed=True,
+        value_dims="any",
+        head_dim_multiple=8,
+        largest_head_dim=256,
+        capability=(8, 0),
     )
     package = Package(distribution="nvidia-cudnn-frontend", module="cudnn", install="pip install 'attn_exp[cudnn]'")
     claims = Cudnn.claims
@@ -47,10 +62,13 @@ class CudnnGraph(Described):
         self.api, self.layout, self.deterministic = api, layout, deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """Besides what is declared: the wrapper cannot be told of ragged offsets, which packed sequences need."""
+        """Besides what is declared: the wrapper cannot be told of packed sequences' offsets, and fp8 has less."""
         refusal = super().unsupported(case, device)
         if refusal is None and case.lengths is not None and self.api == "wrapper":
             return f"{self.name} has no packed sequences through cudnn.Graph: set backend.api=binding"
+        if refusal is None and case.quantised:
+            refusal = fp8_refusal(case, torch.cuda.get_device_capability())
+            return f"{self.name} {refusal}" if refusal else None
         return refusal
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
@@ -63,18 +81,20 @@ class CudnnGraph(Described):
         if outdated:
             raise Unavailable(outdated)
         placed = inputs.laid_out(self.layout or case.layout)
-        given = {name: _told(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
+        if case.quantised:
+            return fp8_calls(cudnn, self.api, case, placed, deterministic=self.deterministic)
+        given = {name: told(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
         out_bhsd = torch.empty_like(placed.d_out_bhsd)
-        outputs = [_told(case, out_bhsd)]
+        outputs = [told(case, out_bhsd)]
         with_stats = inputs.q_bhsd.requires_grad
         if with_stats:
-            outputs.append(operand(_stats(case, out_bhsd.device)))
-        options = self._options(cudnn, case)
+            outputs.append(operand(room_for_stats(case, out_bhsd.device)))
+        options = {"attn_scale": case.head_dim**-0.5, **mask_options(cudnn, case)}
         plan = build(
             cudnn,
             self.api,
             partial(_forward, generate_stats=with_stats, **options),
-            given | _sequence_lengths(case, out_bhsd.device),
+            given | sequence_lengths(case, out_bhsd.device),
             outputs,
         )
         notes = plan.notes("forward")
@@ -84,14 +104,14 @@ class CudnnGraph(Described):
             return out_bhsd
 
         def backward(out: torch.Tensor) -> Callable[[], Gradients]:
-            saved = {"o": _told(case, out), "dO": _told(case, placed.d_out_bhsd), "stats": outputs[1]}
+            saved = {"o": told(case, out), "dO": told(case, placed.d_out_bhsd), "stats": outputs[1]}
             gradients = tuple(torch.empty_like(tensor) for tensor in placed.qkv)
             backward_plan = build(
                 cudnn,
                 self.api,
-                partial(_backward, **options, **self._backward_options(case)),
-                given | saved | _sequence_lengths(case, out.device),
-                [_told(case, gradient) for gradient in gradients],
+                partial(_backward, **options, **backward_options(case, deterministic=self.deterministic)),
+                given | saved | sequence_lengths(case, out.device),
+                [told(case, gradient) for gradient in gradients],
             )
             notes.update(backward_plan.notes("backward"))
 
@@ -102,17 +122,6 @@ class CudnnGraph(Described):
             return call
 
         return Calls(forward, backward, notes=notes)
-
-    def _options(self, cudnn: ModuleType, case: Case) -> dict[str, Any]:
-        padding = {} if case.lengths is None else {"use_padding_mask": True}
-        return {"attn_scale": case.head_dim**-0.5, **band_options(cudnn, band_of(case)), **padding}
-
-    def _backward_options(self, case: Case) -> dict[str, Any]:
-        options: dict[str, Any] = {"use_deterministic_algorithm": True} if self.deterministic else {}
-        if case.lengths is not None:
-            # Else the workspace is as large as if every sequence were as long as the longest.
-            options |= {"max_total_seq_len_q": case.q_len, "max_total_seq_len_kv": case.kv_len}
-        return options
 
 
 def cudnn_refusal(version: int, api: str) -> str | None:
@@ -146,21 +155,3 @@ def _forward(graph: Any, **given: Any) -> Sequence[Any]:
 def _backward(graph: Any, **given: Any) -> Sequence[Any]:
     made: Sequence[Any] = graph.sdpa_backward(name=NODE, **given)
     return made
-
-
-def _told(case: Case, tensor_bhsd: torch.Tensor) -> Operand:
-    return operand(tensor_bhsd) if case.lengths is None else packed_operand(tensor_bhsd, case.lengths)
-
-
-def _stats(case: Case, device: torch.device) -> torch.Tensor:
-    """Room for the softmax statistics (batch, q_heads, q_len, 1), by padded sequences where they are packed."""
-    batch, q_len = (case.batch, case.q_len) if case.lengths is None else (len(case.lengths), max(case.lengths))
-    return torch.empty(batch, case.q_heads, q_len, 1, dtype=torch.float32, device=device)
-
-
-def _sequence_lengths(case: Case, device: torch.device) -> dict[str, Operand]:
-    """How long each of the packed sequences is: (sequences, 1, 1, 1), for queries and for keys."""
-    if case.lengths is None:
-        return {}
-    lengths = torch.tensor(case.lengths, dtype=torch.int32, device=device).reshape(-1, 1, 1, 1)
-    return {"seq_len_q": operand(lengths), "seq_len_kv": operand(lengths)}

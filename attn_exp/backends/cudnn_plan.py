@@ -1,4 +1,4 @@
-"""cuDNN's attention graphs: what a case is in cuDNN's words, and graphs built into plans that are ready to run.
+"""cuDNN's attention graphs, built into plans that are ready to run.
 
 Nothing here imports `cudnn` itself: whoever builds hands the module over.
 """
@@ -9,19 +9,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from attn_exp.backends.cudnn_case import Operand
 from attn_exp.backends.package import Refused
-from attn_exp.case import Case
 
 # From an unbuilt graph and its inputs by name to the graph's tensors for the outputs; None for one it does not make.
 Node = Callable[..., Sequence[Any]]
 
-_DTYPES = {torch.float16: "HALF", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT", torch.int32: "INT32"}
+_DTYPES = {
+    torch.float16: "HALF",
+    torch.bfloat16: "BFLOAT16",
+    torch.float32: "FLOAT",
+    torch.int32: "INT32",
+    torch.float8_e4m3fn: "FP8_E4M3",
+}
 # cudnn-frontend 1.32 brings attention kernels of its own in Python (the CuTe DSL) and may rank them before cuDNN's
 # (cudnn/sdpa/fwd/placement.py); their names begin with these, those of cuDNN's engines with `eng`.
 _NOT_CUDNN = ["sdpa_fwd_", "sdpa_bwd_"]
@@ -32,72 +37,6 @@ _LONGEST_REASON = 300
 # at the same addresses, and CUPTI goes on calling them by the old names: of 48 kernels of plans that came and went on
 # an H200 (torch 2.11, CUDA 13.0, cuDNN 9.19) 5 were named as another's, of 48 with the graphs kept none.
 _BUILT: list[Any] = []
-
-
-@dataclass(frozen=True)
-class Band:
-    """A causal mask as cuDNN's diagonal band: how it is aligned, and the keys that its left bound keeps, None for all.
-
-    cuDNN's left bound L keeps L keys, the query's own included (cudnn/sdpa/graph_analyzer.py: window_left = L - 1).
-    """
-
-    alignment: str
-    kept_keys: int | None = None
-
-
-def band_of(case: Case) -> Band | None:
-    """The band of a case; None if no key is hidden, as from the one query of a decode step."""
-    if not case.causal:
-        return None
-    q_len, kv_len = (max(case.lengths),) * 2 if case.lengths else (case.q_len, case.kv_len)
-    last_seen = case.offset + q_len - 1  # by the last query
-    kept_keys = case.window if case.window is not None and case.window <= last_seen else None
-    if kept_keys is None and case.offset >= kv_len - 1:
-        return None
-    return Band("BOTTOM_RIGHT" if case.offset else "TOP_LEFT", kept_keys)
-
-
-def band_options(cudnn: ModuleType, band: Band | None) -> dict[str, Any]:
-    """The arguments of `sdpa` and `sdpa_backward` that say it."""
-    if band is None:
-        return {}
-    options = {
-        "diagonal_alignment": getattr(cudnn.diagonal_alignment, band.alignment),
-        "diagonal_band_right_bound": 0,
-    }
-    return options if band.kept_keys is None else options | {"diagonal_band_left_bound": band.kept_keys}
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor of memory, and how the graph is told that it lies: as it does, or as sequences at ragged offsets."""
-
-    tensor: torch.Tensor
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    ragged_offsets: torch.Tensor | None = None
-
-
-def operand(tensor: torch.Tensor) -> Operand:
-    """A tensor as it lies."""
-    return Operand(tensor.detach(), tuple(tensor.shape), tuple(tensor.stride()))
-
-
-def packed_operand(tensor_bhsd: torch.Tensor, lengths: tuple[int, ...]) -> Operand:
-    """A row of packed sequences as a batch of padded ones: sequence i begins `offsets[i]` elements into the memory.
-
-    The stride over the batch is never used; what lies between two sequences is their ragged offsets' difference.
-    """
-    _, heads, _, dim = tensor_bhsd.shape
-    _, head_stride, token_stride, _ = tensor_bhsd.stride()
-    longest = max(lengths)
-    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int64, device=tensor_bhsd.device)
-    return Operand(
-        tensor_bhsd.detach(),
-        (len(lengths), heads, longest, dim),
-        (heads * longest * dim, head_stride, token_stride, 1),
-        (starts * token_stride).reshape(-1, 1, 1, 1),
-    )
 
 
 @dataclass(frozen=True)

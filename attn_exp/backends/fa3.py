@@ -7,7 +7,7 @@ from attn_exp.backends.bshd import bshd_calls, flash_window
 from attn_exp.backends.operators import Asked, operator_attention, register
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
-from attn_exp.case import Case
+from attn_exp.case import E4M3, Case
 from attn_exp.inputs import Inputs
 
 PACKAGE = Package(
@@ -23,12 +23,16 @@ class FlashAttention3(Described):
 
     Not run by the authors: FlashAttention 3 is not on the package index, and building it takes hours. Written against
     3.0.0 at commit 01afd16 of Dao-AILab/flash-attention (hopper/flash_attn_interface.py, flash_api_stable.cpp); tested
-    with a stand-in for its two functions. `deterministic` takes the backward that adds up in a fixed order.
+    with a stand-in for its two functions. `deterministic` takes the backward that adds up in a fixed order. At fp8 the
+    output is bfloat16, and there are no gradients.
     """
 
     # hopper/flash_api_stable.cpp, mha_fwd and mha_bwd: up to 256, and of different dimensions (128, 192] with
     # (96, 128], or up to 64 with up to 512, of which the backward has up to 256.
     supports = Supports(
+        dtypes=("bfloat16", "float16", E4M3),
+        # mha_bwd takes half precision alone.
+        forward_only=(E4M3,),
         align=("bottom_right",),
         window=True,
         softcap=True,
@@ -50,6 +54,9 @@ class FlashAttention3(Described):
     def unsupported(self, case: Case, device: str) -> str | None:
         """As declared; the deterministic backward ends below head dimensions that are rounded up to 256."""
         refusal = super().unsupported(case, device)
+        odd = [dim for dim in (case.head_dim, case.value_dim) if case.quantised and dim % 16]
+        if refusal is None and odd:
+            return f"{self.name} needs head dimensions that are multiples of 16 at {case.dtype}, not {odd[0]}"
         if refusal is None and self.deterministic and max(case.head_dim, case.value_dim) > 192:
             return f"{self.name} has no deterministic backward for head dimensions above 192: set deterministic=false"
         return refusal
@@ -57,7 +64,7 @@ class FlashAttention3(Described):
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Sequence starts are made once, and not timed."""
         self.package.load()
-        attention = operator_attention(FA3, case, inputs.q_bhsd.device, deterministic=self.deterministic)
+        attention = operator_attention(FA3, case, inputs, deterministic=self.deterministic)
         return bshd_calls(attention, inputs)
 
 
@@ -65,12 +72,16 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked) ->
     packed = asked.starts is not None
     left, right = flash_window(causal=asked.causal, window=asked.window)
     longest = max(asked.lengths) if packed else None
+    q_descale, k_descale, v_descale = (None, None, None) if asked.descales is None else asked.descales
     out, lse, *_ = PACKAGE.load()._flash_attn_forward(
         *((q[0], k[0], v[0]) if packed else (q, k, v)),
         cu_seqlens_q=asked.starts,
         cu_seqlens_k=asked.starts,
         max_seqlen_q=longest,
         max_seqlen_k=longest,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         softmax_scale=q.shape[-1] ** -0.5,
         causal=asked.causal,
         window_size_left=left,

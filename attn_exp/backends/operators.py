@@ -14,11 +14,16 @@ import torch
 
 from attn_exp.backends.bshd import BshdAttention, sequence_starts
 from attn_exp.case import Case
+from attn_exp.inputs import Inputs, Scales
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What an operator is to compute besides its tensors: `Case`'s fields; `starts` is where packed sequences start."""
+    """What an operator is to compute besides its tensors: `Case`'s fields; `starts` is where packed sequences start.
+
+    `descales` (3, batch, kv_heads) in float32 make numbers of q, k and v that are codes; a packed case's batch is its
+    sequences.
+    """
 
     starts: torch.Tensor | None
     lengths: tuple[int, ...]
@@ -26,6 +31,7 @@ class Asked:
     window: int | None
     softcap: float | None
     deterministic: bool
+    descales: torch.Tensor | None = None
 
 
 # From q, k, v (batch, length, heads, dim) to the output likewise and the log-sum-exp (batch, heads, length) in float32.
@@ -51,8 +57,9 @@ def register(name: str, forward: Forward, backward: Backward) -> Any:
         window: int | None,
         softcap: float | None,
         deterministic: bool,
+        descales: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return forward(q, k, v, Asked(starts, tuple(lengths), causal, window, softcap, deterministic))
+        return forward(q, k, v, Asked(starts, tuple(lengths), causal, window, softcap, deterministic, descales))
 
     @torch.library.custom_op(f"attn_exp::{name}_attention_backward", mutates_args=())
     def attention_backward(
@@ -68,8 +75,9 @@ def register(name: str, forward: Forward, backward: Backward) -> Any:
         window: int | None,
         softcap: float | None,
         deterministic: bool,
+        descales: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        asked = Asked(starts, tuple(lengths), causal, window, softcap, deterministic)
+        asked = Asked(starts, tuple(lengths), causal, window, softcap, deterministic, descales)
         return backward(d_out, q, k, v, out, lse, asked)
 
     attention.register_fake(_fake_attention)
@@ -78,25 +86,35 @@ def register(name: str, forward: Forward, backward: Backward) -> Any:
     return getattr(torch.ops.attn_exp, f"{name}_attention").default
 
 
-def operator_attention(
-    operator: Any, case: Case, device: torch.device, *, deterministic: bool = False
-) -> BshdAttention:
+def operator_attention(operator: Any, case: Case, inputs: Inputs, *, deterministic: bool = False) -> BshdAttention:
     """An operator as the attention of a case."""
-    starts = sequence_starts(case, device)
+    device = inputs.q_bhsd.device
+    starts, descales = sequence_starts(case, device), _descales(case, inputs.scales, device)
     lengths = list(case.lengths or ())
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         made: tuple[torch.Tensor, torch.Tensor] = operator(
-            q, k, v, starts, lengths, case.causal, case.window, case.softcap, deterministic
+            q, k, v, starts, lengths, case.causal, case.window, case.softcap, deterministic, descales
         )
         return made[0]
 
     return attention
 
 
+def _descales(case: Case, scales: Scales | None, device: torch.device) -> torch.Tensor | None:
+    if scales is None:
+        return None
+    batch = case.batch if case.lengths is None else len(case.lengths)
+    factors = torch.tensor([scales.q, scales.k, scales.v], device=device)
+    return factors[:, None, None].repeat(1, batch, case.kv_heads)
+
+
 def _fake_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     batch, length, heads, _dim = q.shape
-    return q.new_empty(batch, length, heads, v.shape[-1]), q.new_empty(batch, heads, length, dtype=torch.float32)
+    # Libraries that take codes give bfloat16.
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    out = q.new_empty(batch, length, heads, v.shape[-1], dtype=dtype)
+    return out, q.new_empty(batch, heads, length, dtype=torch.float32)
 
 
 def _fake_backward(

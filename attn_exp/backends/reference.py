@@ -40,7 +40,10 @@ def reference_forward(case: Case, inputs: Inputs) -> torch.Tensor:
 def reference(
     case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """`out`, and with gradients `dq`, `dk`, `dv`: in `precision`, in the shapes of output, q, k and v."""
+    """`out`, and with gradients `dq`, `dk`, `dv`: in `precision`, in the shapes of output, q, k and v.
+
+    Of codes, of the numbers that they mean: what quantising the inputs costs is no error of whoever computes with them.
+    """
     found = _sliced(case, inputs, with_gradients=with_gradients, precision=precision)
     return dict(zip(("out", "dq", "dk", "dv"), found, strict=False))
 
@@ -57,6 +60,7 @@ def _backward(case: Case, inputs: Inputs, out: torch.Tensor) -> Callable[[], Gra
 def _sliced(
     case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, ...]:
+    inputs = inputs.numbers()
     device = inputs.q_bhsd.device
     group = case.q_heads // case.kv_heads
     # (batch * kv_heads, group, length, dim): the queries of a group share their keys.

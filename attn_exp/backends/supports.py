@@ -17,12 +17,14 @@ class Supports:
     `head_dim_multiple`; `value_dims` says which pairs (head_dim, value_dim) may differ: `equal`, `any`, or the pairs.
     `align` has the causal alignments that the backend knows where q_len != kv_len, `keyless` says that queries without
     keys get zeros. `capability` is the least CUDA
-    compute capability, `capabilities` the only major ones, where code exists for some alone.
+    compute capability, `capabilities` the only major ones, where code exists for some alone. `forward_only` are the
+    dtypes of the forward alone.
     """
 
     devices: tuple[str, ...] = ("cuda",)
     dtypes: tuple[str, ...] = ("bfloat16", "float16")
     passes: tuple[str, ...] = PASSES
+    forward_only: tuple[str, ...] = ()
     align: tuple[str, ...] = ALIGNMENTS
     grouped: bool = True
     window: bool = False
@@ -35,6 +37,10 @@ class Supports:
     value_dims: Literal["equal", "any"] | tuple[tuple[int, int], ...] = "equal"
     capability: tuple[int, int] | None = None
     capabilities: tuple[int, ...] | None = None
+
+    def passes_at(self, dtype: str) -> tuple[str, ...]:
+        """The passes there are for inputs of a dtype."""
+        return ("forward",) if dtype in self.forward_only else self.passes
 
     def refusal(self, case: Case, device: str) -> str | None:
         """Why a case is beyond this, in one sentence that says what to set instead; None if it is not."""

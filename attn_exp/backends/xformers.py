@@ -85,7 +85,7 @@ class XformersFlash3(Described):
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """The mask is made at the first call and kept."""
         loaded("flash3")
-        return bshd_calls(operator_attention(XFORMERS_FA3, case, inputs.q_bhsd.device), inputs)
+        return bshd_calls(operator_attention(XFORMERS_FA3, case, inputs), inputs)
 
 
 def loaded(operator: str) -> ModuleType:

@@ -38,6 +38,9 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
         UserError: something to type differently.
     """
     check_ways(choice, against=bool(against or choice.against))
+    both = sorted({(sweep.place, sweep.name) for sweep in sweeps} & {(sweep.place, sweep.name) for sweep in against})
+    if both:
+        raise UserError(f"{both[0][1]} stands on both sides of against=: compare it with another sweep")
     together = labelled([*against, *sweeps])
     results = results_of(together)
     if not results:

@@ -78,7 +78,8 @@ def compare_published(
     rows = [row for figure in figures for row in _beside(figure, cells)]
     if not rows:
         shapes = sorted({cell.result.case.label() for cell in cells})
-        raise UserError(f"no figure in {file} is of a shape in the sweep: that has {', '.join(shapes[:3])} ...")
+        unused = "".join(f"; {sentence}" for sentence in left_out)
+        raise UserError(f"no figure in {file} is of a shape in the sweep: that has {', '.join(shapes[:3])} ...{unused}")
     rows.sort(key=lambda row: (*case_order(row.cell), row.figure.library, row.figure.source))
     other = {f"{row.figure.gpu} there, {row.cell.result.device_name} here" for row in rows if row.same_gpu is False}
     said = [f"another GPU: {words}; such ratios say nothing of the implementation" for words in sorted(other)]

@@ -1,0 +1,160 @@
+"""cuDNN's fused attention at fp8: e4m3 codes in and out, and the scales between (`sdpa_fp8`, `sdpa_fp8_backward`).
+
+Scales are tensors (1, 1, 1, 1) of float32 on the device. Those of p and of the output are known beforehand: p is at
+most 1, and an output, a mean of values, is at most as large as the largest of them. Those of ds and of the gradients
+are read off two calls that come before the first timed one, as training takes them from the step before.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from attn_exp.backends.base import Calls, Gradients
+from attn_exp.backends.cudnn_case import (
+    Operand,
+    backward_options,
+    mask_options,
+    operand,
+    room_for_stats,
+    sequence_lengths,
+    told,
+)
+from attn_exp.backends.cudnn_plan import NODE, build
+from attn_exp.backends.package import Refused
+from attn_exp.case import Case
+from attn_exp.inputs import Inputs, Scales
+from attn_exp.quantise import E4M3_MAX
+
+_HOPPER = 9
+_DIM_MULTIPLE = 16
+
+
+def fp8_refusal(case: Case, capability: tuple[int, int]) -> str | None:
+    """Why cuDNN has no fp8 for this case on a GPU of this compute capability, or None.
+
+    Only what holds in every version (cudnn_frontend/node/sdpa_support_surface.h); the rest cuDNN says itself.
+    """
+    if capability[0] < _HOPPER:
+        return f"computes {case.dtype} from compute capability 9.0 on, this GPU has {'.'.join(map(str, capability))}"
+    odd = [dim for dim in (case.head_dim, case.value_dim) if dim % _DIM_MULTIPLE]
+    if odd:
+        return f"needs head dimensions that are multiples of {_DIM_MULTIPLE} at {case.dtype}, not {odd[0]}"
+    if capability[0] == _HOPPER and not case.dense and not case.square and case.align != "top_left":
+        return f"aligns a causal mask top_left at {case.dtype} on this GPU: set align=top_left"
+    return None
+
+
+def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, deterministic: bool) -> Calls:
+    """The calls of a case in codes; the backward is built, and its scales found, when it is first wanted.
+
+    The output and the gradients are codes too, of the scales in `Calls.scales`: cuDNN writes other dtypes from
+    Blackwell on only.
+    """
+    scales = placed.scales
+    if scales is None:
+        raise ValueError("the inputs are no codes with scales")
+    device = placed.q_bhsd.device
+    out_bhsd = torch.empty_like(placed.d_out_bhsd)
+    stats = [operand(room_for_stats(case, device))] if placed.q_bhsd.requires_grad else []
+    common = {name: told(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
+    common |= _operands(_common_scales(scales), device) | sequence_lengths(case, device)
+    options = {"attn_scale": case.head_dim**-0.5, **mask_options(cudnn, case)}
+    plan = build(
+        cudnn,
+        api,
+        partial(_forward, generate_stats=bool(stats), **options),
+        common | _operands({"scale_o": 1 / scales.v}, device),
+        # The largest p is declared although nobody reads it: then cuDNN's own engines alone are candidates.
+        [told(case, out_bhsd), *stats, *_amaxes(2, device)],
+    )
+    notes = plan.notes("forward")
+    code_scales = {"out": scales.v}
+
+    def forward() -> torch.Tensor:
+        plan.run()
+        return out_bhsd
+
+    def backward(out: torch.Tensor) -> Callable[[], Gradients]:
+        saved = {"o": told(case, out), "dO": told(case, placed.d_out_bhsd), "stats": stats[0]}
+        known = _operands({"descale_o": scales.v, "descale_dO": scales.d_out}, device)
+        sought = _operands(dict.fromkeys(("descale_dP", "scale_dP", "scale_dQ", "scale_dK", "scale_dV"), 1.0), device)
+        gradients = tuple(torch.empty_like(tensor) for tensor in placed.qkv)
+        amaxes = _amaxes(4, device)
+        try:
+            backward_plan = build(
+                cudnn,
+                api,
+                partial(_backward, **options, **backward_options(case, deterministic=deterministic)),
+                common | saved | known | sought,
+                [*(told(case, gradient) for gradient in gradients), *amaxes],
+            )
+        except Refused as error:
+            raise Refused(f"{error}: set passes=[forward]") from error
+        found = _gradient_scales(backward_plan.run, sought, amaxes)
+        code_scales.update(found)
+        notes.update(backward_plan.notes("backward") | {f"scale_{name}": scale for name, scale in found.items()})
+
+        def call() -> Gradients:
+            backward_plan.run()
+            return gradients
+
+        return call
+
+    return Calls(forward, backward, notes=notes, scales=code_scales)
+
+
+def _common_scales(scales: Scales) -> dict[str, float]:
+    """What forward and backward are both told: `descale_X` makes numbers of codes, `scale_X` codes of numbers."""
+    inputs = {"descale_q": scales.q, "descale_k": scales.k, "descale_v": scales.v}
+    return inputs | {"descale_s": 1 / E4M3_MAX, "scale_s": E4M3_MAX}
+
+
+def _gradient_scales(
+    run: Callable[[], None], sought: Mapping[str, Operand], amaxes: Sequence[Operand]
+) -> dict[str, float]:
+    """Set the scales of ds and then, from a run with it, those of the gradients; what gradients' codes are then worth.
+
+    Each run reports the largest magnitudes of dq, dk, dv and ds before they are scaled.
+    """
+    *of_gradients, of_ds = amaxes
+    run()
+    ds_scale = _scale_of(of_ds)
+    sought["descale_dP"].tensor.fill_(ds_scale)
+    sought["scale_dP"].tensor.fill_(1 / ds_scale)
+    run()
+    found = {name: _scale_of(amax) for name, amax in zip(("dq", "dk", "dv"), of_gradients, strict=True)}
+    for name, scale in zip(("scale_dQ", "scale_dK", "scale_dV"), found.values(), strict=True):
+        sought[name].tensor.fill_(1 / scale)
+    return found
+
+
+def _scale_of(amax: Operand) -> float:
+    largest = amax.tensor.item()
+    # Zero where every query sees one key; what is not finite is found when the result is judged.
+    return largest / E4M3_MAX if largest > 0 and math.isfinite(largest) else 1.0
+
+
+def _operands(values: Mapping[str, float], device: torch.device) -> dict[str, Operand]:
+    return {name: operand(_single(value, device)) for name, value in values.items()}
+
+
+def _amaxes(count: int, device: torch.device) -> list[Operand]:
+    return [operand(_single(0.0, device)) for _ in range(count)]
+
+
+def _single(value: float, device: torch.device) -> torch.Tensor:
+    return torch.full((1, 1, 1, 1), value, dtype=torch.float32, device=device)
+
+
+def _forward(graph: Any, **given: Any) -> Sequence[Any]:
+    made: Sequence[Any] = graph.sdpa_fp8(name=NODE, **given)
+    return made
+
+
+def _backward(graph: Any, **given: Any) -> Sequence[Any]:
+    made: Sequence[Any] = graph.sdpa_fp8_backward(name=NODE, **given)
+    return made

@@ -1,0 +1,59 @@
+"""What a launcher is: where the tasks of a sweep run, and how their end is noticed."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from attn_exp.errors import UserError
+from attn_exp.nvml import GpuInfo
+
+# Stands for the GPU that a task will find on whatever host it runs.
+ELSEWHERE = GpuInfo(0, "that of a task", "")
+
+
+class Launcher(Protocol):
+    """Runs tasks; each of them takes jobs until there is none left."""
+
+    name: str
+    # As many as may be of use; there may be fewer groups of jobs.
+    tasks: int
+    # The GPUs that `device=auto` and `device=cuda` mean.
+    gpus: list[GpuInfo]
+    # Whether task number N is for the N-th of them alone.
+    pinned: bool
+
+    def run(self, launch: Path, tasks: int, say: Callable[[str], None]) -> dict[int, str]:
+        """Run tasks 0 to `tasks` - 1 of the launch in this folder until all have ended, however they did.
+
+        An interrupt passes through; tasks that still run end by themselves when the board tells them to.
+
+        Returns:
+            Of each task that did not end as it should, why.
+
+        Raises:
+            UserError: no task can be started as configured.
+        """
+
+    def close(self) -> None:
+        """Take back what still runs or is queued, after tasks were told to end; leave nothing behind."""
+
+
+def require(package: str, extra: str) -> None:
+    """Raise UserError if a launcher's engine is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"hydra/launcher={extra} needs {package}: pip install 'attn_exp[{extra}]'")
+
+
+def check_remote(name: str, options: dict[str, Any], device: str) -> int:
+    """The number of tasks of a launcher that starts them on other hosts.
+
+    Raises:
+        UserError: not a number of tasks, or a device by the numbers of this host.
+    """
+    tasks = options["tasks"]
+    if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
+        raise UserError(f"hydra.launcher.tasks={tasks} is not a whole number from 1")
+    if device.startswith("cuda:"):
+        raise UserError(f"device={device} is a GPU of this host: with hydra/launcher={name} leave device out")
+    return tasks

@@ -1,0 +1,137 @@
+"""Board: the folder in which a sweep's parent and its tasks, on whatever hosts, tell each other where they are.
+
+The parent's file says that it lives and whether to stop; each task has a file of its own that it adds lines to; a group
+is taken by making a file that was not there. All are opened anew for each look, and none is locked or renamed: this is
+what network file systems keep in order (close-to-open consistency, and exclusive creation since NFS 3).
+"""
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+# A parent that a task cannot see the process of, on another host, is gone after so long without a sign of life.
+GONE_S = 60.0
+_PARENT = "parent"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a task: `hello HOST`, `wait GPU`, `begin JOB`, `end JOB`, `bye`."""
+
+    task: int
+    word: str
+    rest: str
+
+
+class Board:
+    """The parent's side."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._beats = 0
+        self._read: dict[int, int] = {}
+
+    def open(self) -> None:
+        """Make the folder; the parent lives."""
+        self.folder.mkdir(parents=True)
+        (self.folder / "groups").mkdir()
+        self.beat()
+
+    def beat(self, *, stop: bool = False) -> None:
+        """Tell tasks that the parent lives, and with `stop` that they are to end at once."""
+        self._beats += 1
+        word = "stop" if stop else "go"
+        (self.folder / _PARENT).write_text(f"{word} {socket.gethostname()} {os.getpid()} {self._beats}\n")
+
+    def lines(self, tasks: int) -> list[Line]:
+        """What tasks have added since the last call, whole lines alone."""
+        found = []
+        for task in range(tasks):
+            try:
+                with _own(self.folder, task).open("rb") as file:
+                    file.seek(self._read.get(task, 0))
+                    whole, _, _ = file.read().rpartition(b"\n")
+            except FileNotFoundError:
+                continue
+            if whole:
+                self._read[task] = self._read.get(task, 0) + len(whole) + 1
+                for line in whole.decode().split("\n"):
+                    word, _, rest = line.partition(" ")
+                    found.append(Line(task, word, rest))
+        return found
+
+
+class Seat:
+    """A task's side."""
+
+    def __init__(self, folder: Path, task: int) -> None:
+        self._folder = folder
+        self._task = task
+        self._last, self._since = "", time.monotonic()
+
+    def say(self, word: str, rest: str = "") -> None:
+        """Add a line; if the folder is gone nobody is interested any more."""
+        try:
+            with _own(self._folder, self._task).open("a") as file:
+                file.write(f"{word} {rest}\n")
+        except FileNotFoundError:
+            return
+
+    def take(self, group: int) -> bool:
+        """Take a group of jobs; False if another task has it."""
+        try:
+            os.close(os.open(self._folder / "groups" / str(group), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        except (FileExistsError, FileNotFoundError):
+            return False
+        return True
+
+    def taken(self, group: int) -> bool:
+        """Whether some task has this group."""
+        return (self._folder / "groups" / str(group)).exists()
+
+    def wanted(self) -> bool:
+        """Whether the parent lives and wants this task to go on."""
+        try:
+            content = (self._folder / _PARENT).read_text()
+        except FileNotFoundError:
+            return False
+        if not content.endswith("\n"):
+            return True  # being written
+        now = time.monotonic()
+        if content != self._last:
+            self._last, self._since = content, now
+        return lives(content) if now - self._since < GONE_S else False
+
+
+def lives(content: str) -> bool:
+    """Whether what a parent wrote means that it goes on, as far as can be known from this host."""
+    word, host, process, _ = content.split()
+    if word == "stop":
+        return False
+    if host != socket.gethostname():
+        return True
+    try:
+        return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def running_elsewhere(folder: Path, watch_s: float) -> bool:
+    """Whether the parent of this board is alive: here by its process, elsewhere if it beats within `watch_s`."""
+    path = folder / _PARENT
+    try:
+        before = path.read_text()
+        if not before.endswith("\n") or not lives(before):
+            return False
+        if before.split()[1] == socket.gethostname():
+            return True
+        time.sleep(watch_s)
+        return path.read_text() != before
+    except FileNotFoundError:
+        return False
+
+
+def _own(folder: Path, task: int) -> Path:
+    return folder / f"task-{task}"

@@ -1,0 +1,124 @@
+"""slurm: tasks as an array of Slurm jobs, by submitit.
+
+submitit itself and not hydra-submitit-launcher, which waits for results in order, raises at the first task that dies
+while others still run, and cancels nothing after Ctrl-C.
+"""
+
+import contextlib
+import io
+import logging
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attn_exp.errors import UserError, first_line, nearest
+from attn_exp.launchers.base import ELSEWHERE, check_remote, require
+from attn_exp.launchers.task import run_in_process
+
+CLUSTERS = ("slurm", "local")
+_LOOK_S = 0.5
+# sacct is slow and shared by all users; a task that ends well says so itself.
+_ASK_S = 30.0
+# Processes of this host end by themselves once they were told to; cancelled, they leave a traceback.
+_END_S = 2.0
+_OURS = ("name", "tasks", "cluster")
+# What submitit takes for every cluster; other options are Slurm's.
+_SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")
+
+
+class Slurm:
+    """An array of tasks, each with what the configuration asks for."""
+
+    name = "slurm"
+    pinned = False
+
+    def __init__(self, options: dict[str, Any], device: str) -> None:
+        """Raises UserError where there is no Slurm or no submitit."""
+        self.tasks = check_remote(self.name, options, device)
+        cluster = options["cluster"]
+        if cluster not in CLUSTERS:
+            raise UserError(
+                f"hydra.launcher.cluster={cluster} is no cluster: {nearest(str(cluster), CLUSTERS)}"
+                f"choose {' or '.join(CLUSTERS)}"
+            )
+        require("submitit", self.name)
+        if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+            raise UserError("hydra/launcher=slurm needs sbatch and srun: start from a host that submits to Slurm")
+        self._cluster = cluster
+        self._options = {key: value for key, value in options.items() if key not in _OURS and value not in (None, {})}
+        if device == "cpu":
+            self._options.pop("gpus_per_node", None)
+        self.gpus = [ELSEWHERE] if _asks_for_gpus(self._options) else []
+        self._left: dict[int, Any] = {}
+
+    def run(self, launch: Path, tasks: int, say: Callable[[str], None]) -> dict[int, str]:
+        """As `Launcher.run`."""
+        from submitit import AutoExecutor
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        logging.getLogger("submitit").setLevel(logging.ERROR)
+        try:
+            executor = AutoExecutor(folder=launch / "submitit", cluster=self._cluster)
+            executor.update_parameters(**self._parameters())
+            # submitit prints what sbatch says, and raises it too.
+            with contextlib.redirect_stderr(io.StringIO()):
+                jobs = executor.map_array(run_in_process, [str(launch)] * tasks, list(range(tasks)))
+        except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError, OSError) as error:
+            raise UserError(f"Slurm does not take the tasks: {_refusal(error)}") from error
+        except (ValueError, TypeError, AssertionError) as error:
+            raise UserError(f"hydra.launcher has what submitit does not take: {first_line(error)}") from error
+        say(f"{tasks} tasks on {self._cluster}: {', '.join(job.job_id for job in jobs)}")
+        self._left = dict(enumerate(jobs))
+        ended, asked = {}, time.monotonic()
+        while self._left:
+            force = time.monotonic() - asked > _ASK_S
+            asked = time.monotonic() if force else asked
+            for task, job in list(self._left.items()):
+                if not job.done(force_check=force):
+                    continue
+                error = job.exception()
+                if error is not None:
+                    ended[task] = f"{self._cluster} job {job.job_id}: {_last_line(error)}"
+                del self._left[task]
+            if self._left:
+                time.sleep(_LOOK_S)
+        return ended
+
+    def close(self) -> None:
+        """Cancel what is still queued or runs."""
+        until = time.monotonic() + (_END_S if self._cluster == "local" else 0.0)
+        for job in self._left.values():
+            while not job.done() and time.monotonic() < until:
+                time.sleep(_LOOK_S / 10)
+            if self._cluster != "local" or not job.done():
+                with contextlib.suppress(OSError):
+                    job.cancel(check=False)
+
+    def _parameters(self) -> dict[str, Any]:
+        named = {key if key in _SHARED else f"slurm_{key}": value for key, value in self._options.items()}
+        return {"name": "attn_exp"} | named
+
+
+def _asks_for_gpus(options: dict[str, Any]) -> bool:
+    more = options.get("additional_parameters") or {}
+    return bool(
+        options.get("gpus_per_node")
+        or options.get("gpus_per_task")
+        or "gpu" in str(options.get("gres", ""))
+        or any("gpu" in f"{key}={value}" for key, value in more.items())
+    )
+
+
+def _refusal(error: Exception) -> str:
+    """sbatch's reason, which a line without one follows."""
+    reasons = [line.strip() for line in str(error).splitlines() if "error:" in line]
+    return reasons[0] if reasons else _last_line(error)
+
+
+def _last_line(error: Exception) -> str:
+    """How a task's log ends."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

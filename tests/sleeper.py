@@ -1,0 +1,85 @@
+"""python -m sleeper: takes the worker's place and sleeps instead of measuring; says if two sleep on one GPU at once.
+
+Options of a job's backend: `sleep_s`, and `kill`, the signal that it dies by.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from attn_exp.gpus import _lock_path
+from attn_exp.nvml import GpuInfo
+from attn_exp.record import REQUEST_NAME, Record, Request, write_record
+from attn_exp.worker import _die_with_parent
+
+
+def _leased(uuid: str) -> bool:
+    lock = FileLock(_lock_path(GpuInfo(0, "", uuid)))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def measure(folder: Path) -> None:
+    request = msgspec.yaml.decode((folder / REQUEST_NAME).read_bytes(), type=Request)
+    began = time.time()
+    busy = folder.parent / f"busy-{request.gpu_uuid}"
+    reason = None
+    if request.device == "cuda":
+        try:
+            os.close(os.open(busy, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            reason = "two at once"
+        if request.gpu_uuid is None or not _leased(request.gpu_uuid):
+            reason = f"no lease of {request.gpu_uuid}"
+    time.sleep(request.backend.get("sleep_s", 0.05))
+    if "kill" in request.backend:
+        busy.unlink(missing_ok=True)
+        os.kill(os.getpid(), getattr(signal, request.backend["kill"]))
+    metrics = {
+        f"{name}/{what}": 10.0
+        for name in request.measuring.passes
+        for what in ("time_us", "tflops", "time_half_width", "error_out", "error_dq")
+    }
+    busy.unlink(missing_ok=True)
+    environment = {"gpu": "Sleeper", "gpu_uuid": request.gpu_uuid}
+    record = Record(
+        request=request,
+        status="error" if reason else "ok",
+        reason=reason,
+        metrics={} if reason else metrics,
+        environment=environment,
+        started_at=began,
+        finished_at=time.time(),
+    )
+    write_record(record, folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--reply-fd", type=int)
+    parser.add_argument("--parent", type=int)
+    given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent(given.parent)
+    replies = os.fdopen(given.reply_fd, "w", buffering=1)
+    replies.write("ready\n")
+    for line in sys.stdin:
+        folder = Path(line.rstrip("\n"))
+        replies.write(f"begin {folder}\n")
+        measure(folder)
+        replies.write(f"end {folder}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""In this folder on PYTHONPATH every process sees FAKE_GPUS GPUs, and jobs sleep instead of being measured."""
+
+import os
+
+import attn_exp.gpus
+import attn_exp.isolate
+from attn_exp.nvml import GpuInfo
+
+
+def gpus() -> list[GpuInfo]:
+    return [GpuInfo(index, "Sleeper", f"GPU-fake-{index}") for index in range(int(os.environ["FAKE_GPUS"]))]
+
+
+attn_exp.gpus.list_gpus = gpus
+attn_exp.isolate.WORKER = "sleeper"

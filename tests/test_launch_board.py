@@ -1,0 +1,118 @@
+"""What a sweep's parent and its tasks tell each other, without any process."""
+
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+from fakes import CASE, make_request
+
+from attn_exp.errors import UserError
+from attn_exp.launchers import board as board_module
+from attn_exp.launchers.board import GONE_S, Board, Line, Seat, running_elsewhere
+from attn_exp.launchers.plan import Group, Plan, group_jobs, read_plan, write_plan
+from attn_exp.launchers.sweep import _fresh
+from attn_exp.launchers.task import _own, _taken
+
+
+@pytest.fixture
+def board(tmp_path):
+    found = Board(tmp_path / ".launch" / "one")
+    found.open()
+    return found
+
+
+def request(backend, **changes):
+    case = replace(CASE, **changes)
+    return replace(make_request(case=case), job=f"{backend}-{case.label().replace(' ', '-')}")
+
+
+def test_rivals_of_a_case_are_one_group_and_the_longest_comes_first():
+    asked = [request(name, batch=batch) for batch in (1, 4, 2) for name in ("a", "b")]
+    groups = group_jobs([*asked, asked[0]], {asked[2].case: "GPU-1", asked[0].case: None})
+    assert [[job.job[0] for job in group.jobs] for group in groups] == [["a", "b"]] * 3
+    assert [group.jobs[0].case.batch for group in groups] == [4, 2, 1]
+    assert [group.gpu_uuid for group in groups] == ["GPU-1", None, None]
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    groups = group_jobs([request("a", batch=2), request("b", batch=2, lengths=None)], {})
+    plan = Plan(folder="f", cwd="/", isolation={"name": "warm", "timeout_s": None}, groups=groups, gpus=("GPU-1",))
+    write_plan(plan, tmp_path)
+    assert read_plan(tmp_path) == plan
+    assert plan.jobs == 2
+
+
+def test_each_group_is_taken_once_and_none_that_belongs_to_another_gpu(board):
+    groups = tuple(Group(jobs=(request(str(index)),), gpu_uuid=gpu) for index, gpu in enumerate((None, "A", "B", None)))
+    plan = Plan(folder="f", cwd="/", isolation={}, groups=groups)
+    assert _own(plan, "A") == [1, 0, 3]
+    assert _own(plan, None) == [0, 3]
+    first, second = Seat(board.folder, 0), Seat(board.folder, 1)
+    mine, theirs = _taken(plan, first, "A"), _taken(plan, second, "B")
+    taken = [next(mine).job[0], next(theirs).job[0], next(mine).job[0], next(theirs).job[0]]
+    assert taken == ["1", "2", "0", "3"]
+    assert list(mine) == list(theirs) == []
+    assert first.taken(3)
+
+
+def test_lines_come_once_and_whole(board):
+    seats = [Seat(board.folder, task) for task in (0, 1)]
+    seats[1].say("hello", "node7")
+    seats[0].say("begin", "flash-1")
+    assert board.lines(3) == [Line(0, "begin", "flash-1"), Line(1, "hello", "node7")]
+    with (board.folder / "task-0").open("a") as file:
+        file.write("end flash-1\nend fla")
+        file.flush()
+        assert board.lines(3) == [Line(0, "end", "flash-1")]
+        file.write("sh-2\n")
+    assert board.lines(3) == [Line(0, "end", "flash-2")]
+    assert board.lines(3) == []
+
+
+def test_a_task_ends_when_its_parent_says_so_dies_or_takes_the_folder_away(board, monkeypatch):
+    seat = Seat(board.folder, 0)
+    assert seat.wanted()
+    board.beat(stop=True)
+    assert not seat.wanted()
+    board.beat()
+    assert seat.wanted()
+    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)  # above any process
+    board.beat()
+    assert not seat.wanted()
+    (board.folder / "parent").unlink()
+    assert not seat.wanted()
+    (board.folder / "parent").parent.rename(board.folder.with_name("gone"))
+    seat.say("bye")
+    assert not seat.take(0)
+
+
+def test_a_parent_on_another_host_is_gone_after_a_minute_without_a_beat(board, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(board_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(socket, "gethostname", lambda: "login")
+    board.beat()
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
+    seat = Seat(board.folder, 0)
+    for _ in range(3):
+        assert seat.wanted()
+        now[0] += GONE_S - 1
+        assert seat.wanted()
+        board.beat()
+    assert seat.wanted()
+    now[0] += GONE_S + 1
+    assert not seat.wanted()
+
+
+def test_a_sweep_that_runs_is_not_run_twice_and_what_a_dead_one_left_is_cleared(board, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="another command is running sweep=s"):
+        _fresh(tmp_path, "s")
+    # On another host it is told by its beats.
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    assert not running_elsewhere(board.folder, 0.0)
+    monkeypatch.setattr(board_module.time, "sleep", lambda _: board.beat())
+    assert running_elsewhere(board.folder, 0.0)
+    board.beat(stop=True)
+    assert not running_elsewhere(board.folder, 0.0)
+    assert _fresh(tmp_path, "s").parent == tmp_path / ".launch"
+    assert not board.folder.exists()
