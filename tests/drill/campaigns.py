@@ -18,6 +18,8 @@ from drill.writers import Writers
 _MOST_RUNS = 6
 # With fewer jobs more of it happens in one run of the command: each costs seconds to start.
 _LARGE = 50
+# What a command says that left something to do.
+_UNDONE = ("without a result", "MLflow at ", "cannot write to ")
 Say = Callable[[str], None]
 
 
@@ -48,6 +50,9 @@ class Campaign:
             struck(self.command.plan, batch).unlink(missing_ok=True)
         seconds = time.monotonic() - began
         self.say(f"{self.plan.sweep}: exit code {ended.code} after {seconds:.0f} s, {ended.records} records")
+        for line in ended.said.splitlines():
+            if any(words in line for words in _UNDONE):
+                self.say(f"{self.plan.sweep}: it said: {line[:160]}")
         if "Traceback" in ended.said:
             self.wrong.append(f"{self.plan.sweep}: a traceback: {ended.said[-1500:]}")
         return ended
@@ -70,7 +75,7 @@ class Campaign:
         """Run the same command until it has nothing left to do, once more, and check all that must hold."""
         for _ in range(_MOST_RUNS):
             ended = self.run()
-            if ended.code == 0 and "without a result" not in ended.said and "MLflow at" not in ended.said:
+            if ended.code == 0 and not any(words in ended.said for words in _UNDONE):
                 break
         before = {path: path.read_bytes() for path in self.command.records()}
         again = self.run()

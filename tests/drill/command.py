@@ -61,7 +61,7 @@ class Command:
         self._arguments = [
             *("-m", *small, f"batch=range(1,{jobs + 1})", "passes=[forward]", "plots=false"),
             *("backend=eager", "backend._target_=drill.backend.Drilled", "backend.name=drilled"),
-            *(f"+backend.plan={plan}", "isolation.timeout_s=4", f"sweep={sweep}", f"folder={folder}", *tracker),
+            *(f"+backend.plan={plan}", "isolation.timeout_s=8", f"sweep={sweep}", f"folder={folder}", *tracker),
         ]
 
     def records(self) -> list[Path]:
