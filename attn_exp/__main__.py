@@ -115,7 +115,10 @@ def _check_flags() -> None:
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
-    parser.parse_args()
+    for text in parser.parse_args().overrides:
+        if text.lstrip("+~").startswith("="):
+            # Hydra's grammar lets it pass, and an assertion fails later.
+            raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

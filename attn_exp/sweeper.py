@@ -103,6 +103,9 @@ class Composer:
     def _parse(self, text: str) -> tuple[Override, bool]:
         """An override, and whether Hydra has to compose it anew: as hydra/_internal/defaults_list.py decides."""
         override = self._parser.parse_overrides([text])[0]
+        if not override.key_or_group:
+            # Hydra's grammar lets it pass, and an assertion fails later.
+            raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
         group = self._loader.repository.group_exists(override.key_or_group)
         return override, (group and not isinstance(override.value(), dict)) or override.is_hydra_override()
 

@@ -195,5 +195,5 @@ def test_mutated_overrides_are_refused_in_a_sentence_or_a_request(composer, over
                 return UserError(sentence(error))
             raise
 
-    found, refusal = attempt(ask, HydraException, OmegaConfBaseException)
+    found, refusal = attempt(ask, HydraException, OmegaConfBaseException, UserError)
     assert refusal or isinstance(found, (Request, UserError))
