@@ -7,6 +7,7 @@ each fault happened, by what it left, and what does not hold at the end; exit co
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -62,8 +63,8 @@ def drill(world: Path, jobs: int, seed: int, *, limit: bool) -> tuple[Counter[st
     }
     try:
         threads = [
-            threading.Thread(target=_guarded, args=(served, campaigns["served"], server)),
-            threading.Thread(target=_guarded, args=(local, campaigns["local"], disk)),
+            threading.Thread(target=_guarded, args=(served, campaigns["served"], server), daemon=True),
+            threading.Thread(target=_guarded, args=(local, campaigns["local"], disk), daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -100,6 +101,8 @@ def main() -> int:
     if given.jobs < 40:
         parser.error("fewer than 40 jobs are too few for every fault")
     into_a_namespace(["-m", "drill", *sys.argv[1:]])
+    # Whoever ends the drill early gets the server ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began = time.monotonic()
     world = Path(tempfile.mkdtemp(prefix="attn_exp_drill_")).resolve()
     try:
