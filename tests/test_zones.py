@@ -28,6 +28,7 @@ PURE = {
     "verdict",
     "calibration",
     "host",
+    "litter",
     "tables",
     "words",
     "profilers.inductor_code",
