@@ -13,6 +13,7 @@ from fakes import make_request
 from attn_exp.backends.package import Unavailable
 from attn_exp.machine import Machine
 from attn_exp.measure import measure_and_keep
+from attn_exp.profile import Profile, ProfiledKernel
 from attn_exp.profilers.base import Subject, load_profiler
 from attn_exp.profilers.chrome import PREFIX, TraceError, read_trace
 from attn_exp.profilers.figures_csv import kernels_csv
@@ -20,6 +21,7 @@ from attn_exp.profilers.hatchet import HatchetError, kernels_of, lines_of, rates
 from attn_exp.profilers.proton import Proton, load_proton
 from attn_exp.profilers.second_pass import profile_job
 from attn_exp.profilers.torch import TorchProfiler
+from attn_exp.record import read_record
 
 # Excerpts of what an H200 left: 3 calls of each pass of cuDNN's attention inside of one range, torch 2.11, Triton 3.6.
 KEPT = Path(__file__).parent / "profiles"
@@ -64,6 +66,35 @@ def test_the_torch_profiler_leaves_a_trace_and_a_table_of_operators_on_a_cpu(tim
     lines = (tmp_path / profile.files[1]).read_text().splitlines()
     assert lines[0] == "pass,name,count,time_us,share,total_us"
     assert len(lines) == 1 + len(profile.kernels)
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        (None, "failed", "a record cannot hold what profiler=odd found"),
+        (Profile(status="ok", metrics={"rate": float("nan")}), "failed", "Expected `float`, got `null`"),
+        (
+            Profile(status="ok", kernels=(ProfiledKernel(direction="forward", name="k", figures={"grid": None}),)),
+            "failed",
+            "Expected `float | str`, got `null`",
+        ),
+        (Profile(status="ok", files=(Path("profiles/odd/a.txt"),)), "failed", "PosixPath is unsupported"),
+        (Profile(status="ok", files=("profiles/odd/absent.txt",)), "ok", "profiles/odd/absent.txt is not there"),
+    ],
+)
+def test_what_a_record_cannot_hold_costs_the_profile_and_not_the_record(
+    timed, tmp_path, monkeypatch, found, status, words
+):
+    record, rival, machine = timed
+    module = types.ModuleType("odd")
+    module.make = lambda name: types.SimpleNamespace(profile=lambda subject: found)
+    monkeypatch.setitem(sys.modules, "odd", module)
+    asked = replace(record, request=replace(record.request, profilers=({"name": "odd", "_target_": "odd.make"},)))
+    profile_job(asked, rival, machine, tmp_path, lambda: None)
+    kept = read_record(tmp_path)
+    assert kept.metrics == record.metrics
+    assert kept.profiles["odd"].status == status and words in kept.profiles["odd"].reason
+    assert kept.profiles["odd"].files == ()
 
 
 def test_a_trace_of_a_gpu_is_a_table_with_launches_and_gaps():
