@@ -2,12 +2,14 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attn_exp.profile import ProfiledKernel
 from attn_exp.profilers.ncu_metrics import Counter
 
+_TIME = "gpu__time_duration.sum"
 # Stalls below this share of a warp's time between two instructions say nothing about a pass.
 _STALL_SHARE = 0.05
 _PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -88,7 +90,7 @@ def kernels(launches: Sequence[Launch], direction: str, counters: Sequence[Count
     for name, own in by_name.items():
         figures: dict[str, float | str] = dict(_together(own, counters))
         time_us = figures.pop("time_us", None)
-        shapes = {"grid": {one.grid for one in own}, "block": {one.block for one in own}}
+        shapes = {"grid": {_shape(one.grid) for one in own}, "block": {_shape(one.block) for one in own}}
         figures |= {key: next(iter(values)) for key, values in shapes.items() if len(values) == 1 and "" not in values}
         made.append(
             ProfiledKernel(
@@ -105,33 +107,56 @@ def kernels(launches: Sequence[Launch], direction: str, counters: Sequence[Count
 def pass_figures(launches: Sequence[Launch], direction: str, counters: Sequence[Counter]) -> dict[str, float]:
     """The metrics of a pass, `forward/time_us` and so on; what belongs to single kernels alone is left out."""
     found = _together(launches, counters)
-    stalls = {name: value for name, value in found.items() if name.startswith("stall_")}
-    whole = sum(stalls.values())
-    kept = {name: value for name, value in found.items() if name not in (*stalls, "registers", "shared_memory_bytes")}
-    kept |= {f"{name}_share": value / whole for name, value in stalls.items() if value > _STALL_SHARE * whole}
+    own = ("registers", "shared_memory_bytes")
+    kept = {name: value for name, value in found.items() if name not in own and not name.startswith("stall_")}
+    shares = _stall_shares(launches, counters)
+    kept |= {f"{name}_share": value for name, value in shares.items() if value > _STALL_SHARE}
     kept["kernels"] = float(len(launches))
     return {f"{direction}/{name}": value for name, value in kept.items()}
 
 
-def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
-    """Each counter over several launches; a counter that a launch does not have is of the others."""
+def _stall_shares(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
+    """For what warps wait, as shares within each launch, weighted by the launches' times.
+
+    The counters are cycles an instruction: of a short kernel that issues hardly any they are so large that a mean of
+    them would speak of it and not of the pass.
+    """
+    stalls = [counter for counter in counters if counter.name.startswith("stall_")]
     found: dict[str, float] = {}
-    weight = "gpu__time_duration.sum"
+    weights = 0.0
+    for launch in launches:
+        cycles = {one.name: launch.values[one.metric] for one in stalls if one.metric in launch.values}
+        whole, weight = sum(cycles.values()), launch.values.get(_TIME, 1.0)
+        if whole:
+            weights += weight
+            for name, value in cycles.items():
+                found[name] = found.get(name, 0.0) + weight * value / whole
+    return {name: value / (weights or 1.0) for name, value in found.items()}
+
+
+def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
+    """Each counter over several launches; one that a launch does not have is a mean of the others, and no sum."""
+    found: dict[str, float] = {}
     for counter in counters:
         have = [one for one in launches if counter.metric in one.values]
-        if not have:
+        if not have or (counter.kind == "sum" and len(have) < len(launches)):
             continue
         values = [one.values[counter.metric] * counter.scale for one in have]
         if counter.kind == "sum":
             found[counter.name] = sum(values)
         else:
-            weights = [one.values.get(weight, 1.0) for one in have]
+            weights = [one.values.get(_TIME, 1.0) for one in have]
             found[counter.name] = sum(map(_product, values, weights)) / (sum(weights) or 1.0)
     if {"dram_bytes_read", "dram_bytes_written"} <= set(found):
         found["dram_bytes"] = found["dram_bytes_read"] + found["dram_bytes_written"]
         if found.get("time_us"):
             found["dram_gb_per_s"] = found["dram_bytes"] / found["time_us"] / 1e3
     return found
+
+
+def _shape(text: str) -> str:
+    """`132x1x1` for `(132, 1, 1)`, as the other profilers' tables have it."""
+    return "x".join(re.findall(r"\d+", text))
 
 
 def _product(value: float, weight: float) -> float:
