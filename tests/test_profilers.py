@@ -20,7 +20,7 @@ from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.hatchet import HatchetError, kernels_of, lines_of, rates, read_tree
 from attn_exp.profilers.proton import Proton, load_proton
 from attn_exp.profilers.second_pass import profile_job
-from attn_exp.profilers.torch import TorchProfiler
+from attn_exp.profilers.torch import TorchProfiler, _missing
 from attn_exp.record import read_record
 
 # Excerpts of what an H200 left: 3 calls of each pass of cuDNN's attention inside of one range, torch 2.11, Triton 3.6.
@@ -98,7 +98,7 @@ def test_what_a_record_cannot_hold_costs_the_profile_and_not_the_record(
 
 
 def test_a_trace_of_a_gpu_is_a_table_with_launches_and_gaps():
-    found = read_trace(KEPT / "trace.json")
+    found = read_trace(KEPT / "trace.json", "cuda")
     assert list(found) == ["forward", "backward"]
     forward = found["forward"]
     assert [(kernel.name.split("_knob")[0], kernel.count) for kernel in forward.kernels] == [
@@ -118,11 +118,28 @@ def test_a_trace_of_a_gpu_is_a_table_with_launches_and_gaps():
     assert "132x1x1" in kernels_csv(forward.kernels)
 
 
+def test_operators_do_not_pass_for_the_kernels_that_nobody_saw(subject):
+    """Without its permission CUPTI leaves a GPU's trace with what the host did."""
+    TorchProfiler("torch", calls=1).profile(subject)
+    found = read_trace(subject.folder / "trace.json", "cuda")
+    assert {name: (one.kernels, one.metrics) for name, one in found.items()} == dict.fromkeys(found, ((), {}))
+    assert "no kernel of forward and backward in the trace" in _missing("cuda", found)
+
+
+def test_launches_of_different_shapes_have_no_shape(tmp_path):
+    trace = json.loads((KEPT / "trace.json").read_bytes())
+    kernels = [event for event in trace["traceEvents"] if "fprop" in event.get("name", "")]
+    kernels[0]["args"]["grid"] = [7, 1, 1]
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    figures = read_trace(tmp_path / "trace.json", "cuda")["forward"].kernels[0].figures
+    assert "grid" not in figures and figures["block"] == "384x1x1"
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"traceEvents": []}', '{"traceEvents": 3}'])
 def test_what_is_no_trace_of_ours_is_told_by_its_name(tmp_path, content):
     (tmp_path / "trace.json").write_text(content)
     with pytest.raises(TraceError, match=r"trace\.json"):
-        read_trace(tmp_path / "trace.json")
+        read_trace(tmp_path / "trace.json", "cpu")
 
 
 def test_a_hatchet_tree_is_a_table_with_rates():
