@@ -1,7 +1,6 @@
 """Nsight Compute: hardware counters of every kernel of a job, from its worker's command run once more."""
 
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from attn_exp.backends.package import Unavailable
+from attn_exp.errors import how_it_ended
 from attn_exp.once import MARKER
 from attn_exp.profile import Profile
 from attn_exp.profilers.base import Subject
@@ -144,6 +144,6 @@ class Ncu:
         # Without the command itself.
         output = (folder / LOG_NAME).read_text(errors="replace").partition("\n")[2]
         if ran.returncode < 0:
-            raise NcuError(f"ncu was killed by {signal.Signals(-ran.returncode).name}", remedied=False)
+            raise NcuError(f"ncu {how_it_ended(ran.returncode)}", remedied=False)
         if ran.returncode or not report.exists():
             raise failure(output, ran.returncode)
