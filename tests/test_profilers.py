@@ -213,6 +213,17 @@ def test_proton_tells_each_scope_its_work_and_keeps_the_tree(subject):
     assert len(profile.kernels) == 4
 
 
+def test_a_tree_without_kernels_is_no_profile_and_no_time_of_zero(subject, monkeypatch):
+    def nothing(self, session):
+        passes = [{"frame": {"name": name}, "children": []} for name in ("forward", "backward")]
+        Path(f"{self.path}.hatchet").write_text(json.dumps([{"frame": {"name": "ROOT"}, "children": passes}]))
+
+    monkeypatch.setattr(FakeProton, "finalize", nothing)
+    profile = Proton("it").look(replace(subject, backend=type("Named", (), {"name": "triton"})()), FakeProton())
+    assert (profile.status, profile.metrics, profile.kernels) == ("failed", {}, ())
+    assert profile.reason == "proton saw no kernel of forward; proton saw no kernel of backward"
+
+
 def test_a_triton_without_lines_costs_the_lines_alone(subject):
     of_triton = replace(subject, backend=type("Named", (), {"name": "triton"})())
     refused = Proton("it", calls=3).look(of_triton, FakeProton(RuntimeError("CUPTI_ERROR_NOT_SUPPORTED\nmore")))

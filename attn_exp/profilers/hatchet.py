@@ -85,7 +85,7 @@ def rates(root: dict[str, Any], direction: str) -> dict[str, float]:
     if not total_ns:
         return {}
     sizes = {"tflops": ("flops", 1e3), "gb_per_s": ("bytes", 1.0)}
-    metrics = scope["metrics"]
+    metrics = scope.get("metrics", {})
     return {name: metrics[key] / total_ns / unit for name, (key, unit) in sizes.items() if metrics.get(key)}
 
 

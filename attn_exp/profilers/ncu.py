@@ -112,7 +112,7 @@ class Ncu:
             self._collect(program, subject.folder, report, [one.metric for one in counters])
             text = ask(program, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base")
         finally:
-            (subject.folder / REQUEST_NAME).unlink()
+            (subject.folder / REQUEST_NAME).unlink(missing_ok=True)
             if not self.report:
                 report.unlink(missing_ok=True)
         return _Seen(text, counters)
