@@ -21,9 +21,10 @@ from attn_exp.machine import Machine
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.ncu import Ncu
+from attn_exp.profilers.ncu_csv import CsvError, Launch, read_launches
 from attn_exp.profilers.ncu_metrics import COUNTERS, counters_for, known_names, own_counter, stall_counter
 from attn_exp.profilers.ncu_program import NcuError, ask, failure, find_program
-from attn_exp.profilers.ncu_table import CsvError, Launch, kernels, pass_figures, read_launches, split_passes
+from attn_exp.profilers.ncu_table import kernels, pass_figures, split_passes
 from attn_exp.profilers.second_pass import profile_job
 from attn_exp.record import REQUEST_NAME, Request, write_whole
 
