@@ -76,7 +76,7 @@ class Command:
             cwd=self._world,
             env=os.environ
             | {"PYTHONPATH": path, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
-            | {"DRILL_CLOCK_BACK": str(self.clock), "COLUMNS": "120"},
+            | {"ATTN_EXP_DRILL_CLOCK_BACK": str(self.clock), "COLUMNS": "120"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

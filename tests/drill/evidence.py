@@ -2,13 +2,14 @@
 
 import contextlib
 import fcntl
-import math
 import os
 import sqlite3
 from collections import Counter
 from pathlib import Path
 
 from attn_exp.record import FILE_NAME, Record, RecordError, read_record
+from attn_exp.trackers.base import metrics as shown
+from attn_exp.trackers.writers import LOCK_NAME
 from drill.command import Command
 from drill.plan import Plan
 
@@ -118,8 +119,8 @@ def _wrong_runs(records: dict[str, Record], database: Path, sweep: str) -> list[
             found.append(f"the run of {job} is {status}, its record {record.status}")
         if tags[run].get("attn_exp.finished_at") != repr(record.finished_at):
             found.append(f"the run of {job} is of another try than its record")
-        if metrics.get(run, 0) != sum(map(math.isfinite, record.metrics.values())):
-            found.append(f"the run of {job} has {metrics.get(run, 0)} metrics, its record {len(record.metrics)}")
+        if metrics.get(run, 0) != len(shown(record)):
+            found.append(f"the run of {job} has {metrics.get(run, 0)} metrics, its record {len(shown(record))}")
         if not _has_record(database, places[run], run):
             found.append(f"the run of {job} lacks its record")
     found += [f"{job} has {len(there)} runs" for job, there in by_job.items() if len(there) != 1]
@@ -135,7 +136,8 @@ def _has_record(database: Path, place: str, run: str) -> bool:
 
 def litter(command: Command) -> list[str]:
     """Temporary files that a sweep left in its folder or where such files go."""
-    own = [path for path in command.folder.rglob("*") if path.name.startswith((".", "filler"))]
+    hidden = [path for path in command.folder.rglob("*") if path.name.startswith((".", "filler"))]
+    own = [path for path in hidden if path != command.folder / LOCK_NAME]
     return [f"a temporary file is left: {path}" for path in [*own, *command.temporary.iterdir()]]
 
 
@@ -143,9 +145,11 @@ def held_locks(world: Path) -> list[str]:
     """Lock files that somebody holds, databases that are locked, and journals of writes that nobody ended."""
     found = []
     for path in world.rglob("*.lock"):
-        with path.open("rb") as file:
+        with path.open("r+b") as file:
+            # Two kinds that know nothing of each other: filelock's, and those of bytes that the tracker holds.
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 found.append(f"a lock is held: {path}")
     for path in world.rglob("*.db"):

@@ -1,4 +1,6 @@
-"""Sets the clock back for Python programs that have this folder in PYTHONPATH, as long as DRILL_CLOCK_BACK exists.
+"""Sets the clock back for Python programs that have this folder in PYTHONPATH, as long as a file exists.
+
+The variable ATTN_EXP_DRILL_CLOCK_BACK names it; a worker gets variables that begin so.
 
 Only what Python asks for: `time.time`. The kernel's own clock, and so the times of files, go on.
 """
@@ -6,7 +8,7 @@ Only what Python asks for: `time.time`. The kernel's own clock, and so the times
 import os
 import time
 
-_SWITCH = os.environ.get("DRILL_CLOCK_BACK")
+_SWITCH = os.environ.get("ATTN_EXP_DRILL_CLOCK_BACK")
 _right = time.time
 
 
