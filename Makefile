@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint gpu-test clean
+.PHONY: setup demo test lint gpu-test drill fuzz clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -21,6 +21,16 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Sweeps in which everything goes wrong, and whether anything was lost: minutes, on a CPU.
+JOBS ?= 200
+SEED ?= 7
+drill: setup
+	PYTHONPATH=tests $(BIN)/python -m drill $(JOBS) --seed $(SEED)
+
+# Ten thousand mutated inputs of each kind. SEED says which; it is printed.
+fuzz: setup
+	ATTN_EXP_FUZZ=10000 $(BIN)/python -m pytest -q tests/test_fuzz.py --timeout 3600 --hypothesis-seed=$(SEED)
 
 # On a machine with an NVIDIA GPU, in an environment that has a CUDA build of torch.
 gpu-test:

@@ -48,6 +48,10 @@ def command() -> int:
         return _run(arguments)
     except KeyboardInterrupt:
         return 130
+    except UserError as error:
+        # Of closing: the last jobs found the disk full.
+        print(f"attn_exp: {error}", file=sys.stderr)
+        return 2
 
 
 def _run(arguments: list[str]) -> int:
@@ -112,7 +116,10 @@ def _check_flags() -> None:
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
-    parser.parse_args()
+    for text in parser.parse_args().overrides:
+        if text.lstrip("+~").startswith("="):
+            # Hydra's grammar lets it pass, and an assertion fails later.
+            raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -25,6 +25,7 @@ _LARGEST = {
     "head_dim": 1 << 12,
     "value_dim": 1 << 12,
 }
+_LARGEST_EMBEDDING = 1 << 24
 _LARGEST_TENSOR_BYTES = 1 << 40
 _LARGEST_MLP = 1 << 20
 
@@ -78,7 +79,7 @@ class Case:
                 f"kv_heads={self.kv_heads} does not divide q_heads={self.q_heads}: "
                 f"use model.kv_heads={_nearest_divisor(self.q_heads, self.kv_heads)}, or another divisor"
             )
-        if self.dtype not in DTYPE_BYTES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
             raise UserError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
         if not isinstance(self.causal, bool):
             raise UserError(f"causal={self.causal!r} is neither true nor false")
@@ -204,8 +205,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
     head_dim = model.get("head_dim")
     if head_dim is None:
         embedding, q_heads = model.get("embedding"), model.get("q_heads")
-        whole = isinstance(embedding, int) and isinstance(q_heads, int)
-        if not whole or embedding < 1 or q_heads < 1:
+        if not _size(embedding) or not _size(q_heads):
             raise UserError("the model needs model.head_dim, or whole model.embedding and model.q_heads")
         if embedding % q_heads:
             raise UserError(
@@ -215,7 +215,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
         head_dim = embedding // q_heads
     elif (
         model.get("embedding") is not None
-        and model.get("q_heads")
+        and _size(model.get("q_heads"))
+        and _size(head_dim)
         and model["embedding"] != model["q_heads"] * head_dim
     ):
         raise UserError(
@@ -254,6 +255,11 @@ def case_from_config(config: dict[str, Any]) -> Case:
 def case_columns() -> tuple[str, ...]:
     """The names of a case's fields, in the order in which tables and files show them."""
     return tuple(field.name for field in fields(Case))
+
+
+def _size(value: Any) -> bool:
+    """Whether it is a whole positive number that is no typo."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_EMBEDDING
 
 
 def _nearest_divisor(whole: int, wanted: int) -> int:

@@ -1,6 +1,7 @@
 """The user's mistakes: found in the parent, told in one sentence, exit code 2."""
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -11,6 +12,15 @@ class UserError(Exception):
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says; its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def how_it_ended(code: int) -> str:
+    """`was killed by SIGSEGV` or `exited with code 1`, of a process' return code as `subprocess` gives it."""
+    if code >= 0:
+        return f"exited with code {code}"
+    # Of the real-time signals only the first and the last have a name.
+    named = -code in {*signal.Signals}
+    return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

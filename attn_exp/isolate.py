@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from attn_exp.errors import UserError
+from attn_exp.errors import UserError, how_it_ended
 from attn_exp.record import LOG_NAME, Status
 from attn_exp.variables import check_patterns, worker_variables
 
@@ -208,9 +208,8 @@ class Worker:
         when = " while profiling" if profiling else "" if began else " before it took the job"
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome(folder, "out_of_memory", f"the kernel killed the worker for memory{when}", profiling)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         said = said or f"see {folder / LOG_NAME}"
-        return Outcome(folder, "crashed", f"the worker {how}{when}: {said}", profiling)
+        return Outcome(folder, "crashed", f"the worker {how_it_ended(code)}{when}: {said}", profiling)
 
     def _last_words(self) -> str:
         """The last line that a worker wrote before it had a job, and so a log."""

@@ -117,7 +117,7 @@ def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]
         if not gpus:
             raise UserError("device=cuda needs an NVIDIA GPU and there is none here: use device=cpu or device=auto")
         return "cuda", gpus
-    match = re.fullmatch(r"cuda:(\d+)", device)
+    match = re.fullmatch(r"cuda:([0-9]{1,4})", device)
     if not match:
         raise UserError(f"device={device} is none of auto, cpu, cuda, cuda:N")
     index = int(match[1])
@@ -132,12 +132,23 @@ def named(backend: dict[str, Any]) -> dict[str, Any]:
     target = backend.get("_target_")
     if not isinstance(target, str) or not target:
         raise UserError("the backend has no class: set backend._target_=package.module.Class, or choose backend=...")
+    _check_keys("backend", backend)
     name = backend.get("name")
+    if name is not None:
+        check_name("backend.name", name)
     ours = (conf_folder() / "backend" / f"{name}.yaml").exists()
     if name is None or (ours and not target.startswith("attn_exp.backends.")):
         name = re.split(r"[.:]", target)[-1].lower()
     check_name("backend.name", name)
     return {**backend, "name": name}
+
+
+def _check_keys(key: str, tree: Any) -> None:
+    """Raise UserError unless all keys are text: options are named, and their order says nothing."""
+    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        if isinstance(tree, dict) and not isinstance(name, str):
+            raise UserError(f"{key} has the key {name!r}, which is no text: write '{name}'")
+        _check_keys(f"{key}.{name}", value)
 
 
 def _measuring(config: dict[str, Any], device: str) -> Measuring:
@@ -148,15 +159,18 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         where = "a GPU" if device == "cuda" else "the CPU"
         raise UserError(f"timer={name} does not measure on {where}: use timer={timers[0]} or timer=auto")
     passes = config["passes"]
-    passes = (passes,) if isinstance(passes, str) else tuple(passes or ())
+    passes = (passes,) if isinstance(passes, str) else tuple(passes) if isinstance(passes, list) else ()
     for direction in passes:
         if direction not in PASSES:
             raise UserError(f"passes has {direction!r}: {nearest(str(direction), PASSES)}use [forward,backward]")
     if not passes or len(set(passes)) != len(passes):
         raise UserError("passes must name forward, backward or both, each once: passes=[forward,backward]")
+    also = config["timer"]["also"]
+    if not isinstance(also, list):
+        raise UserError(f"timer.also={also} is no list of timers: write timer.also=[] or timer.also=[event]")
     fields = {
         "timer": timer,
-        "also": tuple(other for other in config["timer"]["also"] if other in timers and other != timer),
+        "also": tuple(other for other in also if other in timers and other != timer),
         "passes": tuple(direction for direction in PASSES if direction in passes),
         "seed": config["seed"],
         "regime": config["regime"],
@@ -218,6 +232,7 @@ def _compile(config: dict[str, Any]) -> Compile:
         found = msgspec.convert({key: value for key, value in config.items() if key != "name"}, Compile)
     except msgspec.ValidationError as error:
         raise UserError(f"compile does not fit ({error}): choose compile=default or another mode") from error
+    _check_keys("compile.options", found.options)
     if found.mode not in COMPILE_MODES:
         near = nearest(found.mode, COMPILE_MODES)
         raise UserError(f"compile.mode={found.mode} is no mode: {near}choose one of {', '.join(COMPILE_MODES)}")

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from attn_exp.case import Case
+from attn_exp.case import PASSES, Case
 from attn_exp.errors import UserError
+from attn_exp.litter import owner_mark
 from attn_exp.names import check_name
 from attn_exp.profile import Profile
 
@@ -40,11 +41,15 @@ Status = Literal[
 FINAL: frozenset[str] = frozenset({"ok", "unsupported", "wrong_kernel", "inaccurate", "implausible", "out_of_memory"})
 
 
+# What decoding may raise for bytes that somebody else wrote; nesting without end is among them.
+NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
+
+
 class RecordError(ValueError):
     """A file that is no record: cut short, of another schema, or of another shape. The message names the file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
     """Samples of one call by one timer, in time order, none dropped.
 
@@ -62,7 +67,7 @@ class Timing:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
     """One kernel of a call: its name, how often it ran in one call, and its time in one call in microseconds."""
 
@@ -71,7 +76,7 @@ class Kernel:
     time_us: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TensorError:
     """How far one tensor is from the float32 reference.
 
@@ -97,7 +102,7 @@ class Work:
     bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
     """What one pass (forward or backward) left.
 
@@ -196,7 +201,7 @@ class Request:
         check_name("sweep", self.sweep)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """All that a job leaves. `metrics` has entries if and only if `status` is `ok`, a `reason` if and only if not.
 
@@ -248,7 +253,7 @@ def write_record(record: Record, folder: Path) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; a reader never sees half of it, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}{owner_mark()}")
     try:
         with temporary.open("wb") as file:
             file.write(content)
@@ -273,8 +278,29 @@ def read_record(folder: Path) -> Record | None:
         return None
     try:
         record = msgspec.json.decode(content, type=Record)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, UserError) as error:
+    except (*NOT_DECODED, UserError) as error:
         raise RecordError(f"{path} is not a record: {error}") from error
     if record.schema != SCHEMA:
         raise RecordError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
+    if (wrong := _wrong(record)) is not None:
+        raise RecordError(f"{path} is not a record: {wrong}")
     return record
+
+
+def _wrong(record: Record) -> str | None:
+    """What whoever reads a record relies on and this one lacks, though all is of the right type; None if nothing."""
+    request = record.request
+    if not isinstance(request.backend.get("name"), str):
+        return "its backend has no name"
+    if not isinstance(record.environment.get("versions", {}), dict):
+        return "environment.versions is no object"
+    for name, measured in record.passes.items():
+        if name not in PASSES:
+            return f"it has a pass {name!r}"
+        if any(len(timing.times_us) != len(timing.rounds) for timing in measured.timings):
+            return f"the samples of {name} are not one a round index"
+    if record.status == "ok":
+        for name in request.measuring.passes:
+            if not record.metrics.get(f"{name}/time_us", 0.0) > 0:
+                return f"it is ok without a time of {name}"
+    return None

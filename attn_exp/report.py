@@ -146,7 +146,8 @@ def _row(record: Record) -> dict[str, Any]:
             row[f"{short}\n+-%"] = "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
             tflops = found.get(f"{name}/tflops")
             row[f"{short}\nTFLOPS"] = figures(tflops) if tflops else ""
-            row[f"{short}\nerror"] = f"{max(v for k, v in found.items() if _is_error(k, name)):.1e}"
+            errors = [value for key, value in found.items() if _is_error(key, name)]
+            row[f"{short}\nerror"] = f"{max(errors):.1e}" if errors else ""
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}
     row["marks"] = marks(record)

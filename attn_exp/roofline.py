@@ -17,13 +17,14 @@ MEASURED_BYTES = "dram_bytes"
 class Roof:
     """Where a pass stands under the roofline. Rates in FLOP/s and bytes/s, `of_...` as shares of a measured ceiling.
 
-    `intensity` is FLOP per byte, of the bytes that DRAM really moved if `measured`, else of those that must move at
-    least. `roof` is what can be reached at that intensity.
+    `intensity` is FLOP per byte, of the bytes that DRAM really moved if `measured`, else `compulsory`, of those that
+    must move at least. `roof` is what can be reached at `intensity`.
     """
 
     direction: str
     rate: float
     intensity: float
+    compulsory: float
     measured: bool
     roof: float
     ridge: float
@@ -52,10 +53,10 @@ class Roof:
 
 
 _WHY: dict[Bound, str] = {
-    "compute": "the matrix units are near their ceiling",
-    "memory": "the memory is near its ceiling",
-    "latency": "neither the matrix units nor the memory are near their ceiling, and the host keeps up: waiting inside "
-    "of kernels, too few of their blocks, gaps between them",
+    "compute": f"the matrix units are above {100 * NEAR_THE_ROOF:.0f} % of their ceiling",
+    "memory": f"the memory is above {100 * NEAR_THE_ROOF:.0f} % of its ceiling",
+    "latency": f"neither the matrix units nor the memory are above {100 * NEAR_THE_ROOF:.0f} % of their ceiling, and "
+    "the host keeps up: waiting inside of kernels, too few of their blocks, gaps between them",
     "launch": "issuing the call takes longer than running it",
 }
 
@@ -88,6 +89,7 @@ def roof_of(record: Record, direction: str) -> Roof | None:
         direction=direction,
         rate=rate,
         intensity=work.flops / moved,
+        compulsory=work.flops / work.least_bytes,
         measured=counted is not None,
         roof=min(top, work.flops / moved * speed),
         ridge=top / speed,
@@ -102,8 +104,8 @@ def roof_metrics(record: Record) -> dict[str, float]:
     found: dict[str, float] = {}
     for roof in filter(None, (roof_of(record, direction) for direction in record.request.measuring.passes)):
         key = f"roofline/{roof.direction}"
-        name = "flop_per_dram_byte" if roof.measured else "flop_per_byte"
-        found |= {f"{key}/{name}": roof.intensity, f"{key}/roof_tflops": roof.roof / 1e12}
+        found |= {f"{key}/flop_per_byte": roof.compulsory, f"{key}/roof_tflops": roof.roof / 1e12}
+        found |= {f"{key}/flop_per_dram_byte": roof.intensity} if roof.measured else {}
         found |= {f"{key}/of_roof": roof.of_roof, f"{key}/of_memory": roof.of_memory}
     return found
 

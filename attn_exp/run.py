@@ -7,7 +7,8 @@ import math
 import os
 import shlex
 import sys
-from dataclasses import replace
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Worker, make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.keys import check_keys
+from attn_exp.litter import hidden_files, remove_litter
 from attn_exp.progress import Progress
 from attn_exp.record import Record, RecordError, Request, write_whole
 from attn_exp.redaction import redacted
 from attn_exp.report import table, write_tables
 from attn_exp.runner import Runner
-from attn_exp.store import done_record, near, read_sweep
+from attn_exp.store import done_record, near, read_summaries
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
 from attn_exp.trackers.none import NoTracker
@@ -50,6 +52,7 @@ class Session:
         self._tracker: Tracker | None = None
         self._lease: Lease | None = None
         self._runner: Runner | None = None
+        self._asked: tuple[DictConfig, Request] | None = None
 
     def adopt(self, worker: Worker) -> None:
         """Use this worker if the configuration wants a warm one; it may have been started already."""
@@ -57,7 +60,10 @@ class Session:
 
     def request(self, config: DictConfig) -> Request:
         """The request of a composed configuration. Raises UserError."""
-        return request_from_config(plain(config), self.gpus)
+        # The sweeper asks before it submits; resolving the same configuration again would take milliseconds a job.
+        if self._asked is None or self._asked[0] is not config:
+            self._asked = config, request_from_config(plain(config), self.gpus)
+        return self._asked[1]
 
     def submit(self, config: DictConfig) -> float:
         """Run one job, or hand it to the worker and return as soon as not more than `ahead` others wait.
@@ -79,7 +85,8 @@ class Session:
         if request.device == "cpu":
             # The CPU is what is measured: nothing of ours may run beside it.
             self._tracker.settle()
-        runner.submit(request)
+        with self._writing():
+            runner.submit(request)
         self.progress.running(runner.oldest.label)
         record = None
         while runner.waiting > (self.ahead if request.device == "cuda" else 0):
@@ -98,12 +105,14 @@ class Session:
 
     def close(self, status: EndStatus) -> None:
         """End the session: collect what runs unless it was killed, write and print the table, leave nothing behind."""
-        interrupted = None
+        interrupted: KeyboardInterrupt | UserError | None = None
         try:
             while status == "FINISHED" and self._runner is not None and self._runner.waiting:
                 self._collect(self._runner)
         except KeyboardInterrupt as interrupt:
             status, interrupted = "KILLED", interrupt
+        except UserError as full:
+            status, interrupted = "FAILED", full
         finally:
             self.progress.end()
             if self._isolation is not None:
@@ -169,7 +178,8 @@ class Session:
 
     def _collect(self, runner: Runner) -> Record:
         """Wait for the oldest job, make sure that it has a record, and pass that on."""
-        record = runner.record(runner.wait())
+        with self._writing():
+            record = runner.record(runner.wait())
         self.take(record)
         if runner.waiting:
             self.progress.running(runner.oldest.label)
@@ -188,6 +198,17 @@ class Session:
         assert self._tracker is not None and self.folder is not None
         self._tracker.log(record, self.folder / record.request.job)
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn a full or broken disk into the sweep's end: jobs that leave no record would be measured for nothing."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {self.folder} ({error.strerror or error}): make room there, "
+                f"then finish with: {resume_command(self.sweep)}"
+            ) from error
+
     def _halt(self, record: Record) -> None:
         """End the sweep if this record has a status that `stop_on` names."""
         if stops(record):
@@ -195,10 +216,15 @@ class Session:
             raise SystemExit(1)
 
     def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
-        found = [_without_samples(item) for item in read_sweep(folder)]
+        found = list(read_summaries(folder))
         records = [record for record in found if isinstance(record, Record)]
         say = self.progress.say
-        files = [*write_tables(records, folder), folder / "command.txt"]
+        remove_litter([*hidden_files(folder), *Path(tempfile.gettempdir()).glob("attn_exp_*")])
+        files = [folder / "command.txt"]
+        try:
+            files += write_tables(records, folder)
+        except OSError as error:
+            say(f"table.txt and table.csv are not written: {error.strerror}")
         # Only now, when nothing is measured any more; whoever interrupts does not wait for pictures.
         plots, curves = extras(folder, say) if self._plots and status == "FINISHED" else ([], ())
         profiled = any(record.profiles for record in records) and status == "FINISHED"
@@ -326,14 +352,6 @@ def stops(record: Record) -> bool:
 def stop_line(record: Record) -> str:
     """Why the sweep goes no further."""
     return f"stopped at the first {record.status} job (stop_on): {record.request.label}"
-
-
-def _without_samples(found: Record | RecordError) -> Record | RecordError:
-    """A record as small as tables need it: a thousand whole ones are hundreds of megabytes."""
-    if isinstance(found, RecordError):
-        return found
-    passes = {name: replace(measured, timings=()) for name, measured in found.passes.items()}
-    return replace(found, passes=passes, telemetry=())
 
 
 def _objective(record: Record | None) -> float:

@@ -4,11 +4,17 @@ import contextlib
 import hashlib
 import os
 import re
+import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from attn_exp.record import FILE_NAME, Record, RecordError, Request, read_record
+import msgspec
+
+from attn_exp.litter import owner_mark
+from attn_exp.record import FILE_NAME, PassRecord, Record, RecordError, Request, read_record
 
 IDENTITY_NAME = "sweep.id"
 
@@ -23,6 +29,35 @@ def read_sweep(folder: Path) -> Iterator[Record | RecordError]:
         else:
             if record is not None:
                 yield record
+
+
+def read_summaries(folder: Path) -> Iterator[Record | RecordError]:
+    """The same, each record as small as tables need it: ten thousand whole ones are hundreds of megabytes."""
+    shared: dict[bytes, dict[str, Any]] = {}
+    for found in read_sweep(folder):
+        yield _summary(found, shared) if isinstance(found, Record) else found
+
+
+def _summary(record: Record, shared: dict[bytes, dict[str, Any]]) -> Record:
+    """A record without samples and the like; what it has in common with others, such as the environment, is shared."""
+    environment = shared.setdefault(msgspec.json.encode(record.environment), record.environment)
+    return replace(
+        record,
+        request=replace(record.request, config={}),
+        passes={name: _without_samples(measured) for name, measured in record.passes.items()},
+        metrics={sys.intern(name): value for name, value in record.metrics.items()},
+        environment=environment,
+        telemetry=(),
+        ceilings={},
+        canaries={},
+        notes={},
+        stages_s={},
+    )
+
+
+def _without_samples(measured: PassRecord) -> PassRecord:
+    kernels = tuple(replace(kernel, name=sys.intern(kernel.name)) for kernel in measured.kernels)
+    return replace(measured, timings=(), errors={}, kernels=kernels)
 
 
 def done_record(request: Request, folder: Path) -> Record | None:
@@ -47,7 +82,7 @@ def sweep_identity(folder: Path) -> str:
     Of a folder that cannot be written and has none it is made of the folder's place.
     """
     path = folder / IDENTITY_NAME
-    temporary = folder / f".{IDENTITY_NAME}.{os.getpid()}"
+    temporary = folder / f".{IDENTITY_NAME}.{owner_mark()}"
     with contextlib.suppress(OSError):
         if not path.exists():
             temporary.write_text(f"{uuid.uuid4().hex}\n")

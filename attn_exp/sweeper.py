@@ -31,7 +31,7 @@ from attn_exp.case import Case
 from attn_exp.errors import UserError
 from attn_exp.launchers import Launcher, make_launcher
 from attn_exp.launchers.plan import gpu_of
-from attn_exp.record import Request
+from attn_exp.record import Record, Request
 from attn_exp.run import dry_run, dry_run_line, isolation_options, plain, session
 from attn_exp.store import done_record
 
@@ -41,6 +41,7 @@ _TRIES = 64
 _ONCE = ("sweep", "folder", "tracker", "isolation", "device", "dry_run", "profiler")
 # What a job's overrides ask for, or why that is impossible.
 Ask = Callable[[tuple[str, ...]], Request | UserError]
+Asked = dict[tuple[str, ...], Request | UserError]
 
 
 @dataclass
@@ -85,10 +86,7 @@ class Composer:
 
     def request(self, overrides: Sequence[str]) -> Request | UserError:
         """The job, or why it is impossible. Raises Hydra's own errors."""
-        try:
-            return session().request(self.case(overrides))
-        except UserError as error:
-            return error
+        return _request(self.case(overrides))
 
     def _base(self, overrides: Sequence[str]) -> tuple[tuple[DictConfig, DictConfig], list[Override]]:
         """What the group choices make, whole and without the `hydra` node, and the plain values to apply to it."""
@@ -105,6 +103,9 @@ class Composer:
     def _parse(self, text: str) -> tuple[Override, bool]:
         """An override, and whether Hydra has to compose it anew: as hydra/_internal/defaults_list.py decides."""
         override = self._parser.parse_overrides([text])[0]
+        if not override.key_or_group:
+            # Hydra's grammar lets it pass, and an assertion fails later.
+            raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
         group = self._loader.repository.group_exists(override.key_or_group)
         return override, (group and not isinstance(override.value(), dict)) or override.is_hydra_override()
 
@@ -149,17 +150,20 @@ class ProductSweeper(Sweeper):
         if dry_run(self.config):
             check_choices(composer.request, jobs)
             return self._list(composer, jobs)
-        # Most jobs are asked for twice, by the check and by the sweep.
-        request = functools.cache(composer.request)
-        check_choices(request, jobs)
+        # What the check asks for is asked for again by the sweep, and kept until then: not longer, or a sweep of ten
+        # thousand jobs would carry them all along.
+        asked: Asked = {}
+        check_choices(
+            lambda overrides: asked.get(overrides) or asked.setdefault(overrides, composer.request(overrides)), jobs
+        )
         current = session()
         current.progress.total = len(jobs)
         if launcher is not None:
-            return self._launch(launcher, composer, request, jobs)
+            return self._launch(launcher, composer, asked, jobs)
         # The next job is composed while the worker measures this one.
         current.ahead = 1
-        for index, overrides in self._possible(request, jobs):
-            self._run(composer, index, overrides)
+        for index, overrides, case, _ in self._possible(composer, asked, jobs):
+            self._run(composer, index, overrides, case)
         return None
 
     def _launcher(self, first: DictConfig) -> Launcher | None:
@@ -178,31 +182,28 @@ class ProductSweeper(Sweeper):
             session().gpus = launcher.gpus
         return launcher
 
-    def _launch(self, launcher: Launcher, composer: Composer, request: Ask, jobs: Sequence[tuple[str, ...]]) -> None:
+    def _launch(self, launcher: Launcher, composer: Composer, asked: Asked, jobs: Sequence[tuple[str, ...]]) -> None:
         from attn_exp.launchers.sweep import launch
 
         current = session()
         first = composer.case(jobs[0])
-        folder = current.open(first)
+        current.open(first)
         gpus = [gpu.uuid for gpu in launcher.gpus] if launcher.pinned else []
         settled: dict[Case, str | None] = {}
-        asked = []
-        for _, overrides in self._possible(request, jobs):
-            found = request(overrides)
-            assert isinstance(found, Request)
-            asked.append(found)
-        for one in map(request, jobs) if gpus and asked else ():
-            done = done_record(one, folder / one.job) if isinstance(one, Request) else None
-            if done is not None:
-                settled.setdefault(done.request.case, gpu_of(done, gpus))
-        if asked:
-            launch(current, launcher, isolation_options(plain(first)), asked, settled)
 
-    def _run(self, composer: Composer, index: int, overrides: tuple[str, ...]) -> None:
+        def settle(done: Record) -> None:
+            if gpus:
+                settled.setdefault(done.request.case, gpu_of(done, gpus))
+
+        requests = [request for *_, request in self._possible(composer, asked, jobs, settle)]
+        if requests:
+            launch(current, launcher, isolation_options(plain(first)), requests, settled)
+
+    def _run(self, composer: Composer, index: int, overrides: tuple[str, ...], case: DictConfig | None) -> None:
         assert self.config is not None and self.hydra_context is not None and self.task_function is not None
         if not self.config.hydra.callbacks and not self.config.hydra.job.env_set:
             # Hydra's way copies the whole configuration four times, for settings that nobody made.
-            self.task_function(composer.case(overrides))
+            self.task_function(case if case is not None else composer.case(overrides))
             return
         config = composer.compose(overrides)
         with open_dict(config):
@@ -217,19 +218,34 @@ class ProductSweeper(Sweeper):
         )
         _ = done.return_value
 
-    def _possible(self, request: Ask, jobs: Sequence[tuple[str, ...]]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def _possible(
+        self,
+        composer: Composer,
+        asked: Asked,
+        jobs: Sequence[tuple[str, ...]],
+        settle: Callable[[Record], None] = lambda done: None,
+    ) -> Iterator[tuple[int, tuple[str, ...], DictConfig | None, Request]]:
+        """The jobs to run, with their configurations where those were composed; the others are counted on the way.
+
+        `settle` is told of each job that is done.
+        """
         current = session()
         for index, overrides in enumerate(jobs):
-            asked = request(overrides)
-            if isinstance(asked, UserError):
-                current.impossible.append(f"{' '.join(overrides)}: {asked}")
+            case = None
+            request = asked.pop(overrides, None)
+            if request is None:
+                case = composer.case(overrides)
+                request = _request(case)
+            if isinstance(request, UserError):
+                current.impossible.append(f"{' '.join(overrides)}: {request}")
                 current.progress.total -= 1
                 continue
-            done = done_record(asked, current.folder / asked.job) if current.folder else None
+            done = done_record(request, current.folder / request.job) if current.folder else None
             if done is not None:
                 current.keep(done)
+                settle(done)
                 continue
-            yield index, overrides
+            yield index, overrides, case, request
 
     def _list(self, composer: Composer, jobs: Sequence[tuple[str, ...]]) -> None:
         lines = [dry_run_line(session(), composer.case(overrides)) for overrides in jobs]
@@ -239,6 +255,13 @@ class ProductSweeper(Sweeper):
             f"{len(lines)} jobs: {words.count('would')} would run, {words.count('done')} are done, "
             f"{words.count('impossible')} are impossible"
         )
+
+
+def _request(case: DictConfig) -> Request | UserError:
+    try:
+        return session().request(case)
+    except UserError as error:
+        return error
 
 
 def _check_once(jobs: Sequence[tuple[str, ...]]) -> None:

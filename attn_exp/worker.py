@@ -21,25 +21,47 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import msgspec
 
-from attn_exp.record import DUEL_NAME, LOG_NAME, REQUEST_NAME, Record, Request, write_record
+from attn_exp.errors import UserError
+from attn_exp.record import (
+    DUEL_NAME,
+    LOG_NAME,
+    NOT_DECODED,
+    REQUEST_NAME,
+    Record,
+    RecordError,
+    Request,
+    write_record,
+)
 
 if TYPE_CHECKING:
     from attn_exp.machine import Machine
 
 _PR_SET_PDEATHSIG = 1
+_Asked = TypeVar("_Asked")
 
 
 def read_requests(folder: Path) -> list[tuple[Request, Path]]:
-    """What is asked for in a folder: its one request, or a duel's several, each with the folder for its record."""
+    """What is asked for in a folder: its one request, or a duel's several, each with the folder for its record.
+
+    Raises:
+        RecordError: the file is no request. The message names it.
+    """
     duel = folder / DUEL_NAME
     if duel.exists():
-        requests = msgspec.yaml.decode(duel.read_bytes(), type=list[Request])
+        requests = _decoded(duel, list[Request])
         return [(request, folder / request.job) for request in requests]
-    return [(msgspec.yaml.decode((folder / REQUEST_NAME).read_bytes(), type=Request), folder)]
+    return [(_decoded(folder / REQUEST_NAME, Request), folder)]
+
+
+def _decoded(path: Path, kind: type[_Asked]) -> _Asked:
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+    except (*NOT_DECODED, UserError) as error:
+        raise RecordError(f"{path} is not a request: {' '.join(str(error).split())}") from error
 
 
 def run_folder(
@@ -192,12 +214,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if not ((given.folder / REQUEST_NAME).exists() or (given.folder / DUEL_NAME).exists()):
         parser.error(f"{given.folder} has no {REQUEST_NAME}: give a job's folder, as multirun/SWEEP/JOB")
-    if given.once:
-        from attn_exp.once import run_once
+    try:
+        if given.once:
+            from attn_exp.once import run_once
 
-        run_once(msgspec.yaml.decode((given.folder / REQUEST_NAME).read_bytes(), type=Request))
-        return 0
-    run_folder(given.folder, None)
+            run_once(read_requests(given.folder)[0][0])
+        else:
+            run_folder(given.folder, None)
+    except RecordError as error:
+        parser.error(str(error))
     return 0
 
 

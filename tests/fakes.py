@@ -56,7 +56,7 @@ def make_record(**changes: Any) -> Record:
         "request": make_request(),
         "status": "ok",
         "passes": {"forward": measured},
-        "metrics": {"forward/time_us": 11.0},
+        "metrics": {"forward/time_us": 11.0, "backward/time_us": 25.0},
         "flags": ("drift", "unstable"),
         "environment": {"gpu": "NVIDIA H200", "versions": {"torch": "2.11"}},
         "ceilings": {"copy_bytes_per_s": 4e12},

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from attn_exp.case import Case, case_columns, case_from_config
-from attn_exp.errors import UserError, nearest
+from attn_exp.errors import UserError, how_it_ended, nearest
 
 SIZES = {"batch": 2, "q_heads": 4, "kv_heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 16, "value_dim": 16}
 GOOD = SIZES | {"dtype": "bfloat16"}
@@ -143,3 +143,16 @@ def test_a_zero_is_a_mistake_and_not_a_default(change):
 def test_nearest_suggests_a_close_word_alone():
     assert nearest("flsh", ["flash", "cudnn"]) == "did you mean 'flash'? "
     assert nearest("zzz", ["flash", "cudnn"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
+        (-11, "was killed by SIGSEGV"),
+        (-35, "was killed by signal 35"),
+    ],
+)
+def test_how_a_process_ended_is_told_for_every_code(code, how):
+    assert how_it_ended(code) == how

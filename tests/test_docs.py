@@ -142,7 +142,17 @@ def test_every_duel_composes(arguments, tmp_path, monkeypatch):
 
 def sweeps_to_compare(folder):
     """The sweeps, figures and database that the pages' comparisons speak of."""
-    names = ("first", "second", "old", "new", "started", "monday", "tuesday", "friday", *(f"nightly-{day}" for day in range(9)))
+    names = (
+        "first",
+        "second",
+        "old",
+        "new",
+        "started",
+        "monday",
+        "tuesday",
+        "friday",
+        *(f"nightly-{day}" for day in range(9)),
+    )
     for day, name in enumerate(names):
         records = [sweeps.job(backend, us, of=sweeps.case(seq_len=4096), finished_at=sweeps.NOON + 86400 * day)
                    for backend, us in (("flash", 100.0), ("cudnn", 80.0))]  # fmt: skip

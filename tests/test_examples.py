@@ -116,7 +116,11 @@ def beside(installed, tmp_path_factory):
     """Sweeps with the installed package's backend: `yaml` beside one of ours, `target` without a file."""
     folder = tmp_path_factory.mktemp("beside")
     choices = ("-m", "backend=sliced,math", "batch=1,2", *SMALL, "sweep=yaml")
-    ran([sys.executable, "-m", "attn_exp", "--config-dir", EXAMPLES / "custom_backend/conf", *choices], folder, installed)
+    ran(
+        [sys.executable, "-m", "attn_exp", "--config-dir", EXAMPLES / "custom_backend/conf", *choices],
+        folder,
+        installed,
+    )
     target = ("backend._target_=sliced_attention.SlicedAttention", "++backend.rows=16", "batch=1", *SMALL)
     ran([sys.executable, "-m", "attn_exp", *target, "sweep=target", "tracker=none"], folder, installed)
     return folder

@@ -6,6 +6,7 @@ import sweeps
 
 from attn_exp.explain.__main__ import main
 from attn_exp.explain.keep import keep_pages
+from attn_exp.explain.rivals import short
 from attn_exp.profile import Profile, ProfiledKernel
 from attn_exp.record import Kernel
 
@@ -29,7 +30,7 @@ def here(tmp_path, monkeypatch):
     """A sweep `first`: two backends of one kernel, the slower `flash` with profiles, and one that could not run."""
     kernel = ProfiledKernel(
         direction="forward", name="flash_fwd<1>(int)", count=2, time_us=110.0,
-        figures={"grid": "132x1x1", "registers": 168, "tflops": 300.0},
+        figures={"grid": "132x1x1", "registers": 168.0, "tflops": 300.5, "gap_before_us": 30.0, "occupancy": 0.125},
     )  # fmt: skip
     profiles = {
         "torch": Profile(
@@ -68,6 +69,9 @@ def test_a_page_says_what_ran_how_long_what_bounds_it_and_who_is_faster(here, ca
     assert "flash_forward" in text, "the kernel by the timing's own trace"
     assert "132x1x1" in text and "flash_fwd<1>" in text and "(int)" not in text
     assert "forward: 110.0 us in kernels, 312.5 TFLOPS" in text
+    (row,) = (line.split() for line in text.splitlines() if "132x1x1" in line)
+    assert row[-5:] == ["132x1x1", "168", "0.12", "30", "300.5"], "counts are whole, shares have two digits"
+    assert "gap before: us in which the device idled" in text
     assert "forward is bound by " in text and "counted bytes" in text
     assert "its warps wait most for gmma, 50 % of their time" in text
     # The other sweep's flash is faster, but another sweep's.
@@ -158,6 +162,8 @@ def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
         (["first", "plots="], "plots= is empty"),
         (["first", "folder=nowhere"], "there is no sweep 'first'"),
         (["0" * 32], "there is no database"),
+        (["a" * 300], "cannot be looked up (File name too long)"),
+        (["a**b"], "there is no sweep 'a**b'"),
         (["0" * 32, "uri=http://nowhere"], "give the job's folder instead"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -167,6 +173,20 @@ def test_what_is_typed_wrong_is_one_sentence(here, capsys, arguments, words):
     said = capsys.readouterr().err
     assert words in said
     assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("_ZN5cudnn6fusion20convert_dq_to_16bitsILb1EEEvPKvPv", "cudnn::fusion::convert_dq_to_16bits"),
+        ("_Z4copyPf", "copy"),
+        ("_Zebra", "_Zebra"),
+        ("void cudnn::convert<1>(const void *)", "cudnn::convert<1>"),
+        ("triton_poi_fused_0", "triton_poi_fused_0"),
+    ],
+)
+def test_a_kernel_is_called_alike_by_every_profiler(name, shown):
+    assert short(name) == shown
 
 
 def test_help_is_there(capsys):

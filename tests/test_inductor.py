@@ -257,7 +257,7 @@ def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, 
     assert found.status == "ok"
     assert found.reason == ("no bandwidth profile: compiling it once more ended with code 1: no" if refused else None)
     assert found.metrics["forward/graphs"] == 2 and found.metrics["backward/kernels"] == 2
-    assert found.metrics["forward/kernel_args_num_gb"] == pytest.approx(2 * 0.008388608)
+    assert found.metrics["forward/kernel_args_num_gb"] == pytest.approx(2 * 2 * 0.008388608), "two graphs, two launches"
     forward, again, backward = (one for one in found.kernels if one.name == name)
     assert forward.figures["ncu_duration_us"] == 15.0 and "ncu_duration_us" not in backward.figures
     assert again.figures["kernel_path"] == f"sources/forward_1/{name}.py"

@@ -21,9 +21,10 @@ from attn_exp.machine import Machine
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.ncu import Ncu
-from attn_exp.profilers.ncu_metrics import COUNTERS, counters_for, known_names, own_counter
-from attn_exp.profilers.ncu_program import NcuError, failure, find_program
-from attn_exp.profilers.ncu_table import CsvError, kernels, pass_figures, read_launches, split_passes
+from attn_exp.profilers.ncu_csv import CsvError, Launch, read_launches
+from attn_exp.profilers.ncu_metrics import COUNTERS, counters_for, known_names, own_counter, stall_counter
+from attn_exp.profilers.ncu_program import NcuError, ask, failure, find_program
+from attn_exp.profilers.ncu_table import kernels, pass_figures, split_passes
 from attn_exp.profilers.second_pass import profile_job
 from attn_exp.record import REQUEST_NAME, Request, write_whole
 
@@ -72,7 +73,7 @@ def test_counters_become_kernels_metrics_and_files(program, subject, tmp_path):
     assert first.figures["dram_bytes"] == pytest.approx(1.5e8)
     assert first.figures["dram_gb_per_s"] == pytest.approx(750.0)
     assert first.figures["sm_throughput"] == pytest.approx(0.62)
-    assert (first.figures["grid"], first.figures["block"]) == ("(132, 1, 1)", "(384, 1, 1)")
+    assert (first.figures["grid"], first.figures["block"]) == ("132x1x1", "384x1x1")
     assert reduce.time_us == pytest.approx(10.0)
     assert reduce.figures["sm_throughput"] == pytest.approx((0.1 * 4 + 0.2 * 6) / 10), "the longer launch weighs more"
     at = found.metrics
@@ -192,11 +193,29 @@ def test_units_numbers_and_what_was_not_measured_are_read():
     assert first.values == {"gpu__time_duration.sum": 1234.5e3, "dram__bytes_read.sum": 2e6, "x__rate.sum": 3e9}
     assert second.values == {}
     (kernel,) = kernels([first, second], "forward", COUNTERS)
-    assert (kernel.count, kernel.time_us) == (2.0, 1234.5)
+    assert (kernel.count, kernel.time_us) == (2.0, None), "the time of one launch is not that of two"
     assert "grid" not in kernel.figures, "two launches of different shape have none"
     assert "dram_bytes" not in kernel.figures, "half of it is not all"
     assert pass_figures([first], "backward", COUNTERS)["backward/dram_bytes_read"] == 2e6
     assert ",a(int" not in kernels_csv([kernel]) and '"a(int, float)"' in kernels_csv([kernel])
+
+
+def test_stalls_of_a_short_kernel_that_issues_little_are_not_those_of_the_pass():
+    wait, gmma = stall_counter("wait"), stall_counter("gmma")
+    long = Launch("gemm", "", "", {"gpu__time_duration.sum": 990.0, wait.metric: 1.0, gmma.metric: 4.0})
+    brief = Launch("copy", "", "", {"gpu__time_duration.sum": 10.0, wait.metric: 400.0, gmma.metric: 0.0})
+    found = pass_figures([long, brief], "forward", (wait, gmma))
+    assert found["forward/stall_gmma_share"] == pytest.approx(0.8 * 0.99)
+    assert found["forward/stall_wait_share"] == pytest.approx(0.2 * 0.99 + 0.01)
+    assert not [name for name in found if name.endswith(("stall_wait", "stall_gmma"))]
+
+
+def test_the_program_prints_numbers_as_programs_read_them(tmp_path, monkeypatch):
+    program = tmp_path / "ncu"
+    program.write_text("#!/bin/sh\nprintf '%s \\377' \"$LC_ALL\"\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert ask(program, "--import") == "C.UTF-8 \ufffd"
 
 
 def test_what_ncu_2025_3_printed_on_a_gpu_is_read():

@@ -1,5 +1,4 @@
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -20,7 +19,9 @@ CONF = sorted(path.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "co
 
 def told(*command, cwd, **more):
     """What a command did, in an environment without Python's variables."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COMP_", "VIRTUAL_ENV"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COMP_", "VIRTUAL_ENV"))
+    }
     return subprocess.run(
         list(map(str, command)), cwd=cwd, env=kept | {"OMP_NUM_THREADS": "1"} | more,
         capture_output=True, text=True, timeout=120,

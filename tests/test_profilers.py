@@ -13,13 +13,15 @@ from fakes import make_request
 from attn_exp.backends.package import Unavailable
 from attn_exp.machine import Machine
 from attn_exp.measure import measure_and_keep
+from attn_exp.profile import Profile, ProfiledKernel
 from attn_exp.profilers.base import Subject, load_profiler
 from attn_exp.profilers.chrome import PREFIX, TraceError, read_trace
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.hatchet import HatchetError, kernels_of, lines_of, rates, read_tree
 from attn_exp.profilers.proton import Proton, load_proton
 from attn_exp.profilers.second_pass import profile_job
-from attn_exp.profilers.torch import TorchProfiler
+from attn_exp.profilers.torch import TorchProfiler, _missing
+from attn_exp.record import read_record
 
 # Excerpts of what an H200 left: 3 calls of each pass of cuDNN's attention inside of one range, torch 2.11, Triton 3.6.
 KEPT = Path(__file__).parent / "profiles"
@@ -66,8 +68,37 @@ def test_the_torch_profiler_leaves_a_trace_and_a_table_of_operators_on_a_cpu(tim
     assert len(lines) == 1 + len(profile.kernels)
 
 
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        (None, "failed", "a record cannot hold what profiler=odd found"),
+        (Profile(status="ok", metrics={"rate": float("nan")}), "failed", "Expected `float`, got `null`"),
+        (
+            Profile(status="ok", kernels=(ProfiledKernel(direction="forward", name="k", figures={"grid": None}),)),
+            "failed",
+            "Expected `float | str`, got `null`",
+        ),
+        (Profile(status="ok", files=(Path("profiles/odd/a.txt"),)), "failed", "PosixPath is unsupported"),
+        (Profile(status="ok", files=("profiles/odd/absent.txt",)), "ok", "profiles/odd/absent.txt is not there"),
+    ],
+)
+def test_what_a_record_cannot_hold_costs_the_profile_and_not_the_record(
+    timed, tmp_path, monkeypatch, found, status, words
+):
+    record, rival, machine = timed
+    module = types.ModuleType("odd")
+    module.make = lambda name: types.SimpleNamespace(profile=lambda subject: found)
+    monkeypatch.setitem(sys.modules, "odd", module)
+    asked = replace(record, request=replace(record.request, profilers=({"name": "odd", "_target_": "odd.make"},)))
+    profile_job(asked, rival, machine, tmp_path, lambda: None)
+    kept = read_record(tmp_path)
+    assert kept.metrics == record.metrics
+    assert kept.profiles["odd"].status == status and words in kept.profiles["odd"].reason
+    assert kept.profiles["odd"].files == ()
+
+
 def test_a_trace_of_a_gpu_is_a_table_with_launches_and_gaps():
-    found = read_trace(KEPT / "trace.json")
+    found = read_trace(KEPT / "trace.json", "cuda")
     assert list(found) == ["forward", "backward"]
     forward = found["forward"]
     assert [(kernel.name.split("_knob")[0], kernel.count) for kernel in forward.kernels] == [
@@ -87,11 +118,28 @@ def test_a_trace_of_a_gpu_is_a_table_with_launches_and_gaps():
     assert "132x1x1" in kernels_csv(forward.kernels)
 
 
+def test_operators_do_not_pass_for_the_kernels_that_nobody_saw(subject):
+    """Without its permission CUPTI leaves a GPU's trace with what the host did."""
+    TorchProfiler("torch", calls=1).profile(subject)
+    found = read_trace(subject.folder / "trace.json", "cuda")
+    assert {name: (one.kernels, one.metrics) for name, one in found.items()} == dict.fromkeys(found, ((), {}))
+    assert "no kernel of forward and backward in the trace" in _missing("cuda", found)
+
+
+def test_launches_of_different_shapes_have_no_shape(tmp_path):
+    trace = json.loads((KEPT / "trace.json").read_bytes())
+    kernels = [event for event in trace["traceEvents"] if "fprop" in event.get("name", "")]
+    kernels[0]["args"]["grid"] = [7, 1, 1]
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    figures = read_trace(tmp_path / "trace.json", "cuda")["forward"].kernels[0].figures
+    assert "grid" not in figures and figures["block"] == "384x1x1"
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"traceEvents": []}', '{"traceEvents": 3}'])
 def test_what_is_no_trace_of_ours_is_told_by_its_name(tmp_path, content):
     (tmp_path / "trace.json").write_text(content)
     with pytest.raises(TraceError, match=r"trace\.json"):
-        read_trace(tmp_path / "trace.json")
+        read_trace(tmp_path / "trace.json", "cpu")
 
 
 def test_a_hatchet_tree_is_a_table_with_rates():
@@ -125,7 +173,9 @@ def test_lines_of_a_sampled_tree_come_with_what_they_wait_for():
     assert [(one.place[-2:], one.samples, one.share, one.stalled_share, one.stall) for one in found] == [
         ("40", 30, 0.75, 0.4, "wait"),
         ("41", 10, 0.25, 0.0, ""),
+        ("", 5, 1.0, 0.2, ""),
     ]
+    assert found[-1].kernel == "elementwise", "a kernel without lines has the samples itself"
 
 
 class FakeProton(types.ModuleType):
@@ -163,13 +213,24 @@ def test_proton_tells_each_scope_its_work_and_keeps_the_tree(subject):
     assert len(profile.kernels) == 4
 
 
+def test_a_tree_without_kernels_is_no_profile_and_no_time_of_zero(subject, monkeypatch):
+    def nothing(self, session):
+        passes = [{"frame": {"name": name}, "children": []} for name in ("forward", "backward")]
+        Path(f"{self.path}.hatchet").write_text(json.dumps([{"frame": {"name": "ROOT"}, "children": passes}]))
+
+    monkeypatch.setattr(FakeProton, "finalize", nothing)
+    profile = Proton("it").look(replace(subject, backend=type("Named", (), {"name": "triton"})()), FakeProton())
+    assert (profile.status, profile.metrics, profile.kernels) == ("failed", {}, ())
+    assert profile.reason == "proton saw no kernel of forward; proton saw no kernel of backward"
+
+
 def test_a_triton_without_lines_costs_the_lines_alone(subject):
     of_triton = replace(subject, backend=type("Named", (), {"name": "triton"})())
     refused = Proton("it", calls=3).look(of_triton, FakeProton(RuntimeError("CUPTI_ERROR_NOT_SUPPORTED\nmore")))
     assert refused.status == "ok" and len(refused.kernels) == 4
     assert refused.reason == "no figures by line: RuntimeError: CUPTI_ERROR_NOT_SUPPORTED"
     empty = Proton("it", calls=3).look(of_triton, FakeProton())
-    assert "no line of source" in empty.reason
+    assert empty.reason == "no figures by line: PC sampling took no samples"
     old = FakeProton()
     old.start = lambda name, *, context, data, backend: FakeProton.start(
         old, name, context=context, data=data, backend=backend

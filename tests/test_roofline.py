@@ -69,7 +69,9 @@ def test_every_job_has_its_roofline_in_mlflow_and_none_in_its_metrics():
     assert kept["roofline/forward/flop_per_byte"] == pytest.approx(90)
     assert kept["roofline/forward/roof_tflops"] == pytest.approx(360)
     assert not any(name.startswith("roofline") for name in record.metrics)
-    assert "roofline/forward/flop_per_dram_byte" in roof_metrics(job(90, counted=1.0))
+    counted = roof_metrics(job(90, gigabytes=1.0, counted=2.0))
+    assert counted["roofline/forward/flop_per_dram_byte"] == pytest.approx(45)
+    assert counted["roofline/forward/flop_per_byte"] == pytest.approx(90), "the compulsory bytes stay beside them"
 
 
 @pytest.mark.parametrize("missing", ["forward/tflops", "forward/min_bytes", "forward/time_us"])

@@ -177,7 +177,7 @@ class FakeSession:
         request = current.request(config)
         current.folder = folder
         (folder / request.job).mkdir(parents=True, exist_ok=True)
-        write_record(Record(request=request, status="ok"), folder / request.job)
+        write_record(Record(request=request, status="unsupported", reason="not here"), folder / request.job)
         self.submitted.append(request.label)
         return 0.0
 

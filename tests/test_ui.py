@@ -82,7 +82,10 @@ def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        (["--open-sweep", "frist"], "there is no sweep 'frist' in that store: did you mean 'first'? the sweeps are first"),
+        (
+            ["--open-sweep", "frist"],
+            "there is no sweep 'frist' in that store: did you mean 'first'? the sweeps are first",
+        ),
         (["--open-sweep", "first", "--experiment", "other"], "there is no experiment 'other' in that store: "),
     ],
 )

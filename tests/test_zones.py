@@ -28,6 +28,7 @@ PURE = {
     "verdict",
     "calibration",
     "host",
+    "litter",
     "tables",
     "words",
     "profilers.inductor_code",
@@ -35,6 +36,7 @@ PURE = {
     "profilers.inductor_table",
     "profilers.ncu_metrics",
     "profilers.ncu_program",
+    "profilers.ncu_csv",
     "profilers.ncu_table",
 }
 # A comparison answers at once: nothing heavy either, in the whole package. Those that read or show stand apart from

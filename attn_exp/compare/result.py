@@ -11,7 +11,17 @@ import msgspec
 
 from attn_exp.case import Case
 from attn_exp.errors import UserError
-from attn_exp.record import SCHEMA, Compile, Measuring, Record, RecordError, Status, backend_label, read_record
+from attn_exp.record import (
+    NOT_DECODED,
+    SCHEMA,
+    Compile,
+    Measuring,
+    Record,
+    RecordError,
+    Status,
+    backend_label,
+    read_record,
+)
 from attn_exp.words import flat, word
 
 # What a sweep's records share is decoded once: thousands of records have a few environments and cases.
@@ -128,7 +138,7 @@ def decode(content: bytes, path: Path) -> Result:
             path=path,
             key=(case, _options(backend), _compile_key(compiled), request.device),
         )
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, UserError, RecursionError) as error:
+    except (*NOT_DECODED, UserError) as error:
         schema = _schema(content)
         if schema not in (None, SCHEMA):
             raise RecordError(f"{path} has schema {schema}, this version reads {SCHEMA}") from error
@@ -246,5 +256,5 @@ def _environment(raw: bytes) -> dict[str, Any]:
 def _schema(content: bytes) -> int | None:
     try:
         return msgspec.json.decode(content, type=_Schema).schema
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+    except NOT_DECODED:
         return None

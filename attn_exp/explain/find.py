@@ -11,6 +11,7 @@ from attn_exp.errors import UserError, nearest
 from attn_exp.record import FILE_NAME
 from attn_exp.trackers.location import DEFAULT_URI
 
+_SHOWN = 60
 _RUN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -28,6 +29,15 @@ def find(word: str, home: Path, uri: str | None) -> Found:
     Raises:
         UserError: nothing of that name; the nearest is in the message.
     """
+    try:
+        return _find(word, home, uri)
+    except OSError as error:
+        raise UserError(
+            f"'{word[:_SHOWN]}' cannot be looked up ({error.strerror}): give a sweep or SWEEP/JOB"
+        ) from error
+
+
+def _find(word: str, home: Path, uri: str | None) -> Found:
     if _RUN.fullmatch(word):
         return _run(word, uri or DEFAULT_URI)
     own = Path(word)
@@ -40,8 +50,9 @@ def find(word: str, home: Path, uri: str | None) -> Found:
         return _in_sweep(home / sweep, job)
     if not own.is_dir() and not (home / word).is_dir():
         # A job by its name alone, wherever it was measured last.
-        places = sorted(home.glob(f"*/{word}*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime) if home else []
-        if places and not any(mark in word for mark in "*?["):
+        plain = not any(mark in word for mark in "*?[")
+        places = sorted(home.glob(f"*/{word}*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime) if plain else []
+        if places:
             return _in_sweep(places[-1].parent.parent, places[-1].parent.name)
     folders = sweep_folders([word], home)
     if len(folders) > 1:

@@ -17,6 +17,10 @@ _COLUMNS = (
     *("grid", "block", "registers", "shared_memory_bytes", "occupancy_percent", "occupancy", "gap_before_us"),
     *("tflops", "gb_per_s", "dram_gb_per_s", "dram_throughput", "sm_throughput", "tensor_active", "l2_hit_rate"),
 )
+_GAPS = (
+    "gap before: us in which the device idled. The trace calls into an empty queue and slows the host, so these gaps "
+    "are the host's, and longer than when timed"
+)
 _HEADS = {
     "shared_memory_bytes": "shared\nbytes",
     "occupancy_percent": "occupancy\n%",
@@ -29,6 +33,8 @@ _HEADS = {
     "l2_hit_rate": "L2\nhits",
     "tflops": "TFLOPS",
 }
+# Of one, as `share` is.
+_SHARES = ("occupancy", "dram_throughput", "sm_throughput", "tensor_active", "l2_hit_rate")
 _DISPENSABLE = ("block", "shared\nbytes", "L2\nhits", "registers", "grid", "DRAM\nshare", "occupancy\n%", "occupancy")
 
 
@@ -40,10 +46,12 @@ def kernel_tables(record: Record) -> list[str]:
         for kernel in measured.kernels
     ]
     what = "kernels" if record.request.device == "cuda" else "operators, those inside of others counted twice"
-    found = [f"By the trace beside the timing ({what}):", _table(timed)] if timed else []
+    # Few calls, while the clock still settles: the times need not add up to the one above.
+    found = [f"By the trace of two calls before the timing ({what}):", _table(timed)] if timed else []
     for name, profile in record.profiles.items():
         if profile.kernels:
-            found += ["", f"By profiler={name}:", _table(profile.kernels), *_rates(profile, record)]
+            gaps = [_GAPS] if any("gap_before_us" in kernel.figures for kernel in profile.kernels) else []
+            found += ["", f"By profiler={name}:", _table(profile.kernels), *gaps, *_rates(profile, record)]
     return found
 
 
@@ -70,7 +78,11 @@ def _table(kernels: Sequence[ProfiledKernel]) -> str:
         rows += [_row(kernel, total) for kernel in shown_here]
     shown = [name for name in rows[0] if any(row[name] != "" for row in rows)]
     text, _ = fitted(rows, shown, _DISPENSABLE, WIDTH)
-    more = [f"and {count} shorter ones in {direction}" for direction, count in left.items() if count > 0]
+    more = [
+        f"and {count} shorter {'one' if count == 1 else 'ones'} in {direction}"
+        for direction, count in left.items()
+        if count
+    ]
     return "\n".join([text, *more])
 
 
@@ -80,6 +92,14 @@ def _row(kernel: ProfiledKernel, whole: float) -> dict[str, Any]:
     row["us"] = "" if kernel.time_us is None else figures(kernel.time_us)
     row["share"] = f"{kernel.time_us / whole:.2f}" if kernel.time_us and whole else ""
     for name in _COLUMNS:
-        value = kernel.figures.get(name, "")
-        row[_HEADS.get(name, name)] = figures(value) if isinstance(value, float) else value
+        row[_HEADS.get(name, name)] = _cell(name, kernel.figures.get(name, ""))
     return row
+
+
+def _cell(name: str, value: float | str) -> float | str:
+    if isinstance(value, str):
+        return value
+    if name in _SHARES:
+        return f"{value:.2f}"
+    # Registers and bytes are counts, which records keep as floats.
+    return f"{value:.0f}" if value == int(value) else figures(value)

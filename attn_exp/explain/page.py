@@ -2,12 +2,12 @@
 
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from attn_exp.compare.result import Result
 from attn_exp.errors import UserError
 from attn_exp.explain.kernel_tables import kernel_tables
-from attn_exp.explain.rivals import rivals_of, standing
+from attn_exp.explain.rivals import standing
 from attn_exp.flags import flag_notes
 from attn_exp.record import LOG_NAME, Record, RecordError
 from attn_exp.report import duration, time_text
@@ -47,12 +47,6 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     return "\n\n".join("\n".join(_wrapped(part)) for part in parts)
 
 
-def fastest_labels(job: Result, results: Sequence[Result]) -> dict[str, str]:
-    """Who was the fastest in each pass on a job's case."""
-    found = {direction: rivals_of(job, results, direction) for direction in job.measuring.passes}
-    return {direction: rivals[0].label for direction, rivals in found.items() if rivals}
-
-
 def _head(job: Result, record: Record) -> list[str]:
     request, environment = record.request, record.environment
     versions = environment.get("versions") or {}
@@ -79,7 +73,7 @@ def _timed(record: Record, direction: str) -> str:
             said.append(f"{figures(found[f'{direction}/{name}'])} {unit}")
     kernel_us = found.get(f"{direction}/kernel_time_us")
     if kernel_us:
-        said.append(f"{figures(kernel_us)} us of it in kernels")
+        said.append(f"kernels alone {time_text(kernel_us)} by tracing")
     return f"{direction}: {', '.join(said)}"
 
 

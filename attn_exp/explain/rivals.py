@@ -1,5 +1,6 @@
 """Rivals: the jobs on the same case, measured in the same way on the same kind of machine, the fastest first."""
 
+import re
 from collections.abc import Iterable
 
 from attn_exp.compare.grouping import way
@@ -72,9 +73,25 @@ def kind(result: Result) -> str:
     return "kernel" if result.device == "cuda" else "operator"
 
 
+def _unmangled(name: str) -> str:
+    """`a::b` for `_ZN1a1bI...` and `b` for `_Z1bPf`; any other name as it is.
+
+    The nested names of the Itanium C++ ABI (section 5.1.2): lengths and identifiers, as Proton leaves them.
+    """
+    rest = name.removeprefix("_ZN") if name.startswith("_ZN") else name.removeprefix("_Z")
+    found: list[str] = []
+    while rest != name and (size := re.match(r"\d+", rest)):
+        end = size.end() + int(size[0])
+        found.append(rest[size.end() : end])
+        rest = rest[end:]
+        if not name.startswith("_ZN"):
+            break
+    return "::".join(found) or name
+
+
 def short(name: str, width: int = 72) -> str:
     """A kernel's name without its C++ arguments, its middle left out where it is too long."""
-    text = name.removeprefix("void ").split("(")[0] or name
+    text = _unmangled(name.removeprefix("void ").split("(")[0] or name)
     if len(text) <= width:
         return text
     half = (width - 3) // 2

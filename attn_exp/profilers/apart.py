@@ -5,7 +5,6 @@ and leaves what that found as `profile.json` among the profiler's files.
 """
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.attempt import Attempt
+from attn_exp.errors import how_it_ended
 from attn_exp.machine import Machine
 from attn_exp.prepare import prepare
 from attn_exp.profile import Profile, profile_folder
@@ -39,8 +39,7 @@ def profile_apart(subject: Subject, name: str) -> Profile:
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
     path = subject.folder / _RESULT
     if not path.exists():
-        code = ended.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        how = how_it_ended(ended.returncode)
         raise ProcessLost(f"the process of profiler={name} {how}: see {subject.job / LOG_NAME}")
     found = msgspec.json.decode(path.read_bytes(), type=Profile)
     path.unlink()

@@ -46,15 +46,17 @@ class PassTrace:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The figures by name."""
+        """The figures by name; none where nothing was seen."""
+        if not self.kernels:
+            return {}
         found = {"kernel_time_us": self.time_us, "span_us": self.span_us, "gap_us": self.gap_us}
         if self.span_us is None:
             found = {"operator_time_us": self.time_us}
         return {name: value for name, value in found.items() if value is not None}
 
 
-def read_trace(path: Path) -> dict[str, PassTrace]:
-    """What each pass did, by pass.
+def read_trace(path: Path, device: str) -> dict[str, PassTrace]:
+    """What each pass did on `device`, by pass: kernels on `cuda`, operators on `cpu`.
 
     Raises:
         TraceError: no trace, or one without our ranges.
@@ -70,8 +72,8 @@ def read_trace(path: Path) -> dict[str, PassTrace]:
             calls[event["name"].removeprefix(PREFIX)].append((event["ts"], event["ts"] + event["dur"]))
     if not calls:
         raise TraceError(f"{path} has no ranges named {PREFIX}...")
-    on_device = [event for event in whole if event.get("cat") in _DEVICE]
-    make = _kernels if on_device else _operators
+    # Not by what the trace has: operators must not pass for the kernels that CUPTI was not allowed to see.
+    make = _kernels if device == "cuda" else _operators
     return {direction: make(direction, sorted(ranges), whole) for direction, ranges in calls.items()}
 
 
@@ -113,8 +115,12 @@ def _kernels(direction: str, ranges: Sequence[tuple[float, float]], events: Iter
 def _row(direction: str, name: str, seen: Sequence[tuple[dict[str, Any], float | None]], calls: int) -> ProfiledKernel:
     time = sum(event["dur"] for event, _ in seen)
     figures: dict[str, float | str] = {}
-    arguments = seen[0][0].get("args", {})
+    launches = [event.get("args", {}) for event, _ in seen]
+    arguments = launches[0]
     for key, ours in _FIGURES.items():
+        # Launches of different shapes have none in common.
+        if any(one.get(key) != arguments.get(key) for one in launches):
+            continue
         # Of kernels with more shared memory than the default kineto estimates an occupancy of 0: it is not known.
         if key in arguments and not (ours == "occupancy_percent" and not arguments[key]):
             value = arguments[key]

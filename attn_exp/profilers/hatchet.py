@@ -24,7 +24,7 @@ class HatchetError(ValueError):
 class Line:
     """A line of a kernel's source: how many samples of the program counter fell on it, and how many of them waited.
 
-    `stall` is what most of those waited for, in CUPTI's words.
+    `place` is empty where samples are known by kernel alone, `stall` what most of those waited for, in CUPTI's words.
     """
 
     direction: str
@@ -85,34 +85,40 @@ def rates(root: dict[str, Any], direction: str) -> dict[str, float]:
     if not total_ns:
         return {}
     sizes = {"tflops": ("flops", 1e3), "gb_per_s": ("bytes", 1.0)}
-    metrics = scope["metrics"]
+    metrics = scope.get("metrics", {})
     return {name: metrics[key] / total_ns / unit for name, (key, unit) in sizes.items() if metrics.get(key)}
 
 
 def lines_of(root: dict[str, Any], direction: str) -> tuple[Line, ...]:
-    """The source lines of a pass's kernels by samples of the program counter, the most sampled first."""
+    """The source lines of a pass's kernels by samples of the program counter, the most sampled first.
+
+    A kernel without lines has the samples itself, and an empty `place`.
+    """
     found: list[Line] = []
-    for kernel in _nodes(_scope(root, direction)):
-        # A kernel without lines has the samples itself.
-        below = [child for child in kernel["children"] if _LINE_MARK in child["frame"]["name"]]
+    for node in _nodes(_scope(root, direction)):
+        below = [child for child in node["children"] if _LINE_MARK in child["frame"]["name"]]
         lines = [child for child in below if _SAMPLES in child.get("metrics", {})]
         total = sum(child["metrics"][_SAMPLES] for child in lines)
-        for child in lines:
-            metrics = child["metrics"]
-            samples = metrics[_SAMPLES]
-            stalls = {name: value for name, value in metrics.items() if name.startswith(_STALL_PREFIX) and value}
-            found.append(
-                Line(
-                    direction=direction,
-                    kernel=kernel["frame"]["name"],
-                    place=child["frame"]["name"],
-                    samples=samples,
-                    share=samples / total if total else 0.0,
-                    stalled_share=metrics.get(_STALLED, 0.0) / samples if samples else 0.0,
-                    stall=max(stalls, key=lambda name: stalls[name]).removeprefix(_STALL_PREFIX) if stalls else "",
-                )
-            )
+        found += [_line(direction, node, child, child["frame"]["name"], total) for child in lines]
+        leaf = not node["children"] and _LINE_MARK not in node["frame"]["name"]
+        if leaf and node.get("metrics", {}).get(_SAMPLES):
+            found.append(_line(direction, node, node, "", node["metrics"][_SAMPLES]))
     return tuple(sorted(found, key=lambda line: -line.samples))
+
+
+def _line(direction: str, kernel: dict[str, Any], sampled: dict[str, Any], place: str, total: float) -> Line:
+    metrics = sampled["metrics"]
+    samples = metrics[_SAMPLES]
+    stalls = {name: value for name, value in metrics.items() if name.startswith(_STALL_PREFIX) and value}
+    return Line(
+        direction=direction,
+        kernel=kernel["frame"]["name"],
+        place=place,
+        samples=samples,
+        share=samples / total if total else 0.0,
+        stalled_share=metrics.get(_STALLED, 0.0) / samples if samples else 0.0,
+        stall=max(stalls, key=lambda name: stalls[name]).removeprefix(_STALL_PREFIX) if stalls else "",
+    )
 
 
 def _scope(root: dict[str, Any], direction: str) -> dict[str, Any]:

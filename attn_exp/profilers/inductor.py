@@ -110,7 +110,10 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
             ("graphs", 1),
             ("kernels", len(generated)),
             ("external_calls", sum(external.values())),
-            ("kernel_args_num_gb", sum(float(one.columns.get("kernel_args_num_gb", 0.0)) for one in generated)),
+            (
+                "kernel_args_num_gb",
+                sum(one.calls * float(one.columns.get("kernel_args_num_gb", 0.0)) for one in generated),
+            ),
         ):
             name = f"{graph.direction}/{key}"
             metrics[name] = metrics.get(name, 0.0) + float(value)

@@ -38,7 +38,7 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
     }
     if with_bandwidth:
         told |= {"TORCHINDUCTOR_PROFILE": "1", "TORCHINDUCTOR_PROFILE_OUTPUT": str(scratch / BANDWIDTH)}
-    command = [sys.executable, "-m", "attn_exp.worker", "--once", str(scratch)]
+    command = [sys.executable, "-m", "attn_exp.worker", "--once", str(scratch), "--parent", str(os.getpid())]
     with log.open("wb") as file:
         ran = subprocess.run(
             command,

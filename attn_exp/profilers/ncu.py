@@ -1,8 +1,6 @@
 """Nsight Compute: hardware counters of every kernel of a job, from its worker's command run once more."""
 
-import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,13 +10,15 @@ from pathlib import Path
 import msgspec
 
 from attn_exp.backends.package import Unavailable
+from attn_exp.errors import how_it_ended
 from attn_exp.once import MARKER
 from attn_exp.profile import Profile
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
+from attn_exp.profilers.ncu_csv import CsvError, read_launches
 from attn_exp.profilers.ncu_metrics import Counter, counters_for, known_names, own_counter
-from attn_exp.profilers.ncu_program import NcuError, ask, check_version, failure, find_program
-from attn_exp.profilers.ncu_table import CsvError, kernels, pass_figures, read_launches, split_passes
+from attn_exp.profilers.ncu_program import NcuError, ask, check_version, failure, find_program, plain_environment
+from attn_exp.profilers.ncu_table import kernels, pass_figures, split_passes
 from attn_exp.record import LOG_NAME, REQUEST_NAME, write_whole
 
 _REPORT, _TABLE, _RAW = "report.ncu-rep", "kernels.csv", "launches.csv"
@@ -33,7 +33,6 @@ class _Seen:
 
     text: str
     counters: tuple[Counter, ...]
-    version: str
 
 
 class Ncu:
@@ -105,7 +104,7 @@ class Ncu:
 
     def _run(self, subject: Subject) -> _Seen:
         program = find_program(self.program)
-        version = check_version(program)
+        check_version(program)
         counters = self._counters(program)
         # A folder of its own, with the request alone: the job's record stays as it is.
         write_whole(subject.folder / REQUEST_NAME, msgspec.yaml.encode(replace(subject.request, profilers=())))
@@ -114,10 +113,10 @@ class Ncu:
             self._collect(program, subject.folder, report, [one.metric for one in counters])
             text = ask(program, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base")
         finally:
-            (subject.folder / REQUEST_NAME).unlink()
+            (subject.folder / REQUEST_NAME).unlink(missing_ok=True)
             if not self.report:
                 report.unlink(missing_ok=True)
-        return _Seen(text, counters, version)
+        return _Seen(text, counters)
 
     def _counters(self, program: Path) -> tuple[Counter, ...]:
         try:
@@ -140,16 +139,12 @@ class Ncu:
         with (folder / LOG_NAME).open("wb") as log:
             log.write(f"{shlex.join(command)}\n".encode())
             log.flush()
-            ran = subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, env=_plain())
+            ran = subprocess.run(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, env=plain_environment()
+            )
         # Without the command itself.
         output = (folder / LOG_NAME).read_text(errors="replace").partition("\n")[2]
         if ran.returncode < 0:
-            raise NcuError(f"ncu was killed by {signal.Signals(-ran.returncode).name}", remedied=False)
+            raise NcuError(f"ncu {how_it_ended(ran.returncode)}", remedied=False)
         if ran.returncode or not report.exists():
             raise failure(output, ran.returncode)
-
-
-def _plain() -> dict[str, str]:
-    """The environment with numbers as programs read them, and without profilers that would be in ncu's way."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_INJECTION")}
-    return {**kept, "LC_ALL": "C.UTF-8"}

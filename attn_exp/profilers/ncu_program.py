@@ -1,5 +1,6 @@
 """Nsight Compute's program: where it lies, which version it is, and what its errors mean for who reads them."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -93,7 +94,15 @@ def ask(program: Path, *arguments: str, limit_s: float = _ASK_LIMIT_S) -> str:
         NcuError: it cannot be run, fails, or does not end.
     """
     try:
-        ran = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=limit_s)
+        ran = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            check=False,
+            timeout=limit_s,
+            env=plain_environment(),
+            encoding="utf-8",
+            errors="replace",
+        )
     except OSError as error:
         raise NcuError(f"{program} cannot be run ({error.strerror}): give another ncu", remedied=True) from error
     except subprocess.TimeoutExpired as error:
@@ -101,6 +110,12 @@ def ask(program: Path, *arguments: str, limit_s: float = _ASK_LIMIT_S) -> str:
     if ran.returncode:
         raise failure(ran.stdout + ran.stderr, ran.returncode)
     return ran.stdout
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment with numbers as programs read them, and without profilers that would be in ncu's way."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_INJECTION")}
+    return {**kept, "LC_ALL": "C.UTF-8"}
 
 
 def failure(output: str, code: int) -> NcuError:

@@ -1,65 +1,15 @@
-"""Nsight Compute's CSV (`--csv --page raw`) as launches, and launches as kernels and metrics of a pass."""
+"""Nsight Compute's launches as kernels and as metrics of a pass."""
 
-import csv
-import io
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from attn_exp.profile import ProfiledKernel
+from attn_exp.profilers.ncu_csv import CsvError, Launch
 from attn_exp.profilers.ncu_metrics import Counter
 
+_TIME = "gpu__time_duration.sum"
 # Stalls below this share of a warp's time between two instructions say nothing about a pass.
 _STALL_SHARE = 0.05
-_PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# The units that we ask for (`--print-units base`), and what of them comes with a prefix all the same.
-_SCALED = ("byte", "hz", "cycle", "inst")
-_SECONDS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch of a kernel: its name, launch shape, and values in base units (ns, byte, percent) by metric."""
-
-    name: str
-    grid: str
-    block: str
-    values: dict[str, float]
-
-
-class CsvError(ValueError):
-    """The text is no table of Nsight Compute's; the message says what is wrong with it."""
-
-
-def read_launches(text: str) -> list[Launch]:
-    """The launches in the order in which they ran. Lines of the program's own around the table are passed over.
-
-    Raises:
-        CsvError: there is no header, or a row is shorter than it.
-    """
-    rows = [row for row in csv.reader(io.StringIO(text)) if row]
-    start = next((index for index, row in enumerate(rows) if "Kernel Name" in row), None)
-    if start is None:
-        raise CsvError("ncu printed no table of kernels")
-    header = rows[start]
-    place = {name: index for index, name in enumerate(header)}
-    units: Sequence[str] = [""] * len(header)
-    found = []
-    for row in rows[start + 1 :]:
-        if row[0].startswith("=="):
-            continue
-        if len(row) != len(header):
-            raise CsvError(f"a row of ncu's table has {len(row)} cells, the header {len(header)}")
-        if not row[place["Kernel Name"]]:
-            units = row  # the second row
-            continue
-        values = {
-            name: number * _factor(unit)
-            for name, cell, unit in zip(header, row, units, strict=True)
-            if "__" in name and (number := _number(cell)) is not None
-        }
-        grid, block = (row[place[name]] if name in place else "" for name in ("Grid Size", "Block Size"))
-        found.append(Launch(row[place["Kernel Name"]], grid, block, values))
-    return found
 
 
 def split_passes(launches: Sequence[Launch], passes: Sequence[str], marker: str) -> dict[str, list[Launch]]:
@@ -88,7 +38,7 @@ def kernels(launches: Sequence[Launch], direction: str, counters: Sequence[Count
     for name, own in by_name.items():
         figures: dict[str, float | str] = dict(_together(own, counters))
         time_us = figures.pop("time_us", None)
-        shapes = {"grid": {one.grid for one in own}, "block": {one.block for one in own}}
+        shapes = {"grid": {_shape(one.grid) for one in own}, "block": {_shape(one.block) for one in own}}
         figures |= {key: next(iter(values)) for key, values in shapes.items() if len(values) == 1 and "" not in values}
         made.append(
             ProfiledKernel(
@@ -105,27 +55,45 @@ def kernels(launches: Sequence[Launch], direction: str, counters: Sequence[Count
 def pass_figures(launches: Sequence[Launch], direction: str, counters: Sequence[Counter]) -> dict[str, float]:
     """The metrics of a pass, `forward/time_us` and so on; what belongs to single kernels alone is left out."""
     found = _together(launches, counters)
-    stalls = {name: value for name, value in found.items() if name.startswith("stall_")}
-    whole = sum(stalls.values())
-    kept = {name: value for name, value in found.items() if name not in (*stalls, "registers", "shared_memory_bytes")}
-    kept |= {f"{name}_share": value / whole for name, value in stalls.items() if value > _STALL_SHARE * whole}
+    own = ("registers", "shared_memory_bytes")
+    kept = {name: value for name, value in found.items() if name not in own and not name.startswith("stall_")}
+    shares = _stall_shares(launches, counters)
+    kept |= {f"{name}_share": value for name, value in shares.items() if value > _STALL_SHARE}
     kept["kernels"] = float(len(launches))
     return {f"{direction}/{name}": value for name, value in kept.items()}
 
 
-def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
-    """Each counter over several launches; a counter that a launch does not have is of the others."""
+def _stall_shares(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
+    """For what warps wait, as shares within each launch, weighted by the launches' times.
+
+    The counters are cycles an instruction: of a short kernel that issues hardly any they are so large that a mean of
+    them would speak of it and not of the pass.
+    """
+    stalls = [counter for counter in counters if counter.name.startswith("stall_")]
     found: dict[str, float] = {}
-    weight = "gpu__time_duration.sum"
+    weights = 0.0
+    for launch in launches:
+        cycles = {one.name: launch.values[one.metric] for one in stalls if one.metric in launch.values}
+        whole, weight = sum(cycles.values()), launch.values.get(_TIME, 1.0)
+        if whole:
+            weights += weight
+            for name, value in cycles.items():
+                found[name] = found.get(name, 0.0) + weight * value / whole
+    return {name: value / (weights or 1.0) for name, value in found.items()}
+
+
+def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
+    """Each counter over several launches; one that a launch does not have is a mean of the others, and no sum."""
+    found: dict[str, float] = {}
     for counter in counters:
         have = [one for one in launches if counter.metric in one.values]
-        if not have:
+        if not have or (counter.kind == "sum" and len(have) < len(launches)):
             continue
         values = [one.values[counter.metric] * counter.scale for one in have]
         if counter.kind == "sum":
             found[counter.name] = sum(values)
         else:
-            weights = [one.values.get(weight, 1.0) for one in have]
+            weights = [one.values.get(_TIME, 1.0) for one in have]
             found[counter.name] = sum(map(_product, values, weights)) / (sum(weights) or 1.0)
     if {"dram_bytes_read", "dram_bytes_written"} <= set(found):
         found["dram_bytes"] = found["dram_bytes_read"] + found["dram_bytes_written"]
@@ -134,26 +102,10 @@ def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[s
     return found
 
 
+def _shape(text: str) -> str:
+    """`132x1x1` for `(132, 1, 1)`, as the other profilers' tables have it."""
+    return "x".join(re.findall(r"\d+", text))
+
+
 def _product(value: float, weight: float) -> float:
     return value * weight
-
-
-def _number(cell: str) -> float | None:
-    """`5,472` and `0.82`; None for text and for what could not be measured (`n/a`, `nan`, `(!) nan`)."""
-    try:
-        number = float(cell.replace(",", ""))
-    except ValueError:
-        return None
-    return number if number == number and abs(number) != float("inf") else None
-
-
-def _factor(unit: str) -> float:
-    """What makes a value of this unit one of the base unit: nanoseconds, bytes, hertz, rates a second."""
-    if unit in _SECONDS:
-        return _SECONDS[unit]
-    head, _, per = unit.partition("/")
-    rate = 1e9 / _SECONDS[per] if per in _SECONDS else 1.0
-    for name in _SCALED:
-        if head.lower().endswith(name):
-            return rate * _PREFIXES.get(head[: -len(name)], 1.0)
-    return rate

@@ -67,15 +67,21 @@ class Proton:
         root = read_tree(subject.folder / _TREE)
         kernels: list[ProfiledKernel] = []
         metrics: dict[str, float] = {}
+        said: list[str] = []
         for direction in subject.calls:
             own = kernels_of(root, direction, self.calls)
+            if not own:
+                said.append(f"proton saw no kernel of {direction}")
+                continue
             kernels += own
             metrics[f"{direction}/kernel_time_us"] = sum(kernel.time_us or 0.0 for kernel in own)
             metrics |= {f"{direction}/{name}": value for name, value in rates(root, direction).items()}
         write_whole(subject.folder / _TABLE, kernels_csv(kernels).encode())
+        if kernels and self.lines and of_triton(subject):
+            said += filter(None, [self._lines(subject, proton)])
         return Profile(
-            status="ok",
-            reason=self._lines(subject, proton) if self.lines and of_triton(subject) else None,
+            status="ok" if kernels else "failed",
+            reason="; ".join(said) or None,
             kernels=tuple(kernels),
             metrics=metrics,
             files=subject.kept(_TREE, _TABLE, _LINES, _LINES_TABLE),
@@ -95,8 +101,10 @@ class Proton:
         except Exception as error:  # CUPTI's refusals come as whatever the library raises; the rest is measured
             return f"no figures by line: {sentence(error)}"
         if not found:
-            return "no figures by line: PC sampling met no line of source"
+            return "no figures by line: PC sampling took no samples"
         _write_lines(found, subject.folder / _LINES_TABLE)
+        if not any(line.place for line in found):
+            return "PC sampling knew no line of source: lines.csv has samples and stalls by kernel"
         return None
 
 

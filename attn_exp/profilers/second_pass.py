@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from attn_exp.attempt import sentence
 from attn_exp.backends.package import Unavailable
 from attn_exp.machine import Machine
@@ -58,7 +60,16 @@ def tried(profile: Callable[[], Profile], job: Path, folder: Path) -> Profile:
 
 
 def _profiled(options: dict[str, Any], subject: Subject) -> Profile:
-    return load_profiler(options).profile(subject)
+    """What it found, as a reader of the record will have it: what JSON has no word for would make all of it unreadable.
+
+    Raises:
+        TypeError: it is no profile that a record can hold; of a float that is not a number JSON makes `null`.
+    """
+    found = load_profiler(options).profile(subject)
+    try:
+        return msgspec.json.decode(msgspec.json.encode(found), type=Profile)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise TypeError(f"a record cannot hold what profiler={options['name']} found: {error}") from error
 
 
 def _files(job: Path, folder: Path) -> tuple[str, ...]:
@@ -67,11 +78,14 @@ def _files(job: Path, folder: Path) -> tuple[str, ...]:
 
 
 def _bounded(found: Profile, job: Path, limit_mb: float) -> Profile:
-    """The profile without files above the limit: they are removed and named; everything else is kept."""
+    """The profile without files above the limit, which are removed and named, or never written; the rest is kept."""
     said = [found.reason] if found.reason else []
     kept = []
     for name in found.files:
         path = job / name
+        if not path.is_file():
+            said.append(f"{name} is not there")
+            continue
         size_mb = path.stat().st_size / _MB
         if size_mb <= limit_mb:
             kept.append(name)

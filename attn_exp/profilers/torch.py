@@ -34,14 +34,14 @@ class TorchProfiler:
             # Let all that was launched end inside of the session.
             synchronize(device)
         session.export_chrome_trace(str(path))
-        found = read_trace(path)
+        found = read_trace(path, device)
         kernels = tuple(kernel for one in found.values() for kernel in one.kernels)
         write_whole(subject.folder / _TABLE, kernels_csv(kernels).encode())
         metrics = {
             f"{direction}/{name}": value for direction, one in found.items() for name, value in one.metrics.items()
         }
         return Profile(
-            status="ok",
+            status="failed" if device == "cuda" and not kernels else "ok",
             reason=_missing(device, found),
             kernels=kernels,
             metrics=metrics,

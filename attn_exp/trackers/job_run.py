@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attn_exp.litter import owner_mark
 from attn_exp.names import is_inside
 from attn_exp.record import FILE_NAME, LOG_NAME, REQUEST_NAME, Record
 from attn_exp.trackers.base import metrics, params, run_name, samples_csv, tags
@@ -44,7 +45,7 @@ def _log_batches(client: "MlflowClient", run: str, record: Record) -> None:
 
 
 def _log_files(client: "MlflowClient", run: str, record: Record, folder: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="attn_exp_") as temporary:
+    with tempfile.TemporaryDirectory(prefix=f"attn_exp_{owner_mark()}") as temporary:
         profiled = [name for profile in record.profiles.values() for name in profile.files]
         for name in (*_FILES, *profiled):
             path, place = folder / name, Path(temporary, name)

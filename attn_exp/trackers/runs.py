@@ -21,6 +21,7 @@ from attn_exp.trackers.client import fitting, legal, open_experiment, search, so
 from attn_exp.trackers.curve_runs import keep_curves
 from attn_exp.trackers.job_run import create_job_run
 from attn_exp.trackers.location import database_file
+from attn_exp.trackers.stored import FINISHED_AT, JOB, StoredRun, jobs_in_database
 from attn_exp.trackers.writers import Writers
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Runs:
         with self._writers.alone(job) as others:
             if others:
                 self._runs.pop(job, None)
-                self._remember(search(client, self._experiment, self._of_parent() | {"attn_exp.job": job}))
+                self._remember(self._search_jobs(client, {JOB: job}))
             there = self._runs.setdefault(job, [])
             kept = next((run for run, stored in there if stored == finished), None)
             new = kept is None
@@ -144,16 +145,19 @@ class Runs:
         for key, value in fitting(own | said).items():
             client.set_tag(self._parent, key, value)
         self._runs.clear()
-        self._remember(search(client, self._experiment, self._of_parent()))
+        path = database_file(self._uri)
+        self._remember(jobs_in_database(path, self._parent) if path is not None else self._search_jobs(client, {}))
         return self._parent
 
-    def _of_parent(self) -> dict[str, str]:
-        return {"mlflow.parentRunId": self._parent, "attn_exp.kind": "job"}
+    def _search_jobs(self, client: "MlflowClient", wanted: dict[str, str]) -> list[StoredRun]:
+        of_parent = {"mlflow.parentRunId": self._parent, "attn_exp.kind": "job"}
+        found = search(client, self._experiment, of_parent | wanted)
+        return [StoredRun(run.info.run_id, run.info.status, run.data.tags) for run in found]
 
-    def _remember(self, runs: "Sequence[Run]") -> None:
+    def _remember(self, runs: Sequence[StoredRun]) -> None:
         for run in runs:
-            stored = run.data.tags.get("attn_exp.finished_at") if run.info.status != "RUNNING" else None
-            self._runs.setdefault(run.data.tags.get("attn_exp.job", ""), []).append((run.info.run_id, stored))
+            finished = run.tags.get(FINISHED_AT) if run.status != "RUNNING" else None
+            self._runs.setdefault(run.tags.get(JOB, ""), []).append((run.run, finished))
 
 
 def _is_same(run: "Run", own: Mapping[str, str], folder: Path) -> bool:

@@ -152,7 +152,8 @@ def test_the_reference_of_the_largest_case_fits_and_judges(machine):
 
 
 def test_the_flush_makes_a_small_read_cold(machine):
-    x = torch.randn(1 << 23, device="cuda")
+    # 16 MB, as in the doctor's proof: of 32 MB one H200 of four was not faster hot by a quarter.
+    x = torch.randn(1 << 22, device="cuda")
     gpu = machine.gpu
 
     def read(flush: bool) -> float:

@@ -1,0 +1,125 @@
+"""python -m drill [JOBS] [--seed N]: sweeps in which everything goes wrong, and whether anything was lost.
+
+Two sweeps at once, one into a tracking server and one into sqlite, on the CPU, in a temporary folder. Prints how often
+each fault happened, by what it left, and what does not hold at the end; exit code 1 if anything does not.
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from drill.campaigns import Campaign, local, served
+from drill.command import Command
+from drill.disk import into_a_namespace, make_disk
+from drill.evidence import held_locks, processes
+from drill.plan import SHARES, plans
+from drill.server import Server
+
+# Besides those of the plan; the disk's name has its kind in it.
+_OTHERS = (
+    "the parent killed by SIGKILL",
+    "the tracking server stopped and started",
+    "sqlite locked by eight writers",
+    "the disk full",
+    "records cut in half",
+    "the clock set back",
+)
+
+
+def drill(world: Path, jobs: int, seed: int, *, limit: bool) -> tuple[Counter[str], list[str]]:
+    """Run the drill in a folder: the count of each fault, and what is wrong at the end."""
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - began:5.0f} s] {line}", flush=True)
+
+    server, disk = Server(world / "server"), make_disk(world / "disk", limit=limit)
+    own = plans(jobs, seed)
+    for name, plan in own.items():
+        plan.write(world / f"plan-{name}.json")
+        say(f"{name}: {plan.jobs} jobs, {len(plan.faults)} of them suffer: {dict(Counter(plan.faults.values()))}")
+    places = {"served": world / "multirun" / "served", "local": world / "disk" / "local"}
+    trackers = {
+        "served": [f"tracker.uri={server.uri}"],
+        "local": [f"tracker.uri=sqlite:///{world}/disk/local.db", f"tracker.artifacts={world}/disk/artifacts"],
+    }
+    databases = {"served": server.database, "local": world / "disk" / "local.db"}
+    campaigns = {
+        name: Campaign(
+            plan,
+            Command(world, name, plan.jobs, world / f"plan-{name}.json", places[name], trackers[name]),
+            databases[name],
+            say,
+            random.Random(seed),
+        )
+        for name, plan in own.items()
+    }
+    try:
+        threads = [
+            threading.Thread(target=_guarded, args=(served, campaigns["served"], server), daemon=True),
+            threading.Thread(target=_guarded, args=(local, campaigns["local"], disk), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        server.stop()
+    wrong = [line for campaign in campaigns.values() for line in campaign.wrong]
+    left = processes(world)
+    wrong += [f"process {number} is left" for number in left]
+    wrong += held_locks(world)
+    counts = sum((campaign.counts for campaign in campaigns.values()), Counter[str]())
+    for fault in (*SHARES, *_OTHERS):
+        if not any(what.startswith(fault) and count for what, count in counts.items()):
+            wrong.append(f"no sign of a fault that was to be drilled: {fault}")
+    disk.close()
+    return counts, wrong
+
+
+def _guarded(run: object, campaign: Campaign, tool: object) -> None:
+    try:
+        run(campaign, tool)  # type: ignore[operator]
+    except Exception as error:
+        campaign.wrong.append(f"{campaign.plan.sweep}: the drill itself failed: {error!r}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m drill", description=__doc__)
+    parser.add_argument("jobs", nargs="?", type=int, default=200, help="jobs in all, 40 or more")
+    parser.add_argument("--seed", type=int, default=7, help="which jobs suffer what")
+    parser.add_argument("--limit", action="store_true", help="fill the disk by RLIMIT_FSIZE, not by a small tmpfs")
+    parser.add_argument("--keep", action="store_true", help="leave the folder there, to look at")
+    given = parser.parse_args()
+    if given.jobs < 40:
+        parser.error("fewer than 40 jobs are too few for every fault")
+    into_a_namespace(["-m", "drill", *sys.argv[1:]])
+    # Whoever ends the drill early gets the server ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    began = time.monotonic()
+    world = Path(tempfile.mkdtemp(prefix="attn_exp_drill_")).resolve()
+    try:
+        counts, wrong = drill(world, given.jobs, given.seed, limit=given.limit)
+    finally:
+        if given.keep:
+            print(f"kept: {world}")
+        else:
+            shutil.rmtree(world, ignore_errors=True)
+    print(f"\n{given.jobs} jobs, seed {given.seed}, {time.monotonic() - began:.0f} s")
+    for what, count in sorted(counts.items()):
+        print(f"{count:6d}  {what}")
+    for line in wrong:
+        print(f"WRONG: {line}")
+    print("nothing was lost" if not wrong else f"{len(wrong)} things do not hold")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The command under drill: one sweep, started again and again until it is done, with a hand that interferes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cli import QUICK
+
+from attn_exp.record import FILE_NAME
+
+TESTS = Path(__file__).resolve().parents[1]
+_LIMIT_S = 600.0
+# (share of the jobs that have a record, what to do then)
+Step = tuple[float, Callable[["Running"], None]]
+
+
+@dataclass
+class Running:
+    """A command under way."""
+
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+
+    def family(self) -> list[int]:
+        """The process and its children."""
+        own = self.process.pid
+        try:
+            children = Path(f"/proc/{own}/task/{own}/children").read_text()
+        except OSError:
+            children = ""
+        return [own, *map(int, children.split())]
+
+    def kill(self) -> None:
+        """SIGKILL, to the parent alone."""
+        self.process.send_signal(signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: exit code, output, and how many jobs had a record then."""
+
+    code: int
+    said: str
+    records: int
+
+
+class Command:
+    """`python -m attn_exp -m ... sweep=NAME`, always the same."""
+
+    def __init__(self, world: Path, sweep: str, jobs: int, plan: Path, folder: Path, tracker: list[str]) -> None:
+        self.sweep, self.jobs, self.plan, self.folder, self._world = sweep, jobs, plan, folder, world
+        self.temporary, self.clock = world / f"tmp-{sweep}", world / f"clock-back-{sweep}"
+        self.temporary.mkdir()
+        small = [argument for argument in QUICK if not argument.startswith("batch=")]
+        self._arguments = [
+            *("-m", *small, f"batch=range(1,{jobs + 1})", "passes=[forward]", "plots=false"),
+            *("backend=eager", "backend._target_=drill.backend.Drilled", "backend.name=drilled"),
+            *(f"+backend.plan={plan}", "isolation.timeout_s=8", f"sweep={sweep}", f"folder={folder}", *tracker),
+        ]
+
+    def records(self) -> list[Path]:
+        """The records that lie there now, whole or not."""
+        return sorted(self.folder.glob(f"*/{FILE_NAME}"))
+
+    def run(self, *steps: Step) -> Ended:
+        """Run it to its end, whichever, and take each step as soon as so many jobs have a record."""
+        path = os.pathsep.join([str(TESTS / "drill" / "clock"), str(TESTS), str(TESTS.parent)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "attn_exp", *self._arguments],
+            cwd=self._world,
+            env=os.environ
+            | {"PYTHONPATH": path, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
+            | {"ATTN_EXP_DRILL_CLOCK_BACK": str(self.clock), "COLUMNS": "120"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        running = Running(process)
+        reader = threading.Thread(target=self._read, args=(running,), daemon=True)
+        reader.start()
+        waiting, deadline = list(steps), time.monotonic() + _LIMIT_S
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                process.kill()
+                raise RuntimeError(f"{self.sweep} hangs; its last lines: {running.said[-5:]}")
+            if waiting and len(self.records()) >= waiting[0][0] * self.jobs:
+                waiting.pop(0)[1](running)
+            time.sleep(0.03)
+        reader.join()
+        return Ended(process.returncode, "".join(running.said), len(self.records()))
+
+    def _read(self, running: Running) -> None:
+        assert running.process.stdout is not None
+        running.said.extend(running.process.stdout)

@@ -1,0 +1,93 @@
+"""A disk that fills up: a small tmpfs where mounting is allowed, else a limit on what files may grow to."""
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+_INSIDE = "DRILL_NAMESPACE"
+_SIZE_MB = 96
+_NOTHING_BYTES = 64
+
+
+class Disk(Protocol):
+    kind: str
+    # How the system words it.
+    error: str
+
+    def fill(self, processes: Iterable[int]) -> None:
+        """Let no more be written: by anybody, or at least by these processes."""
+
+    def empty(self) -> None:
+        """Let there be room again."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+class Tmpfs:
+    """A file system of its own, filled by a file that takes all the rest: writing fails with ENOSPC."""
+
+    kind = "a tmpfs, ENOSPC"
+    error = os.strerror(errno.ENOSPC)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def fill(self, processes: Iterable[int]) -> None:
+        with (self._folder / "filler").open("wb", buffering=0) as filler:
+            size = 1 << 20
+            while size:
+                try:
+                    filler.write(bytes(size))
+                except OSError:
+                    size //= 2
+
+    def empty(self) -> None:
+        (self._folder / "filler").unlink()
+
+    def close(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self._folder)], check=False)
+
+
+class Limited:
+    """RLIMIT_FSIZE of running processes: writing fails with EFBIG. Ends with them."""
+
+    kind = "RLIMIT_FSIZE, EFBIG"
+    error = os.strerror(errno.EFBIG)
+
+    def fill(self, processes: Iterable[int]) -> None:
+        for process in processes:
+            _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
+            resource.prlimit(process, resource.RLIMIT_FSIZE, (_NOTHING_BYTES, hard))
+
+    def empty(self) -> None:
+        """The next process has no such limit."""
+
+    def close(self) -> None:
+        """Nothing was made."""
+
+
+def into_a_namespace(arguments: list[str]) -> None:
+    """Go on in a mount namespace of our own where that is allowed: it takes its mounts along when it ends."""
+    unshare = shutil.which("unshare")
+    if unshare is None or _INSIDE in os.environ:
+        return
+    wrapped = [unshare, "--map-root-user", "--mount"]
+    if subprocess.run([*wrapped, "true"], capture_output=True, check=False).returncode == 0:
+        os.execve(unshare, [*wrapped, sys.executable, *arguments], os.environ | {_INSIDE: "1"})
+
+
+def make_disk(folder: Path, *, limit: bool) -> Disk:
+    """A disk at `folder`, which is made; with `limit` never a mounted one."""
+    folder.mkdir()
+    if not limit and _INSIDE in os.environ:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_MB}m", "drill", str(folder)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+            return Tmpfs(folder)
+    return Limited()

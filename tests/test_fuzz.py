@@ -1,0 +1,199 @@
+"""Good input, mutated: a clear error or a right answer, and nothing else. `make fuzz` tries ten thousand of each."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+import sweeps
+from fakes import make_record, make_request
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mutations import contents, texts, trees
+from omegaconf.errors import OmegaConfBaseException
+
+from attn_exp.compare.cell import Metric, cells_of
+from attn_exp.compare.choice import Choice, choice_of
+from attn_exp.compare.result import Result, decode
+from attn_exp.compare.where import chosen
+from attn_exp.conf import conf_folder
+from attn_exp.errors import UserError
+from attn_exp.jobs import request_from_config
+from attn_exp.mistakes import sentence
+from attn_exp.record import FILE_NAME, REQUEST_NAME, Record, RecordError, Request, read_record
+from attn_exp.report import csv_text, job_line, table
+from attn_exp.run import plain
+from attn_exp.sweeper import Composer, register
+from attn_exp.trackers.base import metrics, params, run_name, samples_csv, tags
+from attn_exp.worker import read_requests
+
+EXAMPLES = int(os.environ.get("ATTN_EXP_FUZZ", "0"))
+# Nothing may hang: ten seconds for one input are a hundred times what the slowest takes.
+mutated = settings(
+    max_examples=EXAMPLES or 200,
+    derandomize=not EXAMPLES,
+    database=None,
+    deadline=10_000,
+    suppress_health_check=list(HealthCheck),
+)
+RECORDS = [
+    make_record(),
+    sweeps.job("flash"),
+    make_record(status="crashed", reason="because", passes={}, metrics={}, request=make_request()),
+]
+FILES = [(json.loads(content), content) for content in map(msgspec.json.encode, RECORDS)]
+JOBS = [(msgspec.to_builtins(record.request), msgspec.yaml.encode(record.request)) for record in RECORDS[:2]]
+
+
+@pytest.fixture(scope="module")
+def folder():
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def attempt(work, *refusals):
+    """What `work` returns, and None; or None, and the sentence of a refusal of these kinds. Others pass through."""
+    try:
+        return work(), None
+    except refusals as refusal:
+        return None, sentence(refusal)
+
+
+@mutated
+@given(st.sampled_from(FILES).flatmap(lambda file: contents(*file)))
+def test_a_mutated_record_is_refused_or_can_be_shown_and_stored(folder, content):
+    (folder / FILE_NAME).write_bytes(content)
+    record, refusal = attempt(lambda: read_record(folder), RecordError)
+    if refusal is not None:
+        assert FILE_NAME in refusal
+        return
+    assert isinstance(record, Record)
+    assert job_line(record)
+    assert record.status in table([record, RECORDS[1]])
+    assert record.status in csv_text([record, RECORDS[1]])
+    assert all(isinstance(value, str) for value in (params(record) | tags(record)).values())
+    assert all(isinstance(value, float) for value in metrics(record).values())
+    assert run_name(record) and samples_csv(record)
+
+
+@mutated
+@given(st.sampled_from(FILES).flatmap(lambda file: contents(*file)))
+def test_a_mutated_record_is_refused_or_can_be_compared(content):
+    path = Path("multirun/s/job") / FILE_NAME
+    result, refusal = attempt(lambda: decode(content, path), RecordError)
+    if refusal is not None:
+        assert str(path) in refusal
+        return
+    assert isinstance(result, Result)
+    assert cells_of([result], Metric()) is not None
+
+
+@mutated
+@given(st.sampled_from(JOBS).flatmap(lambda job: contents(*job)))
+def test_a_mutated_request_is_refused_or_read(folder, content):
+    (folder / REQUEST_NAME).write_bytes(content)
+    found, refusal = attempt(lambda: read_requests(folder), RecordError)
+    if refusal is not None:
+        assert REQUEST_NAME in refusal
+        return
+    assert [type(request) for request, _ in found] == [Request]
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    records = [
+        sweeps.job(backend, of=sweeps.case(seq_len=length)) for backend in ("flash", "cudnn") for length in (512, 4096)
+    ]
+    records += [sweeps.failed(backend="math"), sweeps.job("flex", options={"block": 64, "order": ["a", "b"]})]
+    return cells_of(sweeps.sweep(tmp_path_factory.mktemp("fuzz") / "s", records).results, Metric())
+
+
+WHERE = [
+    "causal and seq_len >= 4096",
+    "backend in (flash, cudnn) or not drift",
+    "not (time_us > 1e2 and dtype == bf16)",
+    "backend.block >= 64 and window == none",
+    "q_len != kv_len or gpu_uuid == 'GPU-1'",
+]
+WORDS = ["and", "or", "not", "in", "(", ")", "==", "<", ">=", ",", "'", '"', "1e9", "-1", "none", "true", "flash", " "]
+
+
+@mutated
+@given(texts(WHERE, [*WORDS, "time_us", "backend.order", "job", "9" * 400, "1e999", "("*60]))  # fmt: skip
+def test_a_mutated_filter_is_refused_or_chooses_among_what_is_there(cells, text):
+    found, refusal = attempt(lambda: chosen(cells, text), UserError)
+    if refusal is not None:
+        assert "where=" in refusal
+        return
+    assert found and set(map(id, found)) <= set(map(id, cells))
+
+
+ASKED = [
+    "sweep=first", "against=old", "baseline=flash", "by=dtype,causal", "margin=3%", "rows=20", "format=json",
+    "--fail-if-slower=3%", "history", "published=true", "sort=time_us", "metric=tflops", "spread=1%", "where=causal",
+    "multirun/first", "plots=true", "anyway=true",
+]  # fmt: skip
+
+
+@mutated
+@given(st.lists(texts(ASKED, ["=", "%", ",", "/", "-", "sweep", "9" * 400, "٣", "1e9", "²"]) | st.sampled_from(ASKED)))
+def test_mutated_words_of_a_comparison_are_refused_or_a_choice(words):
+    choice, refusal = attempt(lambda: choice_of(["sweep=first", *words]), UserError)
+    assert refusal or isinstance(choice, Choice)
+
+
+@pytest.fixture(scope="module")
+def composer():
+    before = os.environ.get("ATTN_EXP_SWEEP")
+    os.environ["ATTN_EXP_SWEEP"] = "a_sweep"
+    register()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        loader = GlobalHydra.instance().hydra.config_loader
+        from hydra.types import RunMode
+
+        yield Composer(loader, loader.load_configuration("config", ["device=cpu"], RunMode.MULTIRUN))
+    GlobalHydra.instance().clear()
+    if before is None:
+        del os.environ["ATTN_EXP_SWEEP"]
+
+
+@pytest.fixture(scope="module")
+def composed(composer):
+    return plain(composer.case([]))
+
+
+@mutated
+@given(st.data())
+def test_a_mutated_configuration_is_refused_or_a_request(composed, data):
+    config = data.draw(trees(composed))
+    request, refusal = attempt(lambda: request_from_config(config, []), UserError)
+    assert refusal or msgspec.yaml.decode(msgspec.yaml.encode(request), type=Request) == request
+
+
+TYPED = [
+    "batch=8", "seq_len=512", "causal=false", "model.q_heads=16", "passes=[forward]", "stopping.budget_s=0.1",
+    "+backend.window=[1,2]", "~timer.also", "++seed=9", "stop_on=[inaccurate]", "lengths=[512,1536]", "sweep=first",
+    "softcap=30.0", "window=128", "+pair={b:32,s:512}", "kv_len=${q_len}", "l2=written", "regime=burst",
+]  # fmt: skip
+
+
+@mutated
+@given(st.lists(texts(TYPED, ["=", "[", "]", "{", "}", "${", ",", "'", '"', "null", "1e3", "~", "+", ".", "9" * 30]),
+                min_size=1, max_size=3))  # fmt: skip
+def test_mutated_overrides_are_refused_in_a_sentence_or_a_request(composer, overrides):
+    def ask():
+        try:
+            return composer.request(overrides)
+        except ValueError as error:
+            # Hydra's way to say that a group takes the name of a choice; __main__ knows it too.
+            if type(error) is ValueError and str(error).startswith("Config group override"):
+                return UserError(sentence(error))
+            raise
+
+    found, refusal = attempt(ask, HydraException, OmegaConfBaseException, UserError)
+    assert refusal or isinstance(found, (Request, UserError))
