@@ -84,7 +84,7 @@ class Session:
         if request.device == "cpu":
             # The CPU is what is measured: nothing of ours may run beside it.
             self._tracker.settle()
-        with self._writing():
+        with self.writing():
             runner.submit(request)
         self.progress.running(runner.oldest.label)
         record = None
@@ -177,7 +177,7 @@ class Session:
 
     def _collect(self, runner: Runner) -> Record:
         """Wait for the oldest job, make sure that it has a record, and pass that on."""
-        with self._writing():
+        with self.writing():
             record = runner.record(runner.wait())
         self.take(record)
         if runner.waiting:
@@ -198,7 +198,7 @@ class Session:
         self._tracker.log(record, self.folder / record.request.job)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """Turn a full or broken disk into the sweep's end: jobs that leave no record would be measured for nothing."""
         try:
             yield
