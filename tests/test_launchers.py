@@ -176,6 +176,17 @@ def test_stop_on_ends_all_tasks(tmp_path):
     assert left_behind(tmp_path) == []
 
 
+def test_stop_on_counts_for_the_last_job_of_one_gpu_too(tmp_path):
+    (tmp_path / "conf" / "backend").mkdir(parents=True)
+    (tmp_path / "conf" / "backend" / "shot.yaml").write_text("_target_: fakes.Honest\nname: shot\nkill: SIGSEGV\n")
+    arguments = ("--config-dir", "conf", "-m", "backend=eager,shot", "batch=1", "sweep=k", "tracker=none")
+    process = sleepy(*arguments, "stop_on=[crashed]", "plots=false", cwd=tmp_path, gpus=1)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")
+    assert "stopped at the first crashed job (stop_on): shot" in out
+    assert len(found(tmp_path, "k")) == 2
+
+
 # Tasks in other processes: of submitit's local executor, and of a Ray that the command starts.
 
 ELSEWHERE = {
