@@ -166,7 +166,7 @@ class Session:
         return self._runner
 
     def _await(self, runner: Runner, ahead: int) -> Record | None:
-        """Wait until no more than `ahead` jobs are waiting; the last that got over. Ends the sweep as `stop_on` says."""
+        """Wait until no more than `ahead` jobs wait; the last that got over. `stop_on` may end the sweep here."""
         record = None
         while runner.waiting > ahead:
             record = self._collect(runner)
