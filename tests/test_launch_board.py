@@ -63,7 +63,7 @@ def test_each_group_is_taken_once_and_none_that_belongs_to_another_gpu(board):
     assert first.taken(3)
 
 
-def test_lines_come_once_and_whole(board):
+def test_lines_come_once_and_whole(board, monkeypatch):
     seats = [Seat(board.folder, task) for task in (0, 1)]
     seats[1].say("hello", "node7")
     seats[0].say("begin", "flash-1")
@@ -73,6 +73,9 @@ def test_lines_come_once_and_whole(board):
         file.flush()
         assert board.lines(3) == [Line(0, "end", "flash-1")]
         file.write("sh-2\n")
+    with monkeypatch.context() as away:
+        away.setattr(board_module, "_own", lambda *_: Path("/proc/self/mem/not-there"))
+        assert board.lines(3) == []
     assert board.lines(3) == [Line(0, "end", "flash-2")]
     assert board.lines(3) == []
 

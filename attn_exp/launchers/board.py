@@ -62,8 +62,8 @@ class Board:
                 with _own(self.folder, task).open("rb") as file:
                     file.seek(self._read.get(task, 0))
                     whole, _, _ = file.read().rpartition(b"\n")
-            except FileNotFoundError:
-                continue
+            except OSError:
+                continue  # not there yet, or a file system that is away for a moment
             if whole:
                 self._read[task] = self._read.get(task, 0) + len(whole) + 1
                 for line in whole.decode().split("\n"):
