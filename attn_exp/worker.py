@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import msgspec
 
-from attn_exp.errors import UserError, first_line
+from attn_exp.errors import UserError
 from attn_exp.record import (
     DUEL_NAME,
     LOG_NAME,
@@ -61,7 +61,7 @@ def _decoded(path: Path, kind: type[_Asked]) -> _Asked:
     try:
         return msgspec.yaml.decode(path.read_bytes(), type=kind)
     except (*NOT_DECODED, UserError) as error:
-        raise RecordError(f"{path} is not a request: {first_line(error)}") from error
+        raise RecordError(f"{path} is not a request: {' '.join(str(error).split())}") from error
 
 
 def run_folder(

@@ -1,5 +1,6 @@
 """Makes records of made-up jobs, for tests of what reads them. No torch, no measuring, the same numbers every time."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def job(
     compiled = changes.pop("compile", Compile())
     identity = _identity(of, config, asked, compiled, True, device)
     request = Request(
-        job=f"{backend}-{identity}",
+        job=f"{re.sub('[^A-Za-z0-9.-]', '', backend)}-{identity}".lstrip("-."),
         sweep="s",
         model=model,
         device=device,

@@ -27,7 +27,10 @@ def lean(folder, record):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases(), st.dictionaries(st.text(max_size=8), st.floats(0, 1e12), max_size=5), st.floats(0, 2e9))
 def test_a_result_says_what_the_whole_record_says(tmp_path, case, metrics, finished):
-    record = sweeps.job(of=case, metrics=metrics, finished_at=finished, canaries={"copy": 480.0}, flags=("drift",))
+    timed = {f"{name}/time_us": 100.0 for name in ("forward", "backward")}
+    record = sweeps.job(
+        of=case, metrics=metrics | timed, finished_at=finished, canaries={"copy": 480.0}, flags=("drift",)
+    )
     result = lean(tmp_path, record)
     whole = result.record()
     assert whole == read_record(tmp_path)

@@ -21,15 +21,15 @@ def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     mixed = [name for bad in BAD for name in (bad, "eager", "flash")]
     choice = ",".join(dict.fromkeys(mixed))
     arguments = ("-m", f"backend={choice}", "sweep=bad", "isolation.timeout_s=4", *QUICK)
-    done = run(*arguments, "batch=1,2", cwd=tmp_path)
+    done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = records(tmp_path, "bad")
-    assert len(found) == 2 * (len(BAD) + 2)
+    assert len(found) == len(BAD) + 2
     for name, (status, words) in BAD.items():
-        for record in (found[name], found[f"{name}-{2 if found[name].request.case.batch == 1 else 1}"]):
-            assert record.status == status, record.reason
-            assert words in (record.reason or "")
-            assert record.metrics == {}
+        record = found[name]
+        assert record.status == status, record.reason
+        assert words in (record.reason or "")
+        assert record.metrics == {}
     for name in ("eager", "flash"):
         assert found[name].status == "ok"
         assert found[name].metrics["forward/time_us"] > 0
@@ -42,7 +42,7 @@ def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     assert tagged == {record.request.job: record.status for record in found.values()}
 
     before = {record.request.job: record.finished_at for record in found.values()}
-    again = run(*arguments, "batch=1,2", cwd=tmp_path)
+    again = run(*arguments, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     for record in records(tmp_path, "bad").values():
         kept = record.status in ("ok", "inaccurate", "unsupported", "out_of_memory")

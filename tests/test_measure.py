@@ -39,7 +39,7 @@ def measured(backend, machine, tmp_path, case=CASE, **measuring):
     assert record.finished_at >= record.started_at > 0
     assert "\n" not in (record.reason or "")
     if isinstance(record.request.backend.get("gpu"), FakeGpu):
-        record = replace(record, request=make_request())
+        record = replace(record, request=make_request(case=case, **measuring))
     write_record(record, tmp_path)
     assert read_record(tmp_path) == msgspec.convert(msgspec.to_builtins(record), type(record))
     return record
