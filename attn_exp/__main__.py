@@ -48,10 +48,6 @@ def command() -> int:
         return _run(arguments)
     except KeyboardInterrupt:
         return 130
-    except UserError as error:
-        # Of closing: the last jobs found the disk full.
-        print(f"attn_exp: {error}", file=sys.stderr)
-        return 2
 
 
 def _run(arguments: list[str]) -> int:

@@ -41,7 +41,7 @@ from attn_exp.report import time_text
 from attn_exp.run import dry_run, plain
 from attn_exp.store import near, read_sweep
 from attn_exp.trackers import make_tracker
-from attn_exp.trackers.base import SweepInfo
+from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
 from attn_exp.verdict import Comparison, compare_all
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     try:
         return _duel(arguments)
     except UserError as error:
-        print(f"attn_exp.duel: {error}", file=sys.stderr)
+        print(f"attn_exp.duel: {redacted(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -157,7 +157,7 @@ def _duel(arguments: list[str]) -> int:
             held.release()
     if outcome.status is not None:
         print(f"{outcome.status}: {outcome.reason}")
-        tracker.close("FAILED", [folder / LOG_NAME])
+        _close(tracker, "FAILED", [folder / LOG_NAME])
         return 1
     by_job = {record.request.job: record for record in read_sweep(folder) if isinstance(record, Record)}
     records = [by_job[request.job] for request in requests]
@@ -168,18 +168,22 @@ def _duel(arguments: list[str]) -> int:
     files = [folder / DUEL_NAME, folder / "command.txt", folder / LOG_NAME, *sorted(folder.glob("*/record.json"))]
     if len(measured) < 2:
         print("there is nothing to compare: fewer than two rivals could be measured")
-        tracker.close("FAILED", files)
+        _close(tracker, "FAILED", files)
         return 1
     delta = delta_for(device_key(measured[0].environment))
     found = {direction: compare(measured, direction, delta) for direction in requests[0].measuring.passes}
     text = report(measured, found)
     print(text)
     files += _write(measured, found, text, folder)
-    warning = tracker.close("FINISHED", files, metrics=duel_metrics(measured, _verdicts(measured, found)))
-    if warning:
-        print(warning)
+    _close(tracker, "FINISHED", files, duel_metrics(measured, _verdicts(measured, found)))
     print(f"samples, verdicts and the plot are in {near(folder)}")
     return 0
+
+
+def _close(tracker: Tracker, status: EndStatus, files: Sequence[Path], numbers: dict[str, float] | None = None) -> None:
+    warning = tracker.close(status, files, metrics=numbers)
+    if warning:
+        print(warning)
 
 
 def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from attn_exp.profile import FOLDER as PROFILES
+
 _OWNER = re.compile(r"@([^@]*)@(\d+)@")
 
 
@@ -27,5 +29,5 @@ def remove_litter(paths: Iterable[Path]) -> None:
 
 
 def hidden_files(folder: Path) -> list[Path]:
-    """The hidden files of a sweep's folder and of its jobs' folders: where `write_whole` makes its own."""
-    return [*folder.glob(".*"), *folder.glob("*/.*")]
+    """The hidden files of a sweep's folder, its jobs' and their profiles': where `write_whole` makes its own."""
+    return [path for pattern in (".*", "*/.*", f"*/{PROFILES}/.*") for path in folder.glob(pattern)]

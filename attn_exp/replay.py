@@ -12,6 +12,7 @@ from attn_exp.compare.read import Sweep, read_folder
 from attn_exp.curves import curves
 from attn_exp.duel_metrics import duel_metrics
 from attn_exp.names import is_inside
+from attn_exp.profile import FOLDER as PROFILES
 from attn_exp.record import DUEL_NAME, FILE_NAME, LOG_NAME, VERDICTS_NAME, Record, RecordError, read_record
 from attn_exp.trackers.base import SweepInfo
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # The whole sweep's files, beside those of its jobs.
 _OF_A_SWEEP = ("table.txt", "table.csv", "command.txt", "plots/*")
+# What was written about a profiled job at the sweep's end; its profilers' own files go with its record.
+_OF_A_PROFILED_JOB = (f"{PROFILES}/*",)
 _OF_A_DUEL = (DUEL_NAME, LOG_NAME, "command.txt", "duel.txt", VERDICTS_NAME, "ratios.png", f"*/{FILE_NAME}")
 # So many failures in a row mean a store that is gone.
 _FAILURES_IN_A_ROW = 3
@@ -62,6 +65,7 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
     new = there = lacking = failures = 0
     last: Exception | None = None
     broken = list(sweep.broken)
+    of_jobs: dict[str, list[Path]] = {}
     for result in sweep.results:
         job = result.path.parent
         try:
@@ -79,8 +83,11 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
             lacking, failures, last = lacking + 1, failures + 1, error
             continue
         new, there, failures = new + added, there + (not added), 0
+        if record.profiles:
+            of_jobs[job.name] = list(_files(job, _OF_A_PROFILED_JOB))
     try:
-        runs.end("FINISHED", list(_files(folder, _OF_A_SWEEP)), {}, curves(sweep.results), ended=_ended(sweep))
+        files = list(_files(folder, _OF_A_SWEEP))
+        runs.end("FINISHED", files, {}, curves(sweep.results), of_jobs, ended=_ended(sweep))
     except Exception as error:
         last = last or error
     return Replayed(

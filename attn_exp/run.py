@@ -85,14 +85,15 @@ class Session:
         if request.device == "cpu":
             # The CPU is what is measured: nothing of ours may run beside it.
             self._tracker.settle()
-        with self._writing():
+        with self.writing():
             runner.submit(request)
         self.progress.running(runner.oldest.label)
-        record = None
-        while runner.waiting > (self.ahead if request.device == "cuda" else 0):
-            record = self._collect(runner)
-            self._halt(record)
-        return _objective(record)
+        return _objective(self._await(runner, self.ahead if request.device == "cuda" else 0))
+
+    def drain(self) -> None:
+        """Wait for the jobs that are submitted and not over yet."""
+        if self._runner is not None:
+            self._await(self._runner, 0)
 
     def keep(self, record: Record) -> None:
         """Count a job that needs no run; its MLflow run is made if it is missing."""
@@ -104,29 +105,18 @@ class Session:
             self._tracker.settle()
 
     def close(self, status: EndStatus) -> None:
-        """End the session: collect what runs unless it was killed, write and print the table, leave nothing behind."""
-        interrupted: KeyboardInterrupt | UserError | None = None
-        try:
-            while status == "FINISHED" and self._runner is not None and self._runner.waiting:
-                self._collect(self._runner)
-        except KeyboardInterrupt as interrupt:
-            status, interrupted = "KILLED", interrupt
-        except UserError as full:
-            status, interrupted = "FAILED", full
-        finally:
-            self.progress.end()
-            if self._isolation is not None:
-                self._isolation.close()
-            if self._lease is not None:
-                self._lease.release()
+        """End the session: print and write the table, leave nothing behind; jobs that still run are killed."""
+        self.progress.end()
+        if self._isolation is not None:
+            self._isolation.close()
+        if self._lease is not None:
+            self._lease.release()
         if self.folder is not None and self._tracker is not None:
             try:
                 self._finish(status, self.folder, self._tracker)
             except KeyboardInterrupt:
                 self._tracker.close("KILLED", [], timeout_s=1.0)
                 raise
-        if interrupted is not None:
-            raise interrupted
 
     def open(self, config: DictConfig) -> Path:
         """On the first job: the sweep's folder and its tracker. What the user got wrong shows here, before any work."""
@@ -176,9 +166,17 @@ class Session:
         self._runner = Runner(self._isolation, folder, self._lease.gpu.uuid if self._lease else None)
         return self._runner
 
+    def _await(self, runner: Runner, ahead: int) -> Record | None:
+        """Wait until no more than `ahead` jobs wait; the last that got over. `stop_on` may end the sweep here."""
+        record = None
+        while runner.waiting > ahead:
+            record = self._collect(runner)
+            self._halt(record)
+        return record
+
     def _collect(self, runner: Runner) -> Record:
         """Wait for the oldest job, make sure that it has a record, and pass that on."""
-        with self._writing():
+        with self.writing():
             record = runner.record(runner.wait())
         self.take(record)
         if runner.waiting:
@@ -199,7 +197,7 @@ class Session:
         self._tracker.log(record, self.folder / record.request.job)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """Turn a full or broken disk into the sweep's end: jobs that leave no record would be measured for nothing."""
         try:
             yield

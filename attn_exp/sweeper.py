@@ -38,7 +38,10 @@ from attn_exp.store import done_record
 # How many combinations are tried before a choice is called impossible in all of them.
 _TRIES = 64
 # What all jobs of a sweep share.
-_ONCE = ("sweep", "folder", "tracker", "isolation", "device", "dry_run", "profiler")
+_ONCE = (
+    *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "plots"),
+    *("profiler", "profiler_timeout_s"),
+)
 # What a job's overrides ask for, or why that is impossible.
 Ask = Callable[[tuple[str, ...]], Request | UserError]
 Asked = dict[tuple[str, ...], Request | UserError]
@@ -164,6 +167,7 @@ class ProductSweeper(Sweeper):
         current.ahead = 1
         for index, overrides, case, _ in self._possible(composer, asked, jobs):
             self._run(composer, index, overrides, case)
+        current.drain()
         return None
 
     def _launcher(self, first: DictConfig) -> Launcher | None:

@@ -108,6 +108,8 @@ BAD = {
     "backend.name=../x": "cannot name a folder",
     "backend._target_=null": "backend._target_=package.module.Class",
     # what only looks like a sweep, and what is taken away
+    "-m plots=true,false": "plots is one for the whole sweep",
+    "-m profiler_timeout_s=1,2": "profiler_timeout_s is one for the whole sweep",
     "-m sweep=a,b": "sweep is one for the whole sweep",
     "-m tracker=none,mlflow": "tracker is one for the whole sweep",
     "-m batch=glob(*)": "there is no job in this sweep",

@@ -107,9 +107,12 @@ def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "unsupported  b=cudnn: cudnn runs on NVIDIA GPUs alone" in done.stdout
     assert "a=eager" in done.stdout
-    alone = run("a=eager", "b=cudnn", *CASE, "tracker=none", cwd=tmp_path, module="attn_exp.duel")
+    away = ("tracker=server", "tracker.uri=http://127.0.0.1:9")
+    alone = run("a=eager", "b=cudnn", *CASE, *away, cwd=tmp_path, module="attn_exp.duel")
     assert alone.returncode == 1
     assert "nothing to compare" in alone.stdout
+    # What MLflow lacks is said of a duel that failed too.
+    assert "store them with: python -m attn_exp.log duel-" in alone.stdout.partition("nothing to compare")[2]
 
 
 @pytest.mark.parametrize(

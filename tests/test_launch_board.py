@@ -2,17 +2,24 @@
 
 import os
 import socket
+import threading
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import CASE, make_request
 
 from attn_exp.errors import UserError
 from attn_exp.launchers import board as board_module
+from attn_exp.launchers import sweep as sweep_module
 from attn_exp.launchers.board import GONE_S, Board, Line, Seat, running_elsewhere
 from attn_exp.launchers.plan import Group, Plan, group_jobs, read_plan, write_plan
-from attn_exp.launchers.sweep import _fresh
+from attn_exp.launchers.sweep import _check_alone
 from attn_exp.launchers.task import _own, _taken
+from attn_exp.record import Record, read_record, write_record
+from attn_exp.run import Session
+from attn_exp.trackers.none import NoTracker
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def test_each_group_is_taken_once_and_none_that_belongs_to_another_gpu(board):
     assert first.taken(3)
 
 
-def test_lines_come_once_and_whole(board):
+def test_lines_come_once_and_whole(board, monkeypatch):
     seats = [Seat(board.folder, task) for task in (0, 1)]
     seats[1].say("hello", "node7")
     seats[0].say("begin", "flash-1")
@@ -66,6 +73,9 @@ def test_lines_come_once_and_whole(board):
         file.flush()
         assert board.lines(3) == [Line(0, "end", "flash-1")]
         file.write("sh-2\n")
+    with monkeypatch.context() as away:
+        away.setattr(board_module, "_own", lambda *_: Path("/proc/self/mem/not-there"))
+        assert board.lines(3) == []
     assert board.lines(3) == [Line(0, "end", "flash-2")]
     assert board.lines(3) == []
 
@@ -105,8 +115,13 @@ def test_a_parent_on_another_host_is_gone_after_a_minute_without_a_beat(board, m
 
 
 def test_a_sweep_that_runs_is_not_run_twice_and_what_a_dead_one_left_is_cleared(board, tmp_path, monkeypatch):
+    mine = Board(tmp_path / ".launch" / "two")
+    mine.open()
     with pytest.raises(UserError, match="another command is running sweep=s"):
-        _fresh(tmp_path, "s")
+        _check_alone(mine.folder, "s")
+    # Of two that start at once neither goes on beside the other.
+    with pytest.raises(UserError, match="another command is running sweep=s"):
+        _check_alone(board.folder, "s")
     # On another host it is told by its beats.
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     assert not running_elsewhere(board.folder, 0.0)
@@ -114,5 +129,51 @@ def test_a_sweep_that_runs_is_not_run_twice_and_what_a_dead_one_left_is_cleared(
     assert running_elsewhere(board.folder, 0.0)
     board.beat(stop=True)
     assert not running_elsewhere(board.folder, 0.0)
-    assert _fresh(tmp_path, "s").parent == tmp_path / ".launch"
+    _check_alone(mine.folder, "s")
+    assert mine.folder.exists()
     assert not board.folder.exists()
+
+
+def test_a_parent_that_dies_over_its_file_is_missed_all_the_same(board, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(board_module.time, "monotonic", lambda: now[0])
+    seat, other = Seat(board.folder, 0), Seat(board.folder, 1)
+    assert seat.wanted()
+    (board.folder / "parent").write_text("")
+    assert seat.wanted() and other.wanted()
+    now[0] += GONE_S + 1
+    assert not seat.wanted() and not other.wanted()
+
+
+def test_tasks_are_told_to_stop_also_on_a_full_disk(board, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    seat = Seat(board.folder, 0)
+    monkeypatch.setattr(Path, "write_text", full)
+    board.beat(stop=True)
+    assert not seat.wanted()
+    with pytest.raises(OSError, match="No space left"):
+        board.beat()
+
+
+def test_a_record_that_the_file_system_shows_late_is_taken_when_it_shows(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_module, "_UNSEEN_S", 0.05)
+    wanted = request("a")
+    session = Session()
+    session.folder, session._tracker = tmp_path, NoTracker()
+    jobs = sweep_module._Jobs(session, tmp_path, [wanted])
+    assert jobs.hear(Line(0, "begin", wanted.job))
+    assert jobs.hear(Line(0, "end", wanted.job))
+    assert not jobs.over()
+
+    def shown():
+        (tmp_path / wanted.job).mkdir()
+        now = {"started_at": 1.0, "finished_at": 2.0}
+        write_record(Record(request=wanted, status="unsupported", reason="no", **now), tmp_path / wanted.job)
+
+    late = threading.Timer(0.3, shown)
+    late.start()
+    jobs.give_up(SimpleNamespace(name="slurm"), {})
+    assert jobs.over()
+    assert read_record(tmp_path / wanted.job).status == "unsupported"

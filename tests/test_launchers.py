@@ -1,6 +1,7 @@
 """Launchers: one sweep from many tasks, here on GPUs that only sleep, in processes of submitit, and on a local Ray."""
 
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -142,6 +143,27 @@ def test_a_gpu_that_another_measures_on_is_waited_for_only_while_there_is_work_f
     assert set(by_gpu(found(tmp_path, "w"))) == {"GPU-fake-0"}
 
 
+def test_a_full_disk_ends_all_tasks_with_one_sentence(tmp_path):
+    process = sleepy(*SLEEPY, "++backend.sleep_s=0.3", "sweep=d", "tracker=none", cwd=tmp_path)
+    wait_for(lambda: len(list(tmp_path.glob(f"multirun/d/*/{FILE_NAME}"))) >= 3)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert err.startswith(f"attn_exp: cannot write to {tmp_path}/multirun/d (File too large): make room there")
+    assert err.count("\n") == 1
+    assert left_behind(tmp_path) == []
+    for path in tmp_path.glob("multirun/d/busy-*"):
+        path.unlink()
+    done(sleepy(*SLEEPY, "++backend.sleep_s=0.3", "sweep=d", "tracker=none", cwd=tmp_path))
+    assert {record.status for record in found(tmp_path, "d")} == {"ok"}
+
+
+def test_rivals_that_are_one_job_are_counted_once(tmp_path):
+    out = done(sleepy(*SLEEPY[:2], "batch=1,1,2", *SLEEPY[3:], "sweep=o", "tracker=none", cwd=tmp_path, gpus=2))
+    assert "[6/6]" in out
+    assert len(found(tmp_path, "o")) == 6
+
+
 def test_stop_on_ends_all_tasks(tmp_path):
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     (tmp_path / "conf" / "backend" / "shot.yaml").write_text("_target_: fakes.Honest\nname: shot\nkill: SIGSEGV\n")
@@ -152,6 +174,17 @@ def test_stop_on_ends_all_tasks(tmp_path):
     assert out.count("stopped at the first crashed job (stop_on): shot") == 1
     assert len(found(tmp_path, "k")) < 30
     assert left_behind(tmp_path) == []
+
+
+def test_stop_on_counts_for_the_last_job_of_one_gpu_too(tmp_path):
+    (tmp_path / "conf" / "backend").mkdir(parents=True)
+    (tmp_path / "conf" / "backend" / "shot.yaml").write_text("_target_: fakes.Honest\nname: shot\nkill: SIGSEGV\n")
+    arguments = ("--config-dir", "conf", "-m", "backend=eager,shot", "batch=1", "sweep=k", "tracker=none")
+    process = sleepy(*arguments, "stop_on=[crashed]", "plots=false", cwd=tmp_path, gpus=1)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")
+    assert "stopped at the first crashed job (stop_on): shot" in out
+    assert len(found(tmp_path, "k")) == 2
 
 
 # Tasks in other processes: of submitit's local executor, and of a Ray that the command starts.
@@ -294,6 +327,24 @@ def test_an_interrupt_cancels_what_slurm_has(tmp_path, slurm):
     assert (process.returncode, err) == (130, "")
     assert "sweep=x" in out.splitlines()[-1]
     wait_for(lambda: left_behind(tmp_path) == [], 10)
+
+
+@pytest.mark.parametrize("halt", [False, True])
+def test_tasks_that_are_still_queued_when_all_is_done_are_cancelled_and_not_waited_for(
+    tmp_path, slurm, monkeypatch, halt
+):
+    monkeypatch.setenv("FAKE_SLURM_NODES", "1")
+    (tmp_path / "conf" / "backend").mkdir(parents=True)
+    (tmp_path / "conf" / "backend" / "shot.yaml").write_text("_target_: fakes.Honest\nname: shot\nkill: SIGSEGV\n")
+    arguments = ("--config-dir", "conf", "-m", "batch=1,2", "sweep=x", "tracker=none", "plots=false")
+    how = ("backend=shot", "stop_on=[crashed]") if halt else ("backend=eager",)
+    process = sleepy(*arguments, *how, "hydra/launcher=slurm", "hydra.launcher.tasks=2", cwd=tmp_path, gpus=1)
+    out, err = process.communicate(timeout=40)
+    assert (process.returncode, err) == (1 if halt else 0, "")
+    assert "died" not in out
+    assert len(found(tmp_path, "x")) == (1 if halt else 2)
+    wait_for(lambda: (slurm / "job-1234_1").read_text() == "cancelled", 5)
+    assert left_behind(tmp_path) == []
 
 
 def test_what_slurm_refuses_is_told_in_its_words(tmp_path, slurm):

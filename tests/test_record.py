@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import typing
 from dataclasses import replace
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import cases
 
+from attn_exp.litter import hidden_files, owner_mark, remove_litter
 from attn_exp.record import (
     FILE_NAME,
     FINAL,
@@ -136,3 +138,15 @@ def test_statuses_are_the_closed_set_and_what_another_try_may_change_is_not_fina
     assert {status for status in STATUSES if make_record(status=status).final} == FINAL
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(msgspec.to_builtins(make_record()) | {"status": "fine"}, Record)
+
+
+def test_litter_of_a_process_that_is_gone_goes_wherever_it_lies_and_no_other(tmp_path):
+    gone = f"@{os.uname().nodename}@{2**22 + 1}@"
+    places = (tmp_path, tmp_path / "job", tmp_path / "job" / "profiles")
+    places[-1].mkdir(parents=True)
+    for place in places:
+        for owner in (gone, owner_mark(), f"@elsewhere@{2**22 + 1}@"):
+            (place / f".record.json{owner}").touch()
+    remove_litter(hidden_files(tmp_path))
+    left = [path.name for place in places for path in place.glob(".*")]
+    assert sorted(left) == sorted([f".record.json{owner_mark()}", f".record.json@elsewhere@{2**22 + 1}@"] * 3)

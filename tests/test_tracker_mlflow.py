@@ -14,6 +14,8 @@ import pytest
 
 from attn_exp.case import Case
 from attn_exp.errors import UserError
+from attn_exp.log import main as log_main
+from attn_exp.profile import Profile
 from attn_exp.record import Kernel, Measuring, PassRecord, Record, Request, Status, Timing, write_record
 from attn_exp.redaction import redacted
 from attn_exp.trackers import SweepInfo, client, location, make_tracker
@@ -21,6 +23,9 @@ from attn_exp.trackers.background import Background
 
 # Not importorskip: processes that import this module would import MLflow before the tracker has silenced it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
+
+# What a record needs to be read again.
+TIMES = {"forward/time_us": 2.5, "backward/time_us": 2.5}
 
 
 def a_record(
@@ -160,6 +165,46 @@ def test_the_same_sweep_again_stores_nothing_twice_and_replaces_a_retried_job(re
     assert [run.info.status for run in resumed] == ["FINISHED"] * 3
     assert resumed[0].info.run_id == children[0].info.run_id
     assert resumed[1].info.run_id != children[1].info.run_id
+
+
+def test_of_two_processes_that_measured_one_job_the_record_that_lies_in_its_folder_is_kept(ready: Path) -> None:
+    slow, folder = make_tracker(config(ready)), ready / "first" / "a"
+    folder.mkdir(parents=True)
+    slow.open(SweepInfo("first", ready / "first", ""))
+    slow.settle()
+    assert logged(ready, a_record("a", finished_at=1_700_000_009.0, metrics=TIMES)) is None
+    slow.log(a_record("a", "error"), folder)
+    assert slow.close("FINISHED", ()) is None
+    _, (child,) = runs_of(ready)
+    assert (child.info.status, child.data.tags["attn_exp.finished_at"]) == ("FINISHED", "1700000009.0")
+
+
+def test_a_database_that_is_busy_when_a_sweep_has_ended_lacks_nothing(
+    ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr("attn_exp.trackers.runs.sqlite3.connect", locked)
+    monkeypatch.setattr("attn_exp.trackers.runs.jobs_in_database", lambda *_: [])
+    assert logged(ready, a_record("a")) is None
+    monkeypatch.undo()
+    assert runs_of(ready)[0].info.status == "FINISHED"
+
+
+def test_a_replay_stores_the_pages_of_profiled_jobs_too(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
+    own = ready / "first" / "a" / "profiles"
+    own.mkdir(parents=True)
+    (own / "explain.txt").write_text("what bounds it")
+    write_record(a_record("a", metrics=TIMES, profiles={"torch": Profile(status="ok")}), own.parent)
+    place = [f"tracker.{key}={value}" for key, value in config(ready).items() if key in ("uri", "artifacts")]
+    assert log_main(["./first", *place]) == 0, capsys.readouterr()
+    _, (child,) = runs_of(ready)
+    stored = Path(child.info.artifact_uri.removeprefix("file://"), "profiles", "explain.txt")
+    assert stored.read_text() == "what bounds it"
 
 
 def test_a_killed_process_leaves_no_job_running_and_its_sweep_is_taken_up(ready: Path) -> None:

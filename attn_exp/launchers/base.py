@@ -1,6 +1,7 @@
 """What a launcher is: where the tasks of a sweep run, and how their end is noticed."""
 
 import importlib.util
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +11,8 @@ from attn_exp.nvml import GpuInfo
 
 # Stands for the GPU that a task will find on whatever host it runs.
 ELSEWHERE = GpuInfo(0, "that of a task", "")
+# Tasks end by themselves once nothing is left to do; cancelled, they leave a traceback.
+END_S = 2.0
 
 
 class Launcher(Protocol):
@@ -23,10 +26,11 @@ class Launcher(Protocol):
     # Whether task number N is for the N-th of them alone.
     pinned: bool
 
-    def run(self, launch: Path, tasks: int, say: Callable[[str], None]) -> dict[int, str]:
+    def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
         """Run tasks 0 to `tasks` - 1 of the launch in this folder until all have ended, however they did.
 
-        An interrupt passes through; tasks that still run end by themselves when the board tells them to.
+        As soon as `over` says that nothing is left to do, those that an engine has not started are not waited for. An
+        interrupt passes through; tasks that still run end by themselves when the board tells them to.
 
         Returns:
             Of each task that did not end as it should, why.
@@ -37,6 +41,18 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Take back what still runs or is queued, after tasks were told to end; leave nothing behind."""
+
+
+def within(seconds: float, over: Callable[[], bool]) -> Callable[[], bool]:
+    """Whether to go on waiting: until so long after `over` was first true."""
+    since: list[float] = []
+
+    def going() -> bool:
+        if not since and over():
+            since.append(time.monotonic())
+        return not since or time.monotonic() - since[0] < seconds
+
+    return going
 
 
 def require(package: str, extra: str) -> None:

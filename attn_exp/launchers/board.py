@@ -40,10 +40,19 @@ class Board:
         self.beat()
 
     def beat(self, *, stop: bool = False) -> None:
-        """Tell tasks that the parent lives, and with `stop` that they are to end at once."""
+        """Tell tasks that the parent lives, and with `stop` that they are to end at once.
+
+        Raises:
+            OSError: it cannot be written; to `stop`, which a missing file says too, there always is a way.
+        """
         self._beats += 1
-        word = "stop" if stop else "go"
-        (self.folder / _PARENT).write_text(f"{word} {socket.gethostname()} {os.getpid()} {self._beats}\n")
+        word, path = "stop" if stop else "go", self.folder / _PARENT
+        try:
+            path.write_text(f"{word} {socket.gethostname()} {os.getpid()} {self._beats}\n")
+        except OSError:
+            path.unlink(missing_ok=True)
+            if not stop:
+                raise
 
     def lines(self, tasks: int) -> list[Line]:
         """What tasks have added since the last call, whole lines alone."""
@@ -53,8 +62,8 @@ class Board:
                 with _own(self.folder, task).open("rb") as file:
                     file.seek(self._read.get(task, 0))
                     whole, _, _ = file.read().rpartition(b"\n")
-            except FileNotFoundError:
-                continue
+            except OSError:
+                continue  # not there yet, or a file system that is away for a moment
             if whole:
                 self._read[task] = self._read.get(task, 0) + len(whole) + 1
                 for line in whole.decode().split("\n"):
@@ -97,12 +106,13 @@ class Seat:
             content = (self._folder / _PARENT).read_text()
         except FileNotFoundError:
             return False
-        if not content.endswith("\n"):
-            return True  # being written
+        except OSError:
+            content = ""  # a file system that is away for a moment
         now = time.monotonic()
-        if content != self._last:
+        # Without a line's end it is being written, or whoever wrote it died over it: what was read before counts.
+        if content.endswith("\n") and content != self._last:
             self._last, self._since = content, now
-        return lives(content) if now - self._since < GONE_S else False
+        return now - self._since < GONE_S and (not self._last or lives(self._last))
 
 
 def lives(content: str) -> bool:

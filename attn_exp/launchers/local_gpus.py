@@ -30,8 +30,8 @@ class LocalGpus:
         self.gpus = gpus
         self.tasks = len(gpus)
 
-    def run(self, launch: Path, tasks: int, say: Callable[[str], None]) -> dict[int, str]:
-        """As `Launcher.run`."""
+    def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
+        """As `Launcher.run`; none of its tasks is ever queued."""
         from joblib import Parallel, delayed
 
         ended = Parallel(n_jobs=tasks, backend="threading")(

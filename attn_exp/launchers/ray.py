@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.errors import UserError, first_line
-from attn_exp.launchers.base import ELSEWHERE, check_remote, require
+from attn_exp.launchers.base import ELSEWHERE, END_S, check_remote, require, within
 from attn_exp.launchers.task import run_in_process
 
 _LOOK_S = 0.5
@@ -42,7 +42,7 @@ class Ray:
         self.gpus = [ELSEWHERE] if self._share["num_gpus"] else []
         self._ray: Any = None
 
-    def run(self, launch: Path, tasks: int, say: Callable[[str], None]) -> dict[int, str]:
+    def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
         """As `Launcher.run`."""
         ray = self._connect()
         self._check_size(ray.cluster_resources())
@@ -50,10 +50,10 @@ class Ray:
         remote = ray.remote(run_in_process).options(**self._share, max_retries=0)
         of = {remote.remote(str(launch), task): task for task in range(tasks)}
         say(f"{tasks} tasks on Ray")
-        left, ended = list(of), {}
-        while left:
-            over, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
-            for reference in over:
+        left, ended, going = list(of), {}, within(END_S, over)
+        while left and going():
+            done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
+            for reference in done:
                 try:
                     ray.get(reference)
                 except ray.exceptions.RayError as error:

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.errors import UserError, first_line, nearest
-from attn_exp.launchers.base import ELSEWHERE, check_remote, require
+from attn_exp.launchers.base import ELSEWHERE, END_S, check_remote, require, within
 from attn_exp.launchers.task import run_in_process
 
 CLUSTERS = ("slurm", "local")
 _LOOK_S = 0.5
 # sacct is slow and shared by all users; a task that ends well says so itself.
 _ASK_S = 30.0
-# Processes of this host end by themselves once they were told to; cancelled, they leave a traceback.
-_END_S = 2.0
 _OURS = ("name", "tasks", "cluster")
 # What submitit takes for every cluster; other options are Slurm's.
 _SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")
@@ -54,7 +52,7 @@ class Slurm:
         self.gpus = [ELSEWHERE] if _asks_for_gpus(self._options) else []
         self._left: dict[int, Any] = {}
 
-    def run(self, launch: Path, tasks: int, say: Callable[[str], None]) -> dict[int, str]:
+    def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
         """As `Launcher.run`."""
         from submitit import AutoExecutor
         from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -72,8 +70,8 @@ class Slurm:
             raise UserError(f"hydra.launcher has what submitit does not take: {first_line(error)}") from error
         say(f"{tasks} tasks on {self._cluster}: {', '.join(job.job_id for job in jobs)}")
         self._left = dict(enumerate(jobs))
-        ended, asked = {}, time.monotonic()
-        while self._left:
+        ended, asked, going = {}, time.monotonic(), within(END_S, over)
+        while self._left and going():
             force = time.monotonic() - asked > _ASK_S
             asked = time.monotonic() if force else asked
             for task, job in list(self._left.items()):
@@ -89,7 +87,7 @@ class Slurm:
 
     def close(self) -> None:
         """Cancel what is still queued or runs."""
-        until = time.monotonic() + (_END_S if self._cluster == "local" else 0.0)
+        until = time.monotonic() + (END_S if self._cluster == "local" else 0.0)
         for job in self._left.values():
             while not job.done() and time.monotonic() < until:
                 time.sleep(_LOOK_S / 10)

@@ -12,7 +12,7 @@ from typing import Any
 from attn_exp.case import Case
 from attn_exp.errors import UserError
 from attn_exp.launchers.base import Launcher
-from attn_exp.launchers.board import Board, Line, running_elsewhere
+from attn_exp.launchers.board import GONE_S, Board, Line, running_elsewhere
 from attn_exp.launchers.plan import Plan, group_jobs, write_plan
 from attn_exp.launchers.watch import Watch
 from attn_exp.record import Record, RecordError, Request, read_record, write_record
@@ -20,23 +20,31 @@ from attn_exp.run import Session, stop_line, stops
 
 _FOLDER = ".launch"
 _WATCH_S = 2.5
+_UNSEEN_S = 0.5
 
 
 class _Jobs:
     """What is known of the jobs of a launch."""
 
     def __init__(self, session: Session, folder: Path, requests: Sequence[Request]) -> None:
-        self._session, self._folder = session, folder
+        self.session, self._folder = session, folder
         # In the order of the plan, which is that of the tasks.
         self.left = {request.job: request for request in requests}
         self.begun: dict[str, int] = {}
         self.halt: Record | None = None
         self._here: set[int] = set()
         self._later: list[str] = []
+        # Jobs that a task has said are over, and whose records this host's file system does not show yet.
+        self._unseen: dict[str, int] = {}
+
+    def over(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self.left or self.halt is not None
 
     def hear(self, line: Line) -> bool:
         """Take in what a task said; whether the tasks are to go on."""
-        progress = self._session.progress
+        progress = self.session.progress
+        self._look_again()
         if line.word == "hello" and line.rest == socket.gethostname():
             self._here.add(line.task)
         elif line.word == "wait":
@@ -45,28 +53,34 @@ class _Jobs:
             self.begun[line.rest] = line.task
             progress.running(self.left[line.rest].label)
         elif line.word == "end" and line.rest in self.left:
-            self.take(self._read(line.rest), line.task)
+            self._unseen[line.rest] = line.task
+            self._look_again()
         return self.halt is None
 
     def take(self, record: Record, task: int | None) -> None:
         """Count a job that is over; it is stored later if storing would disturb a CPU that is measured here."""
         request = self.left.pop(record.request.job)
         if request.device == "cpu" and task in self._here:
-            self._session.progress.finished(record)
+            self.session.progress.finished(record)
             self._later.append(request.job)
         else:
-            self._session.take(record)
+            self.session.take(record)
         if stops(record) and self.halt is None:
             self.halt = record
 
     def store(self) -> None:
         """Store what waited until nothing is measured any more."""
         for job in self._later:
-            self._session.log(self._read(job))
+            if (found := self._written(job)) is not None:
+                self.session.log(found)
         self._later.clear()
 
     def give_up(self, launcher: Launcher, ended: dict[int, str]) -> None:
         """Make a record for each job that has none since its task died."""
+        until = time.monotonic() + GONE_S
+        while self._unseen and time.monotonic() < until:
+            time.sleep(_UNSEEN_S)
+            self._look_again()
         for job, request in list(self.left.items()):
             task = self.begun.get(job)
             found = self._written(job) if task is not None else None
@@ -79,11 +93,12 @@ class _Jobs:
                 write_record(found, self._folder / job)
             self.take(found, task)
 
-    def _read(self, job: str) -> Record:
-        found = self._written(job)
-        # The task has just read or written it.
-        assert found is not None, f"no record in {self._folder / job}"
-        return found
+    def _look_again(self) -> None:
+        """Take the records that tasks have written; NFS may show this host for a while that there is none."""
+        for job, task in list(self._unseen.items()):
+            if (found := self._written(job)) is not None:
+                del self._unseen[job]
+                self.take(found, task)
 
     def _written(self, job: str) -> Record | None:
         try:
@@ -107,7 +122,7 @@ def launch(
     """
     assert session.folder is not None
     folder = session.folder
-    board = Board(_fresh(folder, session.sweep))
+    board = Board(folder / _FOLDER / secrets.token_hex(4))
     groups = group_jobs(requests, done)
     tasks = launcher.tasks if launcher.pinned else min(launcher.tasks, len(groups))
     if len(groups) < launcher.tasks:
@@ -120,25 +135,13 @@ def launch(
         groups=groups,
         gpus=tuple(gpu.uuid for gpu in launcher.gpus) if launcher.pinned else (),
     )
-    board.open()
-    write_plan(plan, board.folder)
     jobs = _Jobs(session, folder, [request for group in groups for request in group.jobs])
-    watch = Watch(board, tasks, jobs.hear)
-    try:
-        ended = launcher.run(board.folder, tasks, session.progress.say)
-        if ended:
-            # What is left of a task that died, or that an engine lost sight of, must not go on behind our back.
-            watch.stop()
-        watch.close()
-    except BaseException:
-        watch.stop()
-        jobs.store()
-        launcher.close()
-        _clear(board.folder)
-        raise
-    launcher.close()
-    if jobs.halt is None:
-        jobs.give_up(launcher, ended)
+    # Rivals that are one job on this device are counted once.
+    session.progress.total -= len(requests) - len(jobs.left)
+    with session.writing():
+        ended = _run(launcher, board, plan, tasks, jobs)
+        if jobs.halt is None:
+            jobs.give_up(launcher, ended)
     jobs.store()
     for task, why in ended.items():
         session.progress.say(f"task {task} of {launcher.name} died: {why}")
@@ -149,6 +152,28 @@ def launch(
         raise SystemExit(1)
 
 
+def _run(launcher: Launcher, board: Board, plan: Plan, tasks: int, jobs: _Jobs) -> dict[int, str]:
+    """Run the tasks while listening to them; whatever happens meanwhile, none is left behind."""
+    session = jobs.session
+    # The last first, and each of them whether the others could be done or not.
+    with contextlib.ExitStack() as failing:
+        failing.callback(_clear, board.folder)
+        board.open()
+        _check_alone(board.folder, session.sweep)
+        write_plan(plan, board.folder)
+        watch = Watch(board, tasks, jobs.hear)
+        for step in (launcher.close, jobs.store, watch.stop):
+            failing.callback(step)
+        ended = launcher.run(board.folder, tasks, session.progress.say, jobs.over)
+        if ended:
+            # What is left of a task that died, or that an engine lost sight of, must not go on behind our back.
+            watch.stop()
+        watch.close()
+        failing.pop_all()
+    launcher.close()
+    return ended
+
+
 def _clear(launch: Path) -> None:
     """Remove a launch's folder; its tasks, if there are any, end then."""
     shutil.rmtree(launch, ignore_errors=True)
@@ -156,14 +181,17 @@ def _clear(launch: Path) -> None:
         launch.parent.rmdir()
 
 
-def _fresh(folder: Path, sweep: str) -> Path:
-    """A folder for this launch; tasks of an earlier one whose parent is gone see theirs go, and end.
+def _check_alone(own: Path, sweep: str) -> None:
+    """Clear what earlier launches of this sweep left; tasks of one whose parent is gone see their folder go, and end.
+
+    To be called when our own is open: of two that start at once none misses the other.
 
     Raises:
-        UserError: the parent of an earlier one is alive.
+        UserError: the parent of another one is alive.
     """
-    for old in sorted((folder / _FOLDER).glob("*")):
-        if running_elsewhere(old, _WATCH_S):
+    for other in sorted(own.parent.glob("*")):
+        if other == own:
+            continue
+        if running_elsewhere(other, _WATCH_S):
             raise UserError(f"another command is running sweep={sweep}: wait for it, or choose another name")
-        _clear(old)
-    return folder / _FOLDER / secrets.token_hex(4)
+        _clear(other)
