@@ -24,7 +24,11 @@ _NO_JOBS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info"
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _terminate)
-    code = command()
+    try:
+        code = command()
+    except BrokenPipeError:
+        # Whoever reads through `head` has read enough. Not by SIGPIPE: a worker that dies breaks a pipe too.
+        code = 0
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -56,7 +56,11 @@ def _unknown_key(text: str) -> str | None:
         return f"{key} takes the name of a choice{several}"
     if key.startswith("profiler."):
         return _option_of_a_profiler(key)
+    if key == "launcher":
+        return f"there is no key 'launcher': did you mean 'hydra/launcher=...', one of {', '.join(_launchers())}?"
     launcher = key.startswith("hydra.launcher.")
+    if launcher and key in _launcher_keys(conf_folder()):
+        return f"there is no key '{key}' without a launcher: choose hydra/launcher={', '.join(_launchers())} first"
     keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
     near = nearest(key, keys)
     top = sorted(name for name in keys if launcher or "." not in name)
@@ -108,6 +112,10 @@ def _keys(conf: Path) -> set[str]:
         if path.parent.name != "experiment":
             keys |= _flat(path, f"{path.parent.name}.")
     return {key for key in keys if not key.startswith(("hydra", "defaults"))}
+
+
+def _launchers() -> list[str]:
+    return sorted(path.stem for path in (conf_folder() / "hydra" / "launcher").glob("*.yaml"))
 
 
 def _launcher_keys(conf: Path) -> set[str]:

@@ -38,6 +38,8 @@ BAD = {
     "++stopping.budget=1": "there is no key 'stopping.budget': did you mean 'budget_s'?",
     "++isolation.timout_s=1": "did you mean 'timeout_s'?",
     "+tracker.zzz=1": "the keys of tracker are artifacts, experiment, name, uri",
+    "-m launcher=slurm": "did you mean 'hydra/launcher=...', one of local_gpus, ray, slurm?",
+    "-m hydra.launcher.tasks=2": "there is no key 'hydra.launcher.tasks' without a launcher: choose hydra/launcher=",
     "-m +bacth=1,2": "there is no key 'bacth': did you mean 'batch'?",
     "+model.heads=3": "there is no key 'model.heads'",
     "model=null": "takes the name of a choice",
@@ -302,6 +304,12 @@ def told(code):
 os._exit = told
 entry.main()
 """
+
+
+def test_a_reader_of_the_help_that_leaves_early_is_no_error(tmp_path):
+    shell = f"{sys.executable} -m attn_exp --help | true"
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("typed_in", "code"), [("--help", 0), ("bakend=flash", 2), ("batch=0", 2)])

@@ -111,6 +111,20 @@ def test_a_sweep_s_page_says_who_ran_the_same_kernel(here, capsys):
     assert [line.split()[0] for line in text.splitlines() if " ok " in line] == ["cudnn", "aten_cudnn", "flash"]
 
 
+def test_on_a_cpu_nothing_is_said_of_kernels_since_operators_contain_others(here, capsys):
+    sweeps.write(here.parent / "cpu", [job("flash", 100.0, device="cpu"), job("math", 900.0, device="cpu")])
+    text = page(capsys, "cpu")
+    assert "sweep cpu: 2 jobs" in text or "2 jobs on one case" in text
+    assert "ran one and the same" not in text and "alone ran" not in text
+
+
+def test_a_sweep_s_page_names_the_records_that_it_lacks(here, capsys):
+    broken = next(here.glob("flash-*")) / "record.json"
+    broken.write_bytes(broken.read_bytes()[:100])
+    text = page(capsys, "first")
+    assert f"skipped: multirun/first/{broken.parent.name}/record.json is not a record" in text.replace("\n  ", " ")
+
+
 def test_every_way_of_naming_a_job_finds_it(here, capsys):
     folder = next(here.glob("flash-*"))
     wanted = page(capsys, "first/flash")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,20 @@ def test_a_server_that_is_away_at_the_start_is_told_and_stored_into_when_it_is_b
     with forwarded(port, int(server.uri.rpartition(":")[2])):
         assert tracker.close("FINISHED", []) is None
     assert kinds(server, "late") == {"sweep": 1, "job": 4}
+
+
+def test_a_database_server_that_is_away_is_noticed_within_seconds_and_not_after_mlflow_s_ten_tries(home: Path) -> None:
+    records, port = a_sweep(home), servers.free_port()
+    tracker = tracker_for(f"postgresql://u:PW@127.0.0.1:{port}/x", "away")
+    began = time.monotonic()
+    warning = tracker.open(SweepInfo("first", home / "multirun" / "first", ""))
+    tracker.log(records[0], home / "multirun" / "first" / records[0].request.job)
+    tracker.settle()
+    lacking = tracker.close("FINISHED", [])
+    assert time.monotonic() - began < 40
+    assert "takes nothing yet (it cannot be reached: Connection refused)" in (warning or "")
+    assert "lacks 1 record (it cannot be reached: Connection refused)" in (lacking or "")
+    assert "PW" not in f"{warning} {lacking}"
 
 
 def test_a_sweep_whose_server_was_lost_ends_with_the_command_that_stores_it(

@@ -17,10 +17,14 @@ _RUN = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Found:
-    """What a page is about: the jobs of a sweep, and among them the one that was asked for; None for the sweep."""
+    """What a page is about: the jobs of a sweep, and among them the one that was asked for; None for the sweep.
+
+    `broken` are sentences about those of the sweep's records that cannot be read.
+    """
 
     results: tuple[Result, ...]
     job: Result | None
+    broken: tuple[str, ...] = ()
 
 
 def find(word: str, home: Path, uri: str | None) -> Found:
@@ -57,10 +61,12 @@ def _find(word: str, home: Path, uri: str | None) -> Found:
     folders = sweep_folders([word], home)
     if len(folders) > 1:
         raise UserError(f"'{word}' stands for {len(folders)} sweeps: name one, such as {folders[0].name}")
-    results = read_folder(folders[0]).results
+    sweep_read = read_folder(folders[0])
+    results = sweep_read.results
     if not results:
         raise UserError(f"{folders[0]} has no readable record: give another sweep")
-    return Found(results, results[0] if len(results) == 1 else None)
+    alone = len(results) == 1 and not sweep_read.broken
+    return Found(results, results[0] if alone else None, sweep_read.broken)
 
 
 def _in_sweep(folder: Path, name: str) -> Found:

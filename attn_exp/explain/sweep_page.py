@@ -31,21 +31,26 @@ def sweep_page(found: Found) -> str:
         parts += ["\n".join(lines) for lines in [same_kernels(several)] if lines]
     if len(groups) > _CASES:
         parts.append(f"and {len(groups) - _CASES} more cases: python -m attn_exp.compare sweep=NAME has them all")
+    parts += [f"skipped: {said}" for said in found.broken]
     parts.append("a page about one job: python -m attn_exp.explain SWEEP/JOB")
     return "\n\n".join(parts)
 
 
 def same_kernels(results: Sequence[Result]) -> list[str]:
-    """For each pass, who spent most of it in which kernel; those of one kernel stand together."""
+    """For each pass, who spent most of it in which kernel; those of one kernel stand together.
+
+    Nothing is said of operators: SDPA's are one wrapper around whatever computes it.
+    """
     lines: list[str] = []
-    what = kind(results[0])
+    if kind(results[0]) != "kernel":
+        return lines
     for direction in SHORT:
         ran: dict[str, list[str]] = defaultdict(list)
         for result in results:
             if result.status == "ok" and direction in result.kernels:
                 ran[result.kernels[direction]].append(result.label)
         for name, labels in sorted(ran.items(), key=lambda one: -len(one[1])):
-            who = f"{', '.join(labels)} ran one and the same {what}:" if len(labels) > 1 else f"{labels[0]} alone ran"
+            who = f"{', '.join(labels)} ran one and the same kernel:" if len(labels) > 1 else f"{labels[0]} alone ran"
             lines.append(f"{direction}: {who} {short(name)}")
     return lines
 

@@ -13,7 +13,7 @@ from attn_exp.redaction import has_password, redacted
 
 DEFAULT_URI = "sqlite:///mlruns/mlflow.db"
 _SERVERS = ("http", "https")
-_DATABASES = ("postgresql", "mysql", "mssql")
+DATABASES = ("postgresql", "mysql", "mssql")
 _EXAMPLE = "write tracker.uri=http://HOST:5000"
 
 
@@ -31,14 +31,14 @@ def absolute_uri(uri: str) -> str:
         if not rest.startswith("/") or name in ("", ":memory:"):
             raise UserError(f"tracker.uri={shown} names no database file: use tracker.uri={DEFAULT_URI}")
         return f"{kind}:///{Path(name).absolute()}{question}{query}"
-    if rest and scheme in (*_SERVERS, *_DATABASES):
+    if rest and scheme in (*_SERVERS, *DATABASES):
         _check_host(uri, shown)
         return uri.rstrip("/") if scheme in _SERVERS else uri
     if scheme in _SERVERS:
         raise UserError(f"tracker.uri={shown} names no server: {_EXAMPLE}")
     if scheme in ("", "file"):
         raise UserError(f"MLflow no longer stores into plain folders ({shown}): use tracker.uri={DEFAULT_URI}")
-    known = ", ".join(("sqlite", *_SERVERS, *_DATABASES))
+    known = ", ".join(("sqlite", *_SERVERS, *DATABASES))
     raise UserError(f"tracker.uri={shown} is none of {known}: use tracker.uri={DEFAULT_URI}")
 
 

@@ -17,10 +17,10 @@ from attn_exp.record import Record, RecordError, read_record
 from attn_exp.redaction import redacted
 from attn_exp.store import place_identity, sweep_identity
 from attn_exp.trackers.base import Curve, EndStatus, SweepInfo
-from attn_exp.trackers.client import fitting, legal, open_experiment, search, source
+from attn_exp.trackers.client import fitting, legal, open_experiment, search, source, try_databases_less
 from attn_exp.trackers.curve_runs import keep_curves
 from attn_exp.trackers.job_run import create_job_run
-from attn_exp.trackers.location import database_file
+from attn_exp.trackers.location import DATABASES, database_file
 from attn_exp.trackers.stored import FINISHED_AT, JOB, StoredRun, jobs_in_database
 from attn_exp.trackers.writers import Writers
 
@@ -51,6 +51,8 @@ class Runs:
             from filelock import FileLock
             from mlflow import MlflowClient
 
+            if self._uri.startswith(DATABASES):
+                try_databases_less()
             # Several processes that open a fresh database at once would break it.
             with contextlib.ExitStack() as held:
                 if (path := database_file(self._uri)) is not None:
