@@ -35,7 +35,7 @@ from attn_exp.worker import read_requests
 EXAMPLES = int(os.environ.get("ATTN_EXP_FUZZ", "0"))
 # Nothing may hang: ten seconds for one input are a hundred times what the slowest takes.
 mutated = settings(
-    max_examples=EXAMPLES or 200,
+    max_examples=EXAMPLES or 100,
     derandomize=not EXAMPLES,
     database=None,
     deadline=10_000,
