@@ -342,7 +342,8 @@ def test_tasks_that_are_still_queued_when_all_is_done_are_cancelled_and_not_wait
     out, err = process.communicate(timeout=40)
     assert (process.returncode, err) == (1 if halt else 0, "")
     assert "died" not in out
-    assert len(found(tmp_path, "x")) == (1 if halt else 2)
+    # The task may have begun the next job before it learned of the end.
+    assert len(found(tmp_path, "x")) in ((1, 2) if halt else (2,))
     wait_for(lambda: (slurm / "job-1234_1").read_text() == "cancelled", 5)
     assert left_behind(tmp_path) == []
 
