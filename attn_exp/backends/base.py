@@ -132,14 +132,23 @@ def load_backend(config: dict[str, Any]) -> Backend:
     Raises:
         Unavailable: the class cannot be imported or does not take the options.
     """
-    options = {key: value for key, value in config.items() if key != "_target_"}
+    backend: Backend = made_from("backend", config)
+    return backend
+
+
+def made_from(key: str, config: dict[str, Any]) -> Any:
+    """What the node `key` of a configuration names by `_target_`, made with the node's other keys.
+
+    Raises:
+        Unavailable: the class cannot be imported or does not take the options.
+    """
+    options = {name: value for name, value in config.items() if name != "_target_"}
     target = str(config["_target_"])
     try:
         made = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
-        raise Unavailable(f"cannot import backend._target_={target}: {error}") from error
+        raise Unavailable(f"cannot import {key}._target_={target}: {error}") from error
     try:
-        backend: Backend = made(**options)
+        return made(**options)
     except TypeError as error:
         raise Unavailable(f"{target} does not take the options {options}: {error}") from error
-    return backend

@@ -1,14 +1,12 @@
 """The profiler contract: a job that has been timed, and what may be asked about it."""
 
-import pkgutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from attn_exp.backends.base import Backend
-from attn_exp.backends.package import Unavailable
+from attn_exp.backends.base import Backend, made_from
 from attn_exp.case import Case
 from attn_exp.machine import Machine
 from attn_exp.profile import Profile
@@ -68,14 +66,5 @@ def load_profiler(options: dict[str, Any]) -> Profiler:
     Raises:
         Unavailable: the class cannot be imported or does not take the options.
     """
-    target, name = str(options["_target_"]), options["name"]
-    given = {key: value for key, value in options.items() if key != "_target_"}
-    try:
-        made = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise Unavailable(f"cannot import profiler.{name}._target_={target}: {error}") from error
-    try:
-        profiler: Profiler = made(**given)
-    except TypeError as error:
-        raise Unavailable(f"{target} does not take the options {given}: {error}") from error
+    profiler: Profiler = made_from(f"profiler.{options['name']}", options)
     return profiler
