@@ -59,7 +59,7 @@ def _run(arguments: list[str]) -> int:
     measures = not any(argument.split("=")[0] in (*_NO_JOBS, "dry_run") for argument in arguments)
     if measures and not any(argument.lstrip("+~").startswith(_WORKER_KEYS) for argument in arguments):
         start_ahead(worker)
-    from attn_exp.run import session
+    from attn_exp.session import session
     from attn_exp.trackers.base import EndStatus
 
     session().adopt(worker)

@@ -26,7 +26,7 @@ import msgspec
 from tabulate import tabulate
 
 from attn_exp.calibration import delta_for, device_key
-from attn_exp.compose import compose_config, split_config_dir
+from attn_exp.compose import compose_config, plain, split_config_dir
 from attn_exp.duel_metrics import duel_metrics
 from attn_exp.errors import UserError
 from attn_exp.flags import FLAGS, INTERFERENCE
@@ -38,7 +38,7 @@ from attn_exp.plots import plot_ratios
 from attn_exp.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
 from attn_exp.redaction import redacted
 from attn_exp.report import time_text
-from attn_exp.run import dry_run, plain
+from attn_exp.run import dry_run
 from attn_exp.store import near, read_sweep
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker

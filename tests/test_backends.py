@@ -53,7 +53,7 @@ def close(found, expected):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases(longest=12), st.integers(0, 2**31), st.sampled_from([1, 64, 300, 1 << 26]), st.sampled_from([2, 5, 1024]))
 def test_the_reference_equals_autograd_in_float64_in_slices_of_any_size(case, seed, slice_bytes, causal_rows):
     inputs = make_inputs(case, "cpu", seed, with_gradients=True)
@@ -109,7 +109,7 @@ def run(backend, case, inputs):
 
 
 @pytest.mark.parametrize("backend", ON_CPU, ids=lambda backend: backend.__name__)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
 @given(case=cases(longest=40, largest_dim=24), seed=st.integers(0, 2**31))
 def test_what_a_backend_supports_on_a_cpu_is_right_and_runs_what_it_claims(backend, case, seed):
     made = backend("b")
@@ -181,7 +181,7 @@ def test_a_forced_choice_holds_inside_its_scope_and_auto_is_free_inside_another(
 
 
 @given(cases(), st.integers(0, 2**40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_inputs_are_seeded_and_have_the_shapes_of_the_case(case, seed):
     inputs, same = (make_inputs(case, "cpu", seed, with_gradients=True) for _ in range(2))
     assert inputs.q_bhsd.shape == (case.batch, case.q_heads, case.q_len, case.head_dim)

@@ -52,10 +52,11 @@ def measured(tmp_path_factory):
 
 
 def test_sweeps_that_were_really_measured(measured):
-    began = time.perf_counter()
+    crowded, began = cli.crowding(), time.perf_counter()
     ran = cli.run("sweep=first", "baseline=eager", cwd=measured, module="attn_exp.compare")
+    seconds = time.perf_counter() - began
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert time.perf_counter() - began < 3
+    assert seconds / max(crowded, cli.crowding()) < 3
     assert "over eager" in ran.stdout and "pick this" in ran.stdout and "geometric means" in ran.stdout
     ran = cli.run("sweep=second", "against=first", "format=json", cwd=measured, module="attn_exp.compare")
     assert ran.returncode == 0, ran.stderr

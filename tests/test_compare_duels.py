@@ -9,12 +9,11 @@ from strategies import cases
 
 from attn_exp.compare.cell import Metric, cells_of
 from attn_exp.compare.duels import case_words, duels
-from attn_exp.compose import compose_config
+from attn_exp.compose import compose_config, plain
 from attn_exp.duel import main, rivals_of
 from attn_exp.jobs import request_from_config
 from attn_exp.nvml import GpuInfo
 from attn_exp.record import Compile
-from attn_exp.run import plain
 
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
 
@@ -37,7 +36,7 @@ def command(folder, one, other, direction="forward"):
     return duels([(pair[0], pair[1])])[0].command
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())
 def test_any_case_composes_to_itself(case):
     request = request_from_config(plain(compose_config(case_words(case, "of my own"), "a")), [GPU])

@@ -24,7 +24,7 @@ def lean(folder, record):
     return decode(path.read_bytes(), path)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases(), st.dictionaries(st.text(max_size=8), st.floats(0, 1e12), max_size=5), st.floats(0, 2e9))
 def test_a_result_says_what_the_whole_record_says(tmp_path, case, metrics, finished):
     timed = {f"{name}/time_us": 100.0 for name in ("forward", "backward")}

@@ -149,7 +149,7 @@ def holds(tree, cell):
             return holds(one, cell) or holds(other, cell)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trees)
 def test_any_tree_means_what_it_says(cells, tree):
     wanted = [cell for cell in cells if holds(tree, cell)]
@@ -160,7 +160,7 @@ def test_any_tree_means_what_it_says(cells, tree):
         assert chosen(cells, typed(tree)) == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet="abcausl qkv_len=<>!()'\"0123456789.,+-*/[]{}:;\\", max_size=30))
 def test_no_text_does_anything_but_filter_or_be_refused(cells, text):
     try:

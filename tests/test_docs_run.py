@@ -92,7 +92,7 @@ def here(tmp_path_factory):
             patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
         # The machine's ceilings are measured once for all commands, not for each.
         once = InProcess()
-        patch.setattr("attn_exp.run.make_isolation", lambda options: once)
+        patch.setattr("attn_exp.session.make_isolation", lambda options: once)
         yield folder, call
     for name in ("my_module", "sliced_attention"):
         sys.modules.pop(name, None)

@@ -18,7 +18,7 @@ from attn_exp.launchers.plan import Group, Plan, group_jobs, read_plan, write_pl
 from attn_exp.launchers.sweep import _check_alone
 from attn_exp.launchers.task import _own, _taken
 from attn_exp.record import Record, read_record, write_record
-from attn_exp.run import Session
+from attn_exp.session import Session
 from attn_exp.trackers.none import NoTracker
 
 

@@ -110,7 +110,7 @@ def test_whatever_ends_the_parent_ends_its_workers_and_the_same_command_goes_on(
     seconds, out, err = interrupt(process, number)
     assert seconds < 2
     assert "Traceback" not in err
-    wait_for(lambda: left_behind(tmp_path) == [], 2)
+    wait_for(lambda: left_behind(tmp_path) == [])
     if number != signal.SIGKILL:
         assert process.returncode == 130
         assert "sweep=cut" in out.splitlines()[-1]

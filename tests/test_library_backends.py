@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from standins import (
     install,
@@ -137,7 +137,6 @@ def test_each_backend_takes_the_kinds_of_cases_that_its_library_has():
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.none() | st.integers(1, 12), st.booleans())
-@settings(deadline=None)
 def test_flash_window_means_what_a_case_means(q_len, kv_len, window, causal):
     case = change(q_len=q_len, kv_len=kv_len, causal=causal, window=window if causal else None)
     left, right = flash_window(causal=case.causal, window=case.window)

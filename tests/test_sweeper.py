@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError
 from attn_exp.record import FILE_NAME, Record, Request, write_record
-from attn_exp.run import session
+from attn_exp.session import session
 from attn_exp.sweeper import Composer, check_choices, register
 
 SPREAD = [
@@ -64,7 +64,7 @@ def loader(monkeypatch):
 
 @pytest.fixture
 def composer(loader):
-    return Composer(loader, master(loader))
+    return Composer(loader, master(loader), session().request)
 
 
 @pytest.fixture
@@ -89,6 +89,40 @@ def test_a_job_is_composed_as_hydra_composes_it(loader, composer):
             assert OmegaConf.to_container(composer.case(overrides), resolve=True) == OmegaConf.to_container(
                 own, resolve=True
             )
+
+
+def test_a_job_is_asked_for_as_its_configuration_says_whatever_was_asked_before(composer):
+    for overrides in [*SPREAD, *WRONG, *reversed(SPREAD), *SPREAD[::2]]:
+        if overrides in WRONG:
+            with pytest.raises(HydraException):
+                composer.request(overrides)
+            continue
+        try:
+            wanted = session().request(composer.case(overrides))
+        except UserError as error:
+            wanted = str(error)
+        found = composer.request(overrides)
+        assert (str(found) if isinstance(found, UserError) else found) == wanted, overrides
+
+
+AXES = [
+    [["batch=1", "batch=2"], ["seq_len=64"], ["backend=flash", "backend=math"], ["seed=5"]],
+    # What a choice changes as well is not applied beforehand.
+    [["backend.name=own"], ["backend=flash", "backend=math"], ["+backend.window=3"], ["backend._target_=their.Own"]],
+    [["model.q_heads=6"], ["model={q_heads:12,kv_heads:2}", "model={q_heads:8,kv_heads:2}"], ["model.kv_heads=4"]],
+    [["+pair={b:32,s:512}", "+pair={b:1,s:1024}"], ["batch=${pair.b}"], ["seq_len=${pair.s}"]],
+    [["seed=5"], ["~seed"], ["+seed=5"], ["~timer.also"], ["+timer.also=[wall]"], ["batch=1", "batch=8"]],
+    [["q_len=1"], ["kv_len=${q_len}"], ["causal=true", "causal=false"]],
+]
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+def test_what_all_jobs_share_is_applied_once_and_changes_none_of_them(loader, composer, axes):
+    jobs = product(axes)
+    together = Composer(loader, master(loader), session().request, jobs)
+    for overrides in [*jobs, *reversed(jobs)]:
+        assert OmegaConf.to_container(together.case(overrides)) == OmegaConf.to_container(composer.case(overrides))
+        assert str(together.request(overrides)) == str(composer.request(overrides))
 
 
 def test_what_hydra_refuses_is_refused(loader, composer):
@@ -168,13 +202,12 @@ class FakeSession:
 
     def __init__(self, monkeypatch, folder):
         self.submitted, self.kept = [], []
-        monkeypatch.setattr("attn_exp.run.Session.submit", lambda s, config: self.submit(s, config, folder))
-        monkeypatch.setattr("attn_exp.run.Session.keep", lambda s, record: self.kept.append(record.request.label))
-        monkeypatch.setattr("attn_exp.run.Session.close", lambda s, status: self.close(s))
+        monkeypatch.setattr("attn_exp.session.Session.submit", lambda s, request, _: self.submit(s, request, folder))
+        monkeypatch.setattr("attn_exp.session.Session.keep", lambda s, record: self.kept.append(record.request.label))
+        monkeypatch.setattr("attn_exp.session.Session.close", lambda s, status: self.close(s))
         self.impossible = []
 
-    def submit(self, current, config, folder):
-        request = current.request(config)
+    def submit(self, current, request, folder):
         current.folder = folder
         (folder / request.job).mkdir(parents=True, exist_ok=True)
         write_record(Record(request=request, status="unsupported", reason="not here"), folder / request.job)

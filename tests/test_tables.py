@@ -19,7 +19,7 @@ def test_figures_have_four_digits_and_no_exponent(value, text):
     assert figures(value) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), heads, st.integers(10, 60))
 def test_a_grid_is_as_wide_as_was_reckoned_and_leaves_out_no_more_than_it_must(data, names, width):
     rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys(names, texts)), min_size=1, max_size=5))

@@ -16,7 +16,7 @@ from attn_exp.launchers.board import GONE_S, Board, Line, running_elsewhere
 from attn_exp.launchers.plan import Plan, group_jobs, write_plan
 from attn_exp.launchers.watch import Watch
 from attn_exp.record import Record, RecordError, Request, read_record, write_record
-from attn_exp.run import Session, stop_line, stops
+from attn_exp.session import Session, stop_line, stops
 
 _FOLDER = ".launch"
 _WATCH_S = 2.5

@@ -87,16 +87,17 @@ def whole_run(
     tags: Mapping[str, str],
     moments: tuple[float, float],
     status: str,
-    fill: Callable[[str], None],
+    fill: Callable[["Run"], None],
 ) -> str:
     """Make a run, let `fill` store what belongs into it, and end it; it is deleted if any of that fails.
 
     `moments` are its start and end in seconds since 1970.
     """
     began_ms, ended_ms = (int(moment * 1000) or None for moment in moments)
-    run = str(client.create_run(experiment, began_ms, fitting(tags) | source(), name).info.run_id)
+    made = client.create_run(experiment, began_ms, fitting(tags) | source(), name)
+    run = str(made.info.run_id)
     try:
-        fill(run)
+        fill(made)
         client.set_terminated(run, status, ended_ms)
     except Exception:
         with contextlib.suppress(Exception):

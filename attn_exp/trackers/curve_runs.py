@@ -40,9 +40,9 @@ def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve
     ]
     params = [Param(legal(key), value[:PARAM_LENGTH]) for key, value in curve.params.items()]
 
-    def fill(run: str) -> None:
+    def fill(run: "Run") -> None:
         for begin in range(0, len(points), METRICS_BATCH):
-            client.log_batch(run, points[begin : begin + METRICS_BATCH], params if begin == 0 else ())
+            client.log_batch(run.info.run_id, points[begin : begin + METRICS_BATCH], params if begin == 0 else ())
 
     whole_run(client, experiment, curve.name, tags, (curve.moment, curve.moment), "FINISHED", fill)
 
