@@ -87,7 +87,8 @@ class Apart(Works):
     def profile(self, subject: Subject) -> Profile:
         if self.apart:
             (subject.folder / "parent.txt").write_text(str(os.getpid()))
-            return profile_apart(subject, self.name)
+            own = f"{type(self).__module__}.{type(self).__name__}"
+            return profile_apart(subject, {"_target_": own, "name": self.name, "apart": False})
         parent = int((subject.folder / "parent.txt").read_text())
         return Profile(status="ok", metrics={"processes": len({parent, os.getpid()})})
 

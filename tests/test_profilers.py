@@ -14,11 +14,13 @@ from attn_exp.backends.package import Unavailable
 from attn_exp.machine import Machine
 from attn_exp.measure import measure_and_keep
 from attn_exp.profile import Profile, ProfiledKernel
-from attn_exp.profilers.base import Subject, load_profiler
+from attn_exp.profilers.apart import ProcessLost
+from attn_exp.profilers.base import Early, Subject, load_profiler
 from attn_exp.profilers.chrome import PREFIX, TraceError, read_trace
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.hatchet import HatchetError, kernels_of, lines_of, rates, read_tree
-from attn_exp.profilers.proton import Proton, load_proton
+from attn_exp.profilers.proton import Proton
+from attn_exp.profilers.proton_session import load_proton
 from attn_exp.profilers.second_pass import profile_job
 from attn_exp.profilers.torch import TorchProfiler, _missing
 from attn_exp.record import read_record
@@ -179,25 +181,27 @@ def test_lines_of_a_sampled_tree_come_with_what_they_wait_for():
 
 
 class FakeProton(types.ModuleType):
-    """Triton's profiler as far as it is used; every session leaves the tree that was kept."""
+    """Triton's profiler as far as it is used; every session leaves the tree that was kept, or one of `lines`."""
 
-    def __init__(self, lines: str | Exception | None = None) -> None:
+    def __init__(self, lines: dict | None = None) -> None:
         super().__init__("triton.profiler")
-        self.entered, self.lines, self.path = [], lines, ""
+        self.entered, self.lines, self.path, self.mode = [], lines, "", None
 
     def start(self, name, *, context, data, backend, mode=None):
-        if mode == "pcsampling" and isinstance(self.lines, Exception):
-            raise self.lines
-        self.path = name
+        self.path, self.mode = name, mode
         return 7
 
     def scope(self, name, metrics):
+        assert self.path, "no session has begun"
         self.entered.append((name, metrics))
         return contextlib.nullcontext()
 
     def finalize(self, session):
         assert session == 7
-        shutil.copy(KEPT / "tree.hatchet", f"{self.path}.hatchet")
+        if self.mode == "pcsampling":
+            Path(f"{self.path}.hatchet").write_text(json.dumps([self.lines]))
+        else:
+            shutil.copy(KEPT / "tree.hatchet", f"{self.path}.hatchet")
 
 
 def test_proton_tells_each_scope_its_work_and_keeps_the_tree(subject):
@@ -224,19 +228,78 @@ def test_a_tree_without_kernels_is_no_profile_and_no_time_of_zero(subject, monke
     assert profile.reason == "proton saw no kernel of forward; proton saw no kernel of backward"
 
 
-def test_a_triton_without_lines_costs_the_lines_alone(subject):
-    of_triton = replace(subject, backend=type("Named", (), {"name": "triton"})())
-    refused = Proton("it", calls=3).look(of_triton, FakeProton(RuntimeError("CUPTI_ERROR_NOT_SUPPORTED\nmore")))
-    assert refused.status == "ok" and len(refused.kernels) == 4
-    assert refused.reason == "no figures by line: RuntimeError: CUPTI_ERROR_NOT_SUPPORTED"
-    empty = Proton("it", calls=3).look(of_triton, FakeProton())
-    assert empty.reason == "no figures by line: PC sampling took no samples"
-    old = FakeProton()
-    old.start = lambda name, *, context, data, backend: FakeProton.start(
-        old, name, context=context, data=data, backend=backend
+def sampled_tree(*places: str) -> dict:
+    """What Proton writes of a kernel of which it knows the samples of these lines, or of none."""
+    samples = {"num_samples": 10, "num_stalled_samples": 5}
+    lines = [{"frame": {"name": place}, "metrics": samples, "children": []} for place in places]
+    kernel = {"frame": {"name": "forward_kernel"}, "metrics": {} if lines else samples, "children": lines}
+    passes = [{"frame": {"name": name}, "children": [kernel]} for name in ("forward", "backward")]
+    return {"frame": {"name": "ROOT"}, "metrics": {}, "children": passes}
+
+
+def sampled(subject, monkeypatch, proton):
+    """The lines that a fake Proton finds, begun before there is anything to call."""
+    monkeypatch.setattr("attn_exp.profilers.proton_lines.load_proton", lambda: proton)
+    profiler = load_profiler({"_target_": "attn_exp.profilers.proton_lines.ProtonLines", "name": "it", "calls": 2})
+    assert isinstance(profiler, Early)
+    profiler.begin(subject.folder)
+    assert proton.mode == "pcsampling" and not proton.entered
+    return profiler.profile(subject)
+
+
+def test_lines_are_sampled_from_before_the_kernels_are_loaded(subject, monkeypatch):
+    proton = FakeProton(
+        sampled_tree("/x/forward_kernel.py:forward_kernel@41", "/x/forward_kernel.py:forward_kernel@42")
     )
-    assert "has no PC sampling: pip install" in Proton("it", calls=3).look(of_triton, old).reason
-    assert Proton("it", calls=3, lines=False).look(of_triton, old).reason is None
+    profile = sampled(subject, monkeypatch, proton)
+    assert (profile.status, profile.reason) == ("ok", None)
+    assert profile.files == ("profiles/it/lines.hatchet", "profiles/it/lines.csv")
+    table = (subject.folder / "lines.csv").read_text().splitlines()
+    assert len(table) == 1 + 4 and "forward_kernel@41" in table[1]
+    assert [name for name, _ in proton.entered] == ["forward"] * 2 + ["backward"] * 2
+
+
+def test_samples_without_lines_are_kept_and_said_to_be_so(subject, monkeypatch):
+    profile = sampled(subject, monkeypatch, FakeProton(sampled_tree()))
+    assert profile.status == "ok" and "knew no line of source" in profile.reason
+    assert len((subject.folder / "lines.csv").read_text().splitlines()) == 1 + 2
+    empty = {"frame": {"name": "ROOT"}, "children": [{**one, "children": []} for one in sampled_tree()["children"]]}
+    profile = sampled(subject, monkeypatch, FakeProton(empty))
+    assert (profile.status, profile.reason) == ("failed", "PC sampling took no samples of the passes")
+
+
+def test_a_triton_that_cannot_sample_is_named(subject, monkeypatch):
+    old = FakeProton()
+    old.start = lambda name, *, context, data, backend: 7
+    with pytest.raises(Unavailable, match=r"Triton .* has no PC sampling"):
+        sampled(subject, monkeypatch, old)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (Profile(status="ok", files=("profiles/it/lines.csv",)), None),
+        (Profile(status="unavailable", reason="Triton 3 has no PC sampling"), "Triton 3 has no PC sampling"),
+        (ProcessLost("the process of profiler=it was killed by SIGSEGV"), "the process of profiler=it was killed by"),
+    ],
+    ids=["ok", "unavailable", "lost"],
+)
+def test_what_becomes_of_the_lines_costs_the_lines_alone(subject, monkeypatch, outcome, reason):
+    asked = []
+
+    def apart(subject, options):
+        asked.append(options)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr("attn_exp.profilers.proton.profile_apart", apart)
+    profiler = Proton("it", calls=3)
+    found = profiler.with_lines(subject, profiler.look(subject, FakeProton()))
+    assert asked == [{"_target_": "attn_exp.profilers.proton_lines.ProtonLines", "name": "it", "calls": 3}]
+    assert found.status == "ok" and len(found.kernels) == 4 and found.metrics["forward/tflops"] > 0
+    assert found.files[:2] == ("profiles/it/proton.hatchet", "profiles/it/kernels.csv")
+    assert found.reason is None if reason is None else found.reason.startswith(f"no figures by line: {reason}")
 
 
 def test_two_profilers_that_cannot_share_cupti_are_named(subject):
@@ -263,14 +326,14 @@ def test_a_missing_triton_is_named_with_its_remedy(monkeypatch, missing, words):
     def absent(name):
         raise error
 
-    monkeypatch.setattr("attn_exp.profilers.proton.importlib.import_module", absent)
+    monkeypatch.setattr("attn_exp.profilers.proton_session.importlib.import_module", absent)
     with pytest.raises(Unavailable, match=words):
         load_proton()
 
 
 def test_a_triton_whose_profiler_lacks_a_function_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.profiler", types.ModuleType("triton.profiler"))
-    monkeypatch.setattr("attn_exp.profilers.proton.importlib.import_module", sys.modules.get)
+    monkeypatch.setattr("attn_exp.profilers.proton_session.importlib.import_module", sys.modules.get)
     with pytest.raises(Unavailable, match=r"has no proton\.start"):
         load_proton()
 

@@ -86,6 +86,8 @@ WORKER = {
     "profilers.inductor",
     "profilers.ncu",
     "profilers.proton",
+    "profilers.proton_lines",
+    "profilers.proton_session",
     "profilers.second_pass",
     "profilers.torch",
     "ranges",

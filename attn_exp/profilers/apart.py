@@ -1,12 +1,14 @@
 """Apart: a profiler in a process of its own, for those that cannot share CUPTI with what a worker has done before.
 
-`python -m attn_exp.profilers.apart FOLDER NAME` prepares the job of a folder anew, runs one of its profilers over it,
-and leaves what that found as `profile.json` among the profiler's files.
+`python -m attn_exp.profilers.apart FOLDER OPTIONS` prepares the job of a folder anew, runs over it the profiler that the
+options make (JSON: `_target_`, `name` and what its constructor takes), and leaves what that found as `profile.json` among
+the profiler's files.
 """
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from attn_exp.errors import how_it_ended
 from attn_exp.machine import Machine
 from attn_exp.prepare import prepare
 from attn_exp.profile import Profile, profile_folder
-from attn_exp.profilers.base import Subject, load_profiler
+from attn_exp.profilers.base import Early, Subject, load_profiler
 from attn_exp.profilers.second_pass import tried
 from attn_exp.record import LOG_NAME, read_record
 from attn_exp.worker import die_with_parent
@@ -29,13 +31,14 @@ class ProcessLost(Exception):
     """The process of a profiler ended without a result; the message says how."""
 
 
-def profile_apart(subject: Subject, name: str) -> Profile:
-    """What the profiler of this name finds in a process of its own, which dies with this one.
+def profile_apart(subject: Subject, options: Mapping[str, Any]) -> Profile:
+    """What the profiler of these options finds in a process of its own, which dies with this one.
 
     Raises:
         ProcessLost: it ended without a result.
     """
-    command = [sys.executable, "-m", __name__, str(subject.job), name, "--parent", str(os.getpid())]
+    name, typed = options["name"], msgspec.json.encode(options).decode()
+    command = [sys.executable, "-m", __name__, str(subject.job), typed, "--parent", str(os.getpid())]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
     path = subject.folder / _RESULT
     if not path.exists():
@@ -47,24 +50,25 @@ def profile_apart(subject: Subject, name: str) -> Profile:
 
 
 def main(arguments: list[str]) -> None:
-    """Profile the job of a folder by one of its profilers."""
-    job, name = Path(arguments[0]), arguments[1]
+    """Profile the job of a folder."""
+    job, options = Path(arguments[0]), msgspec.json.decode(arguments[1], type=dict[str, Any])
     if "--parent" in arguments:
         die_with_parent(int(arguments[-1]))
     record = read_record(job)
     if record is None:
         raise SystemExit(f"{job} has no record")
     request = record.request
-    options: dict[str, Any] = next(one for one in request.profilers if one["name"] == name)
-    folder = profile_folder(job, name)
+    folder = profile_folder(job, options["name"])
 
     def profile() -> Profile:
+        profiler = load_profiler(options)
+        if isinstance(profiler, Early):
+            profiler.begin(folder)
         machine = Machine.open(request.device)
         # Measured already: seconds of load would only heat the chip.
         machine.ceilings[request.case.dtype] = record.ceilings
         rival = prepare(Attempt(request), machine)
-        subject = Subject(record, rival.backend, rival.calls, rival.scope, machine, job, folder)
-        return load_profiler({**options, "apart": False}).profile(subject)
+        return profiler.profile(Subject(record, rival.backend, rival.calls, rival.scope, machine, job, folder))
 
     (folder / _RESULT).write_bytes(msgspec.json.encode(tried(profile, job, folder)))
 

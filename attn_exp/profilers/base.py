@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from attn_exp.backends.base import Backend, made_from
 from attn_exp.case import Case
@@ -57,6 +57,15 @@ class Profiler(Protocol):
         Raises:
             Unavailable: a program, a package, a permission or the device is missing; the message says the remedy.
         """
+        ...
+
+
+@runtime_checkable
+class Early(Protocol):
+    """What a profiler has that must be there before the job's kernels are loaded, in a process of its own."""
+
+    def begin(self, folder: Path) -> None:
+        """Begin to look; `folder` is the subject's to come."""
         ...
 
 

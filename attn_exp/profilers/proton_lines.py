@@ -1,0 +1,70 @@
+"""Proton's lines: samples of the program counter by line of source, of kernels that Triton compiled."""
+
+import csv
+import inspect
+from dataclasses import astuple, fields
+from pathlib import Path
+from typing import Any
+
+from attn_exp.backends.package import Unavailable
+from attn_exp.profile import Profile
+from attn_exp.profilers.base import Subject
+from attn_exp.profilers.hatchet import Line, lines_of, read_tree
+from attn_exp.profilers.proton_session import begin, load_proton, run_passes, version
+
+_TREE, _TABLE = "lines.hatchet", "lines.csv"
+
+
+class ProtonLines:
+    """Samples `calls` calls of each pass; for a process of its own, which has loaded no kernel yet.
+
+    Proton learns the lines of a kernel when the driver loads it, and only while it samples: of those that were loaded
+    before, it knows the names alone (`CUPTI_CBID_RESOURCE_MODULE_LOADED` in its CuptiProfiler.cpp).
+    """
+
+    def __init__(self, name: str, calls: int = 10) -> None:
+        self.name, self.calls = name, calls
+        self._proton: Any = None
+        self._session: Any = None
+
+    def begin(self, folder: Path) -> None:
+        """Sample from now on.
+
+        Raises:
+            Unavailable: Triton's profiler is missing, or cannot sample.
+        """
+        self._proton = load_proton()
+        if "mode" not in inspect.signature(self._proton.start).parameters:
+            raise Unavailable(f"Triton {version()} has no PC sampling")
+        self._session = begin(self._proton, folder / _TREE, mode="pcsampling")
+
+    def profile(self, subject: Subject) -> Profile:
+        """The tree as `lines.hatchet`, and `lines.csv`.
+
+        Raises:
+            HatchetError: the tree cannot be read.
+        """
+        try:
+            run_passes(self._proton, subject, self.calls)
+        finally:
+            self._proton.finalize(self._session)
+        root = read_tree(subject.folder / _TREE)
+        found = [line for direction in subject.calls for line in lines_of(root, direction)]
+        if not found:
+            return Profile(
+                status="failed", reason="PC sampling took no samples of the passes", files=subject.kept(_TREE)
+            )
+        _write(found, subject.folder / _TABLE)
+        known = any(line.place for line in found)
+        return Profile(
+            status="ok",
+            reason=None if known else "PC sampling knew no line of source: lines.csv has samples by kernel",
+            files=subject.kept(_TREE, _TABLE),
+        )
+
+
+def _write(lines: list[Line], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Line)])
+        writer.writerows(astuple(line) for line in lines)

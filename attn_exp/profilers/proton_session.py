@@ -1,0 +1,59 @@
+"""Proton's sessions: Triton's profiler if it is there, and each pass called in a scope that says its work."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from attn_exp.backends.package import Package, Unavailable
+from attn_exp.ceilings import synchronize
+from attn_exp.errors import first_line
+from attn_exp.profilers.base import Subject
+from attn_exp.roofline import work_of
+
+_PACKAGE = Package("triton", "triton.profiler", "pip install 'triton>=3.6,<3.8'")
+
+
+def version() -> str:
+    """Triton's, as messages say it."""
+    return str(_PACKAGE.version())
+
+
+def load_proton() -> Any:
+    """Triton's profiler.
+
+    Raises:
+        Unavailable: Triton is not installed, is too old, or was built without it.
+    """
+    try:
+        proton = importlib.import_module(_PACKAGE.module)
+    except ModuleNotFoundError as error:
+        if error.name == "triton":
+            raise Unavailable(f"triton is not installed: {_PACKAGE.install}") from error
+        raise Unavailable(f"Triton {version()} has no profiler: {_PACKAGE.install}") from error
+    except Exception as error:  # a library that does not fit what is installed fails in ways of its own
+        raise Unavailable(f"Triton's profiler cannot be imported here: {first_line(error)}") from error
+    lacking = [name for name in ("start", "scope", "finalize") if not hasattr(proton, name)]
+    if lacking:
+        raise Unavailable(f"Triton {version()} has no proton.{lacking[0]}: {_PACKAGE.install}")
+    return proton
+
+
+def begin(proton: Any, path: Path, **options: Any) -> Any:
+    """Begin a session that is written to `path`, which ends in `.hatchet`, when it is finalized; its number."""
+    return proton.start(str(path.with_suffix("")), context="shadow", data="tree", backend="cupti", **options)
+
+
+def run_passes(proton: Any, subject: Subject, calls: int) -> None:
+    """Call each pass so often, the caches cold, in a scope of its name that says its FLOPs and bytes."""
+    device = subject.machine.device
+    with subject.scope():
+        for direction, call in subject.calls.items():
+            work = work_of(subject.record, direction)
+            sizes = {"flops": work.flops, "bytes": work.least_bytes} if work else None
+            for _ in range(calls):
+                if subject.machine.gpu is not None:
+                    subject.machine.gpu.flush()
+                synchronize(device)
+                with proton.scope(direction, sizes):
+                    call()
+            synchronize(device)
