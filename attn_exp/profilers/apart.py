@@ -1,8 +1,8 @@
 """Apart: a profiler in a process of its own, for those that cannot share CUPTI with what a worker has done before.
 
-`python -m attn_exp.profilers.apart FOLDER OPTIONS` prepares the job of a folder anew, runs over it the profiler that the
-options make (JSON: `_target_`, `name` and what its constructor takes), and leaves what that found as `profile.json` among
-the profiler's files.
+`python -m attn_exp.profilers.apart FOLDER OPTIONS` prepares the job of a folder anew. Over it runs the profiler that
+the options make (JSON: `_target_`, `name` and what its constructor takes); what that found is left as `profile.json`
+among the profiler's files.
 """
 
 import os
