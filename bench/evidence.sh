@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Makes again, on one GPU, what results/<gpu>/ holds: bench/evidence.sh OUT_FOLDER STEP...
+#
+# Each step takes minutes at most, fails alone, and says in OUT_FOLDER/steps.txt how long it took and how it ended.
+# A backend whose package is missing is `unavailable` in its tables. flash-attn-4 alone keeps xFormers from being
+# imported: install it between `accuracy` and the steps with fa4.
+set -uo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+usage="usage: bench/evidence.sh OUT_FOLDER STEP...; the steps: $(sed -n 's/^step_\([a-z0-9_]*\)() .*/\1/p' "$0" | tr '\n' ' ')"
+[[ $# -ge 2 && $1 != -* ]] || { echo "$usage" >&2; exit 2; }
+mkdir -p "$1" && out=$(cd "$1" && pwd) && shift
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+
+# A sweep's table in a folder of the evidence.
+keep() { # SWEEP FOLDER
+  mkdir -p "$out/$2"
+  for name in table.csv table.txt; do cp "multirun/$1/$name" "$out/$2/$1.${name#table.}"; done
+}
+attn() { python3 -m attn_exp "$@"; }
+
+step_suite() { (cd "$root" && python3 -m pytest -q -m gpu -p no:cacheprovider --durations=15 tests/gpu); }
+step_doctor() { mkdir -p "$out/doctor" && python3 -m attn_exp.doctor | tee "$out/doctor/doctor.txt"; }
+step_sdpa_sweep() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep"; }
+step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }
+step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}" fa4; }
+step_first_calls() { python3 "$root/bench/first_calls.py" "$out/first_calls"; }
+step_profilers() { python3 "$root/bench/profilers.py" "$out/profiles"; }
+step_table() { attn -m +experiment=table sweep=table plots=false && keep table backends; }
+step_ten_way() { attn -m +experiment=ten_way sweep=ten_way plots=false && keep ten_way backends; }
+step_flux() {
+  attn -m +experiment=flux sweep=flux profiler.proton.lines=false plots=false && keep flux backends
+  mkdir -p "$out/profiles" && python3 -m attn_exp.explain flux >"$out/profiles/flux.txt"
+}
+step_flex_flash() {
+  local shape=(model=sdpa_bench batch=4 seq_len=4096 dtype=bf16 causal=true,false sweep=flex_flash plots=false)
+  attn -m backend=flex +backend.kernel_options.BACKEND=FLASH,TRITON "${shape[@]}"
+  attn -m backend=fa4 "${shape[@]}"
+  keep flex_flash backends
+}
+step_published() {
+  attn -m +experiment=published sweep=published plots=false && keep published backends
+  [[ -z ${PUBLISHED:-} ]] || python3 -m attn_exp.compare sweep=published published="$PUBLISHED" \
+    | tee "$out/backends/published_beside.txt"
+}
+# A transformer block compiled as one graph, its generated kernels and their counters.
+step_dit_block() {
+  attn model=flux workload=dit_block backend=cudnn compile=default profiler='[torch,ncu,inductor]' sweep=dit_block \
+    isolation.timeout_s=300 profiler_timeout_s=300 plots=false; block dit_block
+}
+step_decoder_layer() {
+  attn model=llama3_8b workload=decoder_layer backend=cudnn compile=default align=top_left \
+    profiler='[torch,ncu,inductor]' sweep=decoder_layer isolation.timeout_s=300 profiler_timeout_s=300 plots=false
+  block decoder_layer
+}
+block() { # SWEEP
+  keep "$1" profiles
+  python3 -m attn_exp.explain "$1" | tee "$out/profiles/$1-explain.txt"
+  (cd "multirun/$1" && tar czf "$out/profiles/$1-files.tgz" --exclude='*.ncu-rep' --exclude=trace.json ./*/record.json ./*/profiles)
+}
+
+work=$(mktemp -d) && cd "$work" && trap 'rm -rf "$work"' EXIT
+failed=0
+for step in "$@"; do
+  [[ $(type -t "step_$step") == function ]] || { echo "there is no step $step; $usage" >&2; exit 2; }
+done
+for step in "$@"; do
+  began=$SECONDS
+  "step_$step" >"$out/$step.log" 2>&1
+  code=$?
+  [[ $code == 0 ]] || failed=1
+  echo "$step: exit $code, $((SECONDS - began)) s" | tee -a "$out/steps.txt"
+  tail -n "${TAIL:-6}" "$out/$step.log"
+done
+exit "$failed"

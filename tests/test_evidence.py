@@ -1,0 +1,61 @@
+"""bench/evidence.sh: that its steps run, name what failed, and measure what can be measured."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from inprocess import typed
+
+SCRIPT = Path(__file__).resolve().parent.parent / "bench" / "evidence.sh"
+STEPS = re.findall(r"^step_(\w+)\(\)", SCRIPT.read_text(), re.MULTILINE)
+# Takes python's place: keeps its arguments, a line a call, and fails where it is told to.
+STUB = f"""#!{sys.executable}
+import json, os, sys
+with open(os.environ["CALLS"], "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+sys.exit(3 if os.environ.get("FAIL", "-") in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def evidence(tmp_path, monkeypatch):
+    stub = tmp_path / "bin" / "python3"
+    stub.parent.mkdir()
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", str(stub.parent), prepend=os.pathsep)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    return lambda *words: subprocess.run(["bash", str(SCRIPT), *words], cwd=tmp_path, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("words", [[], ["out"], ["--help"], ["out", "suite", "nope"]], ids=str)
+def test_what_it_is_not_asked_rightly_it_answers_with_its_steps(evidence, words):
+    done = evidence(*words)
+    assert done.returncode == 2
+    assert "usage: bench/evidence.sh OUT_FOLDER STEP...; the steps: suite doctor" in done.stderr
+
+
+def test_a_step_that_fails_is_named_and_the_others_run(evidence, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIL", "attn_exp.doctor")
+    done = evidence("out", "doctor", "profilers")
+    assert done.returncode == 1
+    said = (tmp_path / "out" / "steps.txt").read_text().splitlines()
+    assert [line.rsplit(",", 1)[0] for line in said] == ["doctor: exit 3", "profilers: exit 0"]
+
+
+def test_every_sweep_of_it_composes(evidence, tmp_path, monkeypatch):
+
+    evidence("out", *STEPS)
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    sweeps = [words[2:] for words in calls if words[:2] == ["-m", "attn_exp"]]
+    files = [Path(words[0]) for words in calls if words[0] != "-m"]
+    assert len(sweeps) >= 7 and len(files) >= 5 and all(path.is_file() for path in files)
+    call = typed(monkeypatch, tmp_path)
+    for words in sweeps:
+        code, out, err = call(*words, "dry_run=true", "device=cpu")
+        assert (code, err) == (0, ""), words
+        assert "would run" in out and "impossible" not in out.splitlines()[0], out
