@@ -15,8 +15,10 @@ import faulthandler
 import gc
 import os
 import resource
+import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -170,6 +172,20 @@ def die_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
+def end_with(process: int) -> None:
+    """End this process once another has ended that is not its parent: a profiler's program stands between the two."""
+    try:
+        alive = os.pidfd_open(process)
+    except ProcessLookupError:
+        sys.exit(1)
+
+    def watch() -> None:
+        select.select([alive], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+
+
 def _limit_memory() -> None:
     """Let an allocation that the machine cannot back fail in this process, instead of somebody being killed for it."""
     taken = _kilobytes("/proc/self/status", "VmData")
@@ -200,6 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--serve", action="store_true", help="read folders from standard input")
     parser.add_argument("--reply-fd", type=int, help="file descriptor to answer on")
     parser.add_argument("--parent", type=int, help="process id of the parent, to die with it")
+    parser.add_argument("--until", type=int, help="process id of another one, to end with it")
     given = parser.parse_args(arguments)
     if given.serve != (given.folder is None) or (given.serve and given.once):
         parser.error("give a job's folder, or --serve")
@@ -209,6 +226,8 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(given.parent)
         _prefer_as_victim()
+    if given.until is not None:
+        end_with(given.until)
     if given.serve:
         serve(given.reply_fd)
         return 0

@@ -18,6 +18,8 @@ TESTS = Path(__file__).resolve().parent
 QUICK = (
     *("device=cpu", "batch=1", "seq_len=32", "model.q_heads=2", "model.kv_heads=2", "model.head_dim=16", "dtype=fp32"),
     *("stopping.min_rounds=2", "stopping.max_rounds=2", "stopping.budget_s=0.01"),
+    # Seconds at the end of each sweep; whoever wants them says so after these.
+    "plots=false",
 )
 
 

@@ -56,7 +56,7 @@ elif told in ERRORS:
     raise SystemExit(1)
 else:
     report = Path(after["--export"])
-    request = (Path(arguments[-1]) / "request.yaml").read_text()
+    request = (Path(after["--once"]) / "request.yaml").read_text()
     seen = {"arguments": arguments, "request": request}
     Path(os.environ["FAKE_NCU_CSV"]).with_name("seen.json").write_text(json.dumps(seen))
     print("==PROF== Disconnected from process 4711")

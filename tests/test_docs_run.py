@@ -62,6 +62,8 @@ def run_here(module):
 def shrunk(words):
     """The words with small lengths, and `SMALL` for what they leave open."""
     found = [re.sub(r"^(seq_len|q_len|kv_len|window)=([\d,]+)$", _short, word) for word in words]
+    # A pair's sequence lengths.
+    found = [re.sub(r"\bs:\d+", "s:32", word) if word.startswith("+pair=") else word for word in found]
     # A CPU takes seconds for the ceilings of each other type.
     found = [re.sub(r"^dtype=(fp16|bf16)$", "dtype=fp32", word) for word in found]
     given = {re.split(r"[+=]+", word.lstrip("+"))[0] for word in found}

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def test_counters_become_kernels_metrics_and_files(program, subject, tmp_path):
 def test_the_command_is_the_workers_own_in_a_folder_of_its_own(program, subject, tmp_path):
     Ncu("ncu", report=True, section_set="full", metrics=["dram__bytes_read.max"]).profile(subject)
     arguments = told(tmp_path)["arguments"]
-    assert arguments[-5:] == [sys.executable, "-m", "attn_exp.worker", "--once", str(subject.folder)]
+    once = [sys.executable, "-m", "attn_exp.worker", "--once", str(subject.folder), "--until", str(os.getpid())]
+    assert arguments[-7:] == once
     pairs = dict(itertools.pairwise(arguments))
     assert pairs["--clock-control"] == "none"
     assert pairs["--profile-from-start"] == "off"
@@ -286,3 +288,20 @@ def test_once_calls_each_pass_and_writes_no_record(tmp_path):
     # The first call, two to warm up, and the one that is looked at.
     assert (tmp_path / "counted").read_text() == "4"
     assert [path.name for path in folder.iterdir()] == [REQUEST_NAME]
+
+
+def test_once_ends_with_the_process_that_it_works_for(tmp_path):
+    """Nsight Compute stands between them, and does not die when the worker is killed."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    request = make_request({"_target_": "crashers.Hangs", "name": "hangs"})
+    write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
+    with subprocess.Popen(["sleep", "120"]) as worked_for:
+        command = [sys.executable, "-m", "attn_exp.worker", "--once", str(folder), "--until", str(worked_for.pid)]
+        with subprocess.Popen(command, env=environment(), cwd=tmp_path) as once:
+            time.sleep(1)
+            assert once.poll() is None
+            worked_for.kill()
+            worked_for.wait()
+            assert once.wait(60) == 1
+    assert subprocess.run([*command[:-1], str(worked_for.pid)], env=environment(), cwd=tmp_path).returncode == 1

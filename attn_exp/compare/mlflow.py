@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from attn_exp.compare.read import Sweep, read_files
@@ -19,7 +19,6 @@ from attn_exp.record import FILE_NAME
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_PAGE = 1000
 _RUNS = """
 SELECT runs.run_uuid, runs.artifact_uri FROM runs
 JOIN experiments ON experiments.experiment_id = runs.experiment_id AND experiments.name = ?
@@ -132,11 +131,11 @@ def _artifact(database: Path, run: str, place: str) -> Path:
 
 
 def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
-    """Through MLflow's client: one request a thousand runs, and one a record."""
+    """Through MLflow's client: one request a page of runs, and one a record."""
     import tempfile
 
     from attn_exp.redaction import redacted
-    from attn_exp.trackers.client import quoted, silence
+    from attn_exp.trackers.client import search, silence
     from attn_exp.trackers.trouble import trouble
 
     silence()
@@ -154,9 +153,9 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
             raise UserError(f"there is no experiment '{experiment}': choose another with experiment=")
         with tempfile.TemporaryDirectory(prefix="attn_exp_") as folder:
             for name in names:
-                runs = _runs(client, there.experiment_id, f"tags.`attn_exp.sweep` = {quoted(name)}")
+                runs = search(client, there.experiment_id, {"attn_exp.sweep": name})
                 if not runs:
-                    every = _runs(client, there.experiment_id, "tags.`attn_exp.kind` = 'sweep'")
+                    every = search(client, there.experiment_id, {"attn_exp.kind": "sweep"})
                     _check(name, [run.data.tags["attn_exp.sweep"] for run in every], "sweep", "sweep=")
                     raise UserError(f"sweep '{name}' has no jobs there: choose another, or read its folder")
                 jobs = [run.info.run_id for run in runs if run.data.tags.get("attn_exp.kind") == "job"]
@@ -170,17 +169,6 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     except MlflowException as error:
         raise UserError(f"MLflow at {redacted(uri)}: {trouble(error)}; or name sweeps by their folders") from error
     return found
-
-
-def _runs(client: "MlflowClient", experiment: str, condition: str) -> list[Any]:
-    found: list[Any] = []
-    token = None
-    while True:
-        page = client.search_runs([experiment], condition, max_results=_PAGE, page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
 
 
 def _download(client: "MlflowClient", run: str, own: Path) -> Path:

@@ -1,5 +1,6 @@
 """Nsight Compute: hardware counters of every kernel of a job, from its worker's command run once more."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -134,7 +135,7 @@ class Ncu:
             *("--nvtx", "--clock-control", self.clock_control, "--cache-control", self.cache_control),
             *(("--set", self.section_set) if self.section_set else ()),
             *("--metrics", ",".join(dict.fromkeys(metrics))),
-            *(sys.executable, "-m", "attn_exp.worker", "--once", str(folder)),
+            *(sys.executable, "-m", "attn_exp.worker", "--once", str(folder), "--until", str(os.getpid())),
         ]
         with (folder / LOG_NAME).open("wb") as log:
             log.write(f"{shlex.join(command)}\n".encode())
