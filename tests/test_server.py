@@ -21,6 +21,7 @@ import servers
 import sweeps
 
 from attn_exp.errors import UserError
+from attn_exp.explain.__main__ import main as explain_main
 from attn_exp.log import main as log_main
 from attn_exp.record import FILE_NAME, Record, write_record
 from attn_exp.store import read_sweep
@@ -141,6 +142,24 @@ def test_a_replay_twice_is_once_wherever_the_folder_lies_and_names_what_is_broke
     assert kinds(server, "again") == there
     (parent,) = [run for run in runs(server, "again") if run.info.run_name == "first"]
     assert parent.info.start_time == int(sweeps.NOON * 1000)
+
+
+def test_a_run_of_a_server_is_explained_from_what_the_server_has(
+    server: servers.Server, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_sweep(home)
+    assert log_main(["first", f"tracker.uri={server.uri}", "tracker.experiment=explained"]) == 0
+    found = {run.data.tags["attn_exp.kind"]: run.info.run_id for run in runs(server, "explained")}
+    shutil.rmtree(home / "multirun")
+    capsys.readouterr()
+    assert explain_main([found["job"], f"uri={server.uri}"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(("flash: b4 h16", "math: b4 h16"))
+    assert "flash_backward" in page and "math_backward" in page, "the job, and its rival on the same case"
+    for word, wanted in ((found["sweep"], "is no job's but of kind sweep"), ("0" * 32, "or give the job's folder")):
+        assert explain_main([word, f"uri={server.uri}"]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1) and wanted in err
 
 
 def test_a_duel_is_replayed_with_its_verdicts(

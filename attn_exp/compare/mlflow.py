@@ -6,7 +6,7 @@ A sqlite database is asked directly, read-only: MLflow's own search takes 16 s f
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,9 +66,10 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
     """
     from attn_exp.trackers.location import absolute_uri, check_database, database_file
 
-    path = database_file(absolute_uri(uri))
+    uri = absolute_uri(uri)
+    path = database_file(uri)
     if path is None:
-        raise UserError(f"runs are found in sqlite databases alone: give the job's folder instead of run {run}")
+        return _run_by_client(uri, run)
     if not path.exists():
         raise UserError(f"there is no database {path}: give uri=sqlite:///FOLDER/mlflow.db")
     check_database(path)
@@ -80,9 +81,14 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
     if row is None:
         raise UserError(f"there is no run {run} in {path}: copy its identifier from the run's page")
     place, experiment, kind, sweep = row
+    return _artifact(path, run, place), experiment, _of_job(run, kind, sweep)
+
+
+def _of_job(run: str, kind: str | None, sweep: str | None) -> str:
+    """The sweep of a run that is a job's. Raises UserError for any other."""
     if kind != "job" or sweep is None:
         raise UserError(f"run {run} is no job's but of kind {kind}: give a job's run, or the sweep's name {sweep}")
-    return _artifact(path, run, place), experiment, sweep
+    return sweep
 
 
 def check_sweep(path: Path, experiment: str, sweep: str) -> None:
@@ -135,18 +141,10 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     import tempfile
 
     from attn_exp.redaction import redacted
-    from attn_exp.trackers.client import search, silence
-    from attn_exp.trackers.trouble import trouble
+    from attn_exp.trackers.client import search
 
-    silence()
-    try:
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-    except ImportError as error:
-        raise UserError("MLflow is not installed: pip install mlflow, or name sweeps by their folders") from error
-    client = MlflowClient(tracking_uri=uri)
     found = []
-    try:
+    with _asked(uri, "name sweeps by their folders") as client:
         there = client.get_experiment_by_name(experiment)
         if there is None:
             _check(experiment, [one.name for one in client.search_experiments()], "experiment", "experiment=")
@@ -166,9 +164,46 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
                         (_download(client, job, Path(folder, str(index))) for index, job in enumerate(jobs)),
                     )
                 )
-    except MlflowException as error:
-        raise UserError(f"MLflow at {redacted(uri)}: {trouble(error)}; or name sweeps by their folders") from error
     return found
+
+
+def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
+    """What `read_run` says, of a run whose files are fetched into a folder that goes with this process."""
+    import atexit
+    import shutil
+    import tempfile
+
+    from attn_exp.litter import owner_mark
+
+    with _asked(uri, "give the job's folder") as client:
+        found = client.get_run(run)
+        tags = found.data.tags
+        sweep = _of_job(run, tags.get("attn_exp.kind"), tags.get("attn_exp.sweep"))
+        folder = Path(tempfile.mkdtemp(prefix=f"attn_exp_{owner_mark()}"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        # All of them: the page has tables of profilers too.
+        for name in client.list_artifacts(run):
+            client.download_artifacts(run, name.path, str(folder))
+        return folder / FILE_NAME, client.get_experiment(found.info.experiment_id).name, sweep
+
+
+@contextlib.contextmanager
+def _asked(uri: str, otherwise: str) -> "Iterator[MlflowClient]":
+    """MLflow's client; what the store refuses becomes a sentence that ends with what to do otherwise."""
+    from attn_exp.redaction import redacted
+    from attn_exp.trackers.client import silence
+    from attn_exp.trackers.trouble import trouble
+
+    silence()
+    try:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+    except ImportError as error:
+        raise UserError(f"MLflow is not installed: pip install mlflow, or {otherwise}") from error
+    try:
+        yield MlflowClient(tracking_uri=uri)
+    except MlflowException as error:
+        raise UserError(f"MLflow at {redacted(uri)}: {trouble(error)}; or {otherwise}") from error
 
 
 def _download(client: "MlflowClient", run: str, own: Path) -> Path:

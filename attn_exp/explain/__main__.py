@@ -10,7 +10,7 @@ on the same case. Of a sweep with several jobs: which backends ran the same kern
   python -m attn_exp.explain first/flash plots=pictures         its roofline too, as SVG and PNG
 
 plots    a folder for the roofline, with the jobs on the same case beside it
-uri      the MLflow store of a run: uri=sqlite:///mlruns/mlflow.db
+uri      the MLflow store of a run: uri=sqlite:///mlruns/mlflow.db, or a server's: uri=http://127.0.0.1:5000
 folder   where sweeps lie: folder=multirun
 
 Exit codes: 0; 2 something to type differently.
