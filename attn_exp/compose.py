@@ -1,16 +1,14 @@
-"""Compose: configurations as plain dictionaries, and those of the commands that are no Hydra applications."""
+"""Compose: configurations for the commands that are not Hydra applications themselves."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from attn_exp.conf import conf_folder
-from attn_exp.errors import UserError
-from attn_exp.keys import check_keys
+from attn_exp.errors import UserError, no_config_dir
 
 _FLAGS = ("--config-dir", "-cd")
 
@@ -35,11 +33,6 @@ def split_config_dir(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
     if not folder or not Path(folder).is_dir():
         raise UserError(no_config_dir(folder or "''"))
     return rest, Path(folder).absolute()
-
-
-def no_config_dir(folder: str) -> str:
-    """What to say of a `--config-dir` that is not there."""
-    return f"--config-dir {folder} is not a folder: give one that has backend/, model/ or other groups"
 
 
 def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None) -> DictConfig:
@@ -68,29 +61,3 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
 def _searched(own: Path | None) -> list[str]:
     quoted = "" if own is None else str(own).replace("'", "\\'")
     return [f"hydra.searchpath=['file://{quoted}']"] if quoted else []
-
-
-def plain(config: DictConfig) -> dict[str, Any]:
-    """A composed configuration as a resolved dictionary, without Hydra's node.
-
-    Raises:
-        UserError: an interpolation that leads nowhere, or a key that nothing reads.
-    """
-    names = [str(name) for name in config if name != "hydra"]
-    # A masked copy takes longer than all the rest.
-    own = OmegaConf.masked_copy(config, names) if "hydra" in config else config
-    written = OmegaConf.to_container(own, resolve=False)
-    assert isinstance(written, dict)
-    check_keys({str(name): value for name, value in written.items()})
-    try:
-        found = OmegaConf.to_container(own, resolve=True)
-    except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if error.full_key else ""
-        raise UserError(f"{key}{str(error).splitlines()[0]}") from error
-    assert isinstance(found, dict)
-    return {str(name): value for name, value in found.items()}
-
-
-def isolation_options(options: dict[str, Any]) -> dict[str, Any]:
-    """How jobs are isolated, and how long each profiler may take, of a whole configuration."""
-    return {**options["isolation"], "profiler_timeout_s": options["profiler_timeout_s"]}

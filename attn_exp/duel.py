@@ -26,7 +26,7 @@ import msgspec
 from tabulate import tabulate
 
 from attn_exp.calibration import delta_for, device_key
-from attn_exp.compose import compose_config, plain, split_config_dir
+from attn_exp.compose import compose_config, split_config_dir
 from attn_exp.duel_metrics import duel_metrics
 from attn_exp.errors import UserError
 from attn_exp.flags import FLAGS, INTERFERENCE
@@ -34,6 +34,7 @@ from attn_exp.gpus import lease, visible_gpus
 from attn_exp.isolate import make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.metrics import ranking_medians
+from attn_exp.plain import plain
 from attn_exp.plots import plot_ratios
 from attn_exp.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
 from attn_exp.redaction import redacted

@@ -27,3 +27,8 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     """`did you mean 'flash'? ` if one of `choices` is close to `word`, else an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'? " if near else ""
+
+
+def no_config_dir(folder: str) -> str:
+    """What to say of a `--config-dir` that is not there."""
+    return f"--config-dir {folder} is not a folder: give one that has backend/, model/ or other groups"

@@ -83,7 +83,7 @@ def _words(arguments: Sequence[str]) -> tuple[list[str], list[str], str]:
 
 
 def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
-    from attn_exp.compose import plain
+    from attn_exp.plain import plain
     from attn_exp.trackers.mlflow import MlflowPlace
 
     config = plain(compose_config(overrides, "log", own_choices))["tracker"]

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from attn_exp.compose import no_config_dir
 from attn_exp.conf import conf_folder
-from attn_exp.errors import UserError, nearest
+from attn_exp.errors import UserError, nearest, no_config_dir
 
 
 def sentence(error: Exception) -> str:

@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 
 from attn_exp.closing import extras, pages
 from attn_exp.commandline import command_line, resume_command
-from attn_exp.compose import isolation_options, plain
 from attn_exp.errors import UserError
 from attn_exp.gpus import Lease, lease, visible_gpus
 from attn_exp.isolate import Isolation, Worker, make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
 from attn_exp.litter import hidden_files, remove_litter
+from attn_exp.plain import isolation_options, plain
 from attn_exp.progress import Progress
 from attn_exp.record import Record, RecordError, Request, write_whole
 from attn_exp.report import table, write_tables

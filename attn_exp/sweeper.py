@@ -24,10 +24,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attn_exp.case import Case
 from attn_exp.combinations import Composer, check_choices, check_once
-from attn_exp.compose import isolation_options, plain
 from attn_exp.errors import UserError
 from attn_exp.launchers import Launcher, make_launcher
 from attn_exp.launchers.plan import gpu_of
+from attn_exp.plain import isolation_options, plain
 from attn_exp.record import Record, Request
 from attn_exp.run import dry_run, dry_run_line
 from attn_exp.session import session

@@ -6,10 +6,10 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from attn_exp.case import Case
-from attn_exp.compose import plain
 from attn_exp.conf import conf_folder
 from attn_exp.jobs import GPU_TIMERS, request_from_config
 from attn_exp.nvml import GpuInfo
+from attn_exp.plain import plain
 from attn_exp.sweeper import register
 
 CONF = conf_folder()

@@ -20,13 +20,14 @@ from attn_exp import ui
 from attn_exp.compare.__main__ import main as compare_main
 from attn_exp.compare.change import VERDICTS
 from attn_exp.compare.render import FORMATS
-from attn_exp.compose import compose_config, plain, split_config_dir
+from attn_exp.compose import compose_config, split_config_dir
 from attn_exp.conf import conf_folder
 from attn_exp.duel import rivals_of
 from attn_exp.explain.__main__ import main as explain_main
 from attn_exp.flags import FLAGS
 from attn_exp.jobs import request_from_config
 from attn_exp.nvml import GpuInfo
+from attn_exp.plain import plain
 from attn_exp.record import FINAL, Status
 from attn_exp.store import read_sweep
 

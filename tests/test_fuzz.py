@@ -21,11 +21,11 @@ from attn_exp.compare.cell import Metric, cells_of
 from attn_exp.compare.choice import Choice, choice_of
 from attn_exp.compare.result import Result, decode
 from attn_exp.compare.where import chosen
-from attn_exp.compose import plain
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError
 from attn_exp.jobs import request_from_config
 from attn_exp.mistakes import sentence
+from attn_exp.plain import plain
 from attn_exp.record import FILE_NAME, REQUEST_NAME, Record, RecordError, Request, read_record
 from attn_exp.report import csv_text, job_line, table
 from attn_exp.sweeper import Composer, register

@@ -4,8 +4,9 @@ import pytest
 from inprocess import typed
 
 from attn_exp.backends.__main__ import ask, configured
-from attn_exp.compose import compose_config, plain, split_config_dir
+from attn_exp.compose import compose_config, split_config_dir
 from attn_exp.errors import UserError
+from attn_exp.plain import plain
 
 MINE = "_target_: elsewhere.Mine\nname: mine\nscale: null\n"
 

@@ -21,11 +21,12 @@ from tabulate import tabulate
 
 from attn_exp.backends.supports import Supports
 from attn_exp.case import DTYPES, Case
-from attn_exp.compose import compose_config, plain, split_config_dir
+from attn_exp.compose import compose_config, split_config_dir
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError, nearest
 from attn_exp.gpus import visible_gpus
 from attn_exp.jobs import named, request_from_config, resolve_device
+from attn_exp.plain import plain
 from attn_exp.variables import worker_variables
 
 FORMATS = ("table", "markdown")
