@@ -26,7 +26,6 @@ from attn_exp.runner import Runner
 from attn_exp.store import done_record, near, read_summaries
 from attn_exp.trackers import make_tracker
 from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
-from attn_exp.trackers.none import NoTracker
 
 _KEPT_AT_ONCE = 100
 
@@ -235,15 +234,14 @@ class Session:
         if warning and status != "KILLED":  # the same command stores what an interrupt left out
             say(warning)
         if status == "FINISHED":
-            self._say_what_next(records, folder)
+            self._say_what_next(records, folder, None if warning else tracker.look())
 
-    def _say_what_next(self, records: list[Record], folder: Path) -> None:
+    def _say_what_next(self, records: list[Record], folder: Path, look: str | None) -> None:
         failed = sum(not record.final for record in records)
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
             self.progress.say(f"{jobs} without a result; try again with: {resume_command(self.sweep)}")
-        shown = "" if isinstance(self._tracker, NoTracker) else "; look at them with: python -m attn_exp.ui"
-        self.progress.say(f"records and table.csv are in {near(folder)}{shown}")
+        self.progress.say(f"records and table.csv are in {near(folder)}{f'; look at them {look}' if look else ''}")
         if any(record.profiles for record in records):
             self.progress.say(f"what bounds each job: python -m attn_exp.explain {self.sweep}")
 

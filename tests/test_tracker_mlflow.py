@@ -271,6 +271,21 @@ def test_one_job_that_cannot_be_stored_is_a_warning_and_the_others_are_stored(
     assert [run.data.tags["attn_exp.job"] for run in children] == ["a", "c"]
 
 
+@pytest.mark.parametrize(
+    ("given", "look"),
+    [
+        ({}, "with: python -m attn_exp.ui"),
+        ({"uri": "sqlite:///mlruns/mlflow.db", "experiment": "mine"}, "with: python -m attn_exp.ui --experiment mine"),
+        ({"uri": "sqlite:////there/x.db"}, "with: python -m attn_exp.ui --uri sqlite:////there/x.db"),
+        ({"uri": "http://me:secret@host:5000/"}, "at http://host:5000"),
+    ],
+    ids=str,
+)
+def test_where_to_look_at_runs_is_told_without_passwords(place: Path, given: dict[str, str], look: str) -> None:
+    assert make_tracker({"name": "mlflow", **given}).look() == look
+    assert make_tracker({"name": "none"}).look() is None
+
+
 def test_a_lost_server_is_one_warning_within_seconds(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tracker = make_tracker({"name": "mlflow", "uri": "http://me:secret@127.0.0.1:9", "experiment": "x"})
     tracker.open(SweepInfo("first", place / "first", ""))

@@ -61,6 +61,9 @@ class Tracker(Protocol):
     def settle(self) -> None:
         """Wait until everything queued is stored, so that nothing runs beside the next measurement."""
 
+    def look(self) -> str | None:
+        """Where the runs can be looked at, as words after "look at them"; None where there are none."""
+
     def close(
         self,
         status: EndStatus,

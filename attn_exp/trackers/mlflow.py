@@ -4,6 +4,7 @@ Each job becomes a run when it is done, in one go: a process that is killed betw
 """
 
 import importlib.util
+import shlex
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,14 @@ from attn_exp.redaction import redacted
 from attn_exp.trackers.background import Background
 from attn_exp.trackers.base import Curve, EndStatus, SweepInfo
 from attn_exp.trackers.client import silence
-from attn_exp.trackers.location import DEFAULT_URI, absolute_uri, artifacts_place, check_writable, database_file
+from attn_exp.trackers.location import (
+    DEFAULT_URI,
+    absolute_uri,
+    artifacts_place,
+    check_writable,
+    database_file,
+    is_server,
+)
 from attn_exp.trackers.replaying import replay_command
 from attn_exp.trackers.runs import Runs
 from attn_exp.trackers.trouble import refusal, trouble
@@ -97,6 +105,15 @@ class MlflowTracker:
         """Wait until everything queued is stored."""
         if self._thread is not None:
             self._thread.settle()
+
+    def look(self) -> str | None:
+        """A server's address, or the command that opens a database."""
+        place = self._place
+        if is_server(place.uri):
+            return f"at {place.shown}"
+        words = [] if place.uri == absolute_uri(DEFAULT_URI) else ["--uri", place.shown]
+        words += [] if place.experiment == "attn_exp" else ["--experiment", place.experiment]
+        return f"with: {shlex.join(['python', '-m', 'attn_exp.ui', *words])}"
 
     def close(
         self,

@@ -21,6 +21,10 @@ class NoTracker:
     def settle(self) -> None:
         """Nothing to wait for."""
 
+    def look(self) -> str | None:
+        """Nothing to look at."""
+        return None
+
     def close(
         self,
         status: EndStatus,
