@@ -178,7 +178,10 @@ def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
         (["0" * 32], "there is no database"),
         (["a" * 300], "cannot be looked up (File name too long)"),
         (["a**b"], "there is no sweep 'a**b'"),
-        (["0" * 32, "uri=http://nowhere"], "give the job's folder instead"),
+        (["0" * 32, "uri=http://nowhere"], "Failed to resolve 'nowhere'; or give the job's folder"),
+            ["0" * 32, "uri=http://nowhere"],
+            "it cannot be reached: Failed to resolve 'nowhere'; or give the job's folder",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

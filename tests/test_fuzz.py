@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mutations import contents, texts, trees
 from omegaconf.errors import OmegaConfBaseException
 
+from attn_exp.combinations import Composer
 from attn_exp.compare.cell import Metric, cells_of
 from attn_exp.compare.choice import Choice, choice_of
 from attn_exp.compare.result import Result, decode
@@ -28,7 +29,8 @@ from attn_exp.mistakes import sentence
 from attn_exp.plain import plain
 from attn_exp.record import FILE_NAME, REQUEST_NAME, Record, RecordError, Request, read_record
 from attn_exp.report import csv_text, job_line, table
-from attn_exp.sweeper import Composer, register
+from attn_exp.session import session
+from attn_exp.sweeper import register
 from attn_exp.trackers.base import metrics, params, run_name, samples_csv, tags
 from attn_exp.worker import read_requests
 
@@ -156,7 +158,8 @@ def composer():
         loader = GlobalHydra.instance().hydra.config_loader
         from hydra.types import RunMode
 
-        yield Composer(loader, loader.load_configuration("config", ["device=cpu"], RunMode.MULTIRUN))
+        master = loader.load_configuration("config", ["device=cpu"], RunMode.MULTIRUN)
+        yield Composer(loader, master, session().request)
     GlobalHydra.instance().clear()
     if before is None:
         del os.environ["ATTN_EXP_SWEEP"]

@@ -11,11 +11,12 @@ from hydra.types import RunMode
 from inprocess import typed
 from omegaconf import OmegaConf
 
+from attn_exp.combinations import Composer, check_choices
 from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError
 from attn_exp.record import FILE_NAME, Record, Request, write_record
 from attn_exp.session import session
-from attn_exp.sweeper import Composer, check_choices, register
+from attn_exp.sweeper import register
 
 SPREAD = [
     [],
