@@ -126,11 +126,14 @@ class Composer:
     def _find_shared(self, jobs: Sequence[Overrides]) -> dict[int, Override]:
         """The plain values that all jobs have, by position, but for those of nodes that a choice changes as well."""
         columns = [[self._parsed(text) for text in dict.fromkeys(column)] for column in zip(*jobs, strict=True)]
+        alone = {position: column[0] for position, column in enumerate(columns) if len(column) == 1}
         changed = {_top(override) for column in columns if len(column) > 1 for override, _ in column}
-        shared = {position: column[0] for position, column in enumerate(columns) if len(column) == 1}
+        # What adds or deletes looks at what is there, which a choice may have made: it keeps its place, and so does
+        # what stands upon it.
+        changed |= {_top(override) for override, _ in alone.values() if override.is_add() or override.is_delete()}
         return {
             position: override
-            for position, (override, composed) in shared.items()
+            for position, (override, composed) in alone.items()
             if not composed and _top(override) not in changed
         }
 

@@ -133,6 +133,8 @@ class Worker:
             word, _, rest = line.partition(" ")
             self._phase = _PHASES.get(word, "idle")
             self._since = time.monotonic()
+            if word == "begin":
+                self._oom_kills = _oom_kills()
             if word in ("end", "poisoned") and rest == str(folder):
                 self._pending.popleft()
                 self._sent -= 1

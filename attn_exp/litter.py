@@ -1,5 +1,6 @@
 """Litter: temporary files whose process was killed before it could remove them, told by the process in their names."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -24,7 +25,9 @@ def remove_litter(paths: Iterable[Path]) -> None:
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
-        else:
+            continue
+        # It may be another user's.
+        with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 

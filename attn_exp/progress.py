@@ -1,5 +1,6 @@
 """Progress: a line a finished job, and on a terminal one that says what is running and how long it will take."""
 
+import contextlib
 import os
 import sys
 import time
@@ -25,8 +26,8 @@ class Progress:
         try:
             self._clear()
             print(text, file=self._stream, flush=True)
-        except BrokenPipeError:
-            # Whoever read along has left; the sweep goes on.
+        except OSError:
+            # Whoever read along has left, or the disk is full that this goes to; the sweep goes on.
             self._stream, self._passing = open(os.devnull, "w"), False  # noqa: SIM115
 
     def finished(self, record: Record) -> None:
@@ -39,14 +40,16 @@ class Progress:
     def running(self, label: str) -> None:
         """What is being measured now."""
         if self._passing:
-            self._clear()
             left = f", {self._left()}" if self.done else ""
-            self._stream.write(f"      measuring {label}{left}"[:100])
-            self._stream.flush()
+            with contextlib.suppress(OSError):
+                self._clear()
+                self._stream.write(f"      measuring {label}{left}"[:100])
+                self._stream.flush()
 
     def end(self) -> None:
         """Leave no passing line behind."""
-        self._clear()
+        with contextlib.suppress(OSError):
+            self._clear()
 
     def _left(self) -> str:
         a_job = (time.monotonic() - self._started) / max(1, self.done)

@@ -269,13 +269,24 @@ def read_record(folder: Path) -> Record | None:
     """The record in a job's folder, or None if there is none.
 
     Raises:
-        RecordError: the file is not a record of this schema.
+        RecordError: the file cannot be read, or is not a record of this schema.
     """
     path = folder / FILE_NAME
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
+    return decode_record(content, path)
+
+
+def decode_record(content: bytes, path: Path) -> Record:
+    """The record that a file's content is; `path` is for messages.
+
+    Raises:
+        RecordError: it is not a record of this schema.
+    """
     try:
         record = msgspec.json.decode(content, type=Record)
     except (*NOT_DECODED, UserError) as error:

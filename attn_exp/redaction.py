@@ -10,9 +10,16 @@ _SECRET_NAME = re.compile(
 )
 _PLACE_NAME = re.compile(r"_(URI|URL|DSN)$", re.IGNORECASE)
 _USER_AND_PASSWORD = re.compile(r"(?<=://)[^:/@\s]*(:\S*)?@")
+# Before the @ of these stands a container or a user that nobody has to hide.
+_CONTAINER = re.compile(r"\b(wasbs?|abfss?|hdfs)://[^:/@\s]+@")
 # What is left of a URI that was mistyped (`http:/me:secret@host`) still has a password before its @.
 _MISTYPED = re.compile(r"[^\s:/@=]+:[^\s/]\S*@")
-_IN_QUERY = re.compile(r"([?&][\w-]*(?:password|token|secret|key|credential|signature)[\w-]*=)[^&\s]*", re.IGNORECASE)
+# `sig` is Azure's; all of an ODBC connection may be in one value.
+_IN_QUERY = re.compile(
+    r"([?&;](?:[\w-]*(?:pass|pwd|token|secret|key|credential|signature|auth)[\w-]*|sig|odbc_connect)=)[^&;\s]*",
+    re.IGNORECASE,
+)
+_AT = "\0at\0"
 # A shorter value is in many words by accident; so is one of the next length inside of a longer text.
 _SHORTEST, _SHORTEST_INSIDE = 6, 12
 
@@ -24,7 +31,8 @@ def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
     """
     for _, secret in secrets(os.environ if environ is None else environ):
         text = text.replace(secret, "***")
-    text = _USER_AND_PASSWORD.sub("", text)
+    text = _CONTAINER.sub(lambda found: found[0].replace("@", _AT), text)
+    text = _USER_AND_PASSWORD.sub("", text).replace(_AT, "@")
     text = _MISTYPED.sub("", text)
     return _IN_QUERY.sub(r"\1***", text)
 

@@ -69,6 +69,9 @@ class Session:
         """
         runner = self._runner or self._start(config(), request)
         assert self.folder is not None and self._tracker is not None
+        if runner.has(request.job):
+            # Two choices that are one job: its record is what the second one is about.
+            self._await(runner, 0)
         done = done_record(request, self.folder / request.job)
         if done is not None:
             self.keep(done)
@@ -108,6 +111,10 @@ class Session:
             except KeyboardInterrupt:
                 self._tracker.close("KILLED", [], timeout_s=1.0)
                 raise
+            except Exception:
+                # What is queued is stored all the same, and no run is left RUNNING.
+                self._tracker.close("FAILED", [])
+                raise
 
     def open(self, config: DictConfig) -> Path:
         """On the first job: the sweep's folder and its tracker. What the user got wrong shows here, before any work."""
@@ -127,6 +134,7 @@ class Session:
             warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
             write_whole(folder / "command.txt", f"{command_line()}\n".encode())
         except OSError as error:
+            tracker.close("FAILED", [], timeout_s=1.0)
             raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
         except UserError:
             with contextlib.suppress(OSError):

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.litter import owner_mark
+from attn_exp.names import is_inside
 from attn_exp.record import FILE_NAME, PassRecord, Record, RecordError, Request, read_record
 
 IDENTITY_NAME = "sweep.id"
@@ -63,13 +64,14 @@ def _without_samples(measured: PassRecord) -> PassRecord:
 def done_record(request: Request, folder: Path) -> Record | None:
     """The record of a job in its folder if it need not run again, else None.
 
-    It is missing, broken, of a failure worth a retry, or lacks the profile of a profiler that is asked for.
+    It is missing, broken, of a failure worth a retry, or lacks the profile of a profiler that is asked for; or it is
+    another job's, or lies elsewhere, the folder being a link.
     """
     try:
-        record = read_record(folder)
+        record = read_record(folder) if is_inside(folder, folder.parent) else None
     except RecordError:
         return None
-    if record is None or not record.final:
+    if record is None or not record.final or record.request.job != request.job:
         return None
     # Only what could be measured is profiled.
     missing = record.status == "ok" and {str(one["name"]) for one in request.profilers} - record.profiles.keys()

@@ -19,18 +19,20 @@ keep() { # SWEEP FOLDER
 }
 attn() { python3 -m attn_exp "$@"; }
 
-step_suite() { (cd "$root" && python3 -m pytest -q -m gpu -p no:cacheprovider --durations=15 tests/gpu); }
-step_doctor() { mkdir -p "$out/doctor" && python3 -m attn_exp.doctor | tee "$out/doctor/doctor.txt"; }
+step_suite() { cd "$root"; python3 -m pytest -q -m gpu -p no:cacheprovider --durations=15 tests/gpu; }
+step_doctor() { mkdir -p "$out/doctor"; python3 -m attn_exp.doctor | tee "$out/doctor/doctor.txt"; }
 step_sdpa_sweep() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep"; }
 step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }
 step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}" fa4; }
 step_first_calls() { python3 "$root/bench/first_calls.py" "$out/first_calls"; }
 step_profilers() { python3 "$root/bench/profilers.py" "$out/profiles"; }
-step_table() { attn -m +experiment=table sweep=table plots=false && keep table backends; }
-step_ten_way() { attn -m +experiment=ten_way sweep=ten_way plots=false && keep ten_way backends; }
+step_table() { attn -m +experiment=table sweep=table plots=false; keep table backends; }
+step_ten_way() { attn -m +experiment=ten_way sweep=ten_way plots=false; keep ten_way backends; }
 step_flux() {
-  attn -m +experiment=flux sweep=flux profiler.proton.lines=false plots=false && keep flux backends
-  mkdir -p "$out/profiles" && python3 -m attn_exp.explain flux >"$out/profiles/flux.txt"
+  attn -m +experiment=flux sweep=flux profiler.proton.lines=false plots=false
+  keep flux backends
+  mkdir -p "$out/profiles"
+  python3 -m attn_exp.explain flux >"$out/profiles/flux.txt"
 }
 step_flex_flash() {
   local shape=(model=sdpa_bench batch=4 seq_len=4096 dtype=bf16 causal=true,false sweep=flex_flash plots=false)
@@ -39,14 +41,17 @@ step_flex_flash() {
   keep flex_flash backends
 }
 step_published() {
-  attn -m +experiment=published sweep=published plots=false && keep published backends
-  [[ -z ${PUBLISHED:-} ]] || python3 -m attn_exp.compare sweep=published published="$PUBLISHED" \
-    | tee "$out/backends/published_beside.txt"
+  attn -m +experiment=published sweep=published plots=false
+  keep published backends
+  if [[ -n ${PUBLISHED:-} ]]; then
+    python3 -m attn_exp.compare sweep=published published="$PUBLISHED" | tee "$out/backends/published_beside.txt"
+  fi
 }
 # A transformer block compiled as one graph, its generated kernels and their counters.
 step_dit_block() {
   attn model=flux workload=dit_block backend=cudnn compile=default profiler='[torch,ncu,inductor]' sweep=dit_block \
-    isolation.timeout_s=300 profiler_timeout_s=300 plots=false; block dit_block
+    isolation.timeout_s=300 profiler_timeout_s=300 plots=false
+  block dit_block
 }
 step_decoder_layer() {
   attn model=llama3_8b workload=decoder_layer backend=cudnn compile=default align=top_left \
@@ -56,9 +61,11 @@ step_decoder_layer() {
 block() { # SWEEP
   keep "$1" profiles
   python3 -m attn_exp.explain "$1" | tee "$out/profiles/$1-explain.txt"
-  (cd "multirun/$1" && tar czf "$out/profiles/$1-files.tgz" --exclude='*.ncu-rep' --exclude=trace.json ./*/record.json ./*/profiles)
+  cd "multirun/$1"
+  tar czf "$out/profiles/$1-files.tgz" --exclude='*.ncu-rep' --exclude=trace.json ./*/record.json ./*/profiles
 }
 
+[[ -z ${PUBLISHED:-} ]] || PUBLISHED=$(realpath "$PUBLISHED")
 work=$(mktemp -d) && cd "$work" && trap 'rm -rf "$work"' EXIT
 failed=0
 for step in "$@"; do
@@ -66,7 +73,8 @@ for step in "$@"; do
 done
 for step in "$@"; do
   began=$SECONDS
-  "step_$step" >"$out/$step.log" 2>&1
+  # In a shell of its own that ends at the first failure.
+  (set -e; "step_$step") >"$out/$step.log" 2>&1
   code=$?
   [[ $code == 0 ]] || failed=1
   echo "$step: exit $code, $((SECONDS - began)) s" | tee -a "$out/steps.txt"

@@ -31,7 +31,7 @@ def first_calls(out: Path, name: str, caches: str, overrides: list[str]) -> dict
     command = [sys.executable, "-m", "attn_exp", "-m", *choices, *overrides, f"caches={caches}", f"sweep={name}"]
     subprocess.run(command, cwd=out, check=True)
     found = read_sweep(out / "multirun" / name)
-    return {record.label: record for record in found if isinstance(record, Record)}
+    return {record.request.label: record for record in found if isinstance(record, Record)}
 
 
 def main(out: Path, overrides: list[str]) -> None:
@@ -41,9 +41,9 @@ def main(out: Path, overrides: list[str]) -> None:
     rows: list[dict[str, object]] = []
     for label, record in rounds[ROUNDS[0][0]].items():
         for direction in record.request.measuring.passes:
-            row: dict[str, object] = {"backend": label, "pass": direction}
+            row: dict[str, object] = {"backend": record.label, "pass": direction}
             for name, records in rounds.items():
-                measured = records[label].passes.get(direction)
+                measured = records[label].passes.get(direction) if label in records else None
                 seconds = measured.first_call_s if measured else None
                 row[f"{name}_s"] = None if seconds is None else round(seconds, 3)
             row["status"] = record.status if record.status == "ok" else f"{record.status}: {record.reason}"

@@ -47,6 +47,17 @@ def test_a_step_that_fails_is_named_and_the_others_run(evidence, tmp_path, monke
     assert [line.rsplit(",", 1)[0] for line in said] == ["doctor: exit 3", "profilers: exit 0"]
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_no_step_hides_that_it_failed(evidence, tmp_path, monkeypatch, step):
+    failing = {"suite": "pytest", "doctor": "attn_exp.doctor"}
+    named = {"accuracy_fa4": "accuracy.py"}.get(step, f"{step}.py")
+    monkeypatch.setenv("FAIL", failing.get(step, str(SCRIPT.parent / named)))
+    if not (SCRIPT.parent / named).exists() and step not in failing:
+        monkeypatch.setenv("FAIL", "attn_exp")
+    assert evidence("out", step).returncode == 1
+    assert (tmp_path / "out" / "steps.txt").read_text().startswith(f"{step}: exit 3, ")
+
+
 def test_every_sweep_of_it_composes(evidence, tmp_path, monkeypatch):
 
     evidence("out", *STEPS)

@@ -1,6 +1,7 @@
 """What a sweep's parent and its tasks tell each other, without any process."""
 
 import os
+import re
 import socket
 import threading
 from dataclasses import replace
@@ -177,3 +178,57 @@ def test_a_record_that_the_file_system_shows_late_is_taken_when_it_shows(tmp_pat
     jobs.give_up(SimpleNamespace(name="slurm"), {})
     assert jobs.over()
     assert read_record(tmp_path / wanted.job).status == "unsupported"
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """The jobs of a launch of one job, of which the parent has heard nothing, and its record as a task writes it."""
+    monkeypatch.setattr(sweep_module, "_UNSEEN_S", 0.02)
+    monkeypatch.setattr(sweep_module, "GONE_S", 0.2)
+    wanted = request("a")
+    (tmp_path / wanted.job).mkdir()
+
+    def made(**changes):
+        session = Session()
+        session.folder, session._tracker = tmp_path, NoTracker()
+        return sweep_module._Jobs(session, tmp_path, [replace(wanted, **changes)])
+
+    return made, Record(request=wanted, status="unsupported", reason="no", started_at=1.0, finished_at=2.0)
+
+
+@pytest.mark.parametrize("ended", [{}, {0: "it was killed"}], ids=["all ended well", "one died"])
+def test_a_record_that_nobody_was_told_of_is_taken_and_not_written_over(tmp_path, jobs, ended):
+    made, record = jobs
+    launched = made()
+    write_record(record, tmp_path / record.request.job)
+    launched.give_up(SimpleNamespace(name="slurm"), ended)
+    assert launched.over() and read_record(tmp_path / record.request.job) == record
+
+
+def test_a_record_of_an_earlier_try_is_no_record_of_this_one(tmp_path, jobs):
+    made, record = jobs
+    folder = tmp_path / record.request.job
+    write_record(replace(record, status="crashed", reason="before"), folder)
+    made().give_up(SimpleNamespace(name="slurm"), {})
+    assert read_record(folder).reason == "all tasks of slurm had ended"
+    # A final one that was to get a profile stays.
+    write_record(record, folder)
+    made(profilers=({"name": "ncu"},)).give_up(SimpleNamespace(name="slurm"), {})
+    found = read_record(folder)
+    assert (found.status, found.finished_at) == ("unsupported", 2.0)
+    assert found.profiles["ncu"].reason == "measuring anew for it ended as crashed: all tasks of slurm had ended"
+
+
+def test_a_process_that_has_another_s_number_is_not_taken_for_it(board):
+    # As after the restart of a container: the same host, the same number.
+    content = (board.folder / "parent").read_text()
+    assert running_elsewhere(board.folder, 0.0)
+    (board.folder / "parent").write_text(re.sub(r":\d+", ":1", content))
+    assert not running_elsewhere(board.folder, 0.0)
+
+
+def test_a_parent_that_is_just_writing_is_alive(board, monkeypatch):
+    content = (board.folder / "parent").read_text()
+    (board.folder / "parent").write_text("")
+    monkeypatch.setattr(board_module.time, "sleep", lambda _: (board.folder / "parent").write_text(content))
+    assert running_elsewhere(board.folder, 0.0)

@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import os
 from typing import ClassVar
@@ -114,6 +115,7 @@ AXES = [
     [["+pair={b:32,s:512}", "+pair={b:1,s:1024}"], ["batch=${pair.b}"], ["seq_len=${pair.s}"]],
     [["seed=5"], ["~seed"], ["+seed=5"], ["~timer.also"], ["+timer.also=[wall]"], ["batch=1", "batch=8"]],
     [["q_len=1"], ["kv_len=${q_len}"], ["causal=true", "causal=false"]],
+    [["+pair={b:1,s:2}"], ["pair.b=3"], ["batch=${pair.b}"], ["seed=1", "seed=2"]],
 ]
 
 
@@ -124,6 +126,23 @@ def test_what_all_jobs_share_is_applied_once_and_changes_none_of_them(loader, co
     for overrides in [*jobs, *reversed(jobs)]:
         assert OmegaConf.to_container(together.case(overrides)) == OmegaConf.to_container(composer.case(overrides))
         assert str(together.request(overrides)) == str(composer.request(overrides))
+
+
+@pytest.mark.parametrize(
+    ("axes", "refused"),
+    [
+        ([["+model.window=32", "+model.window=64"], ["+window=512"]], [True, True]),
+        ([["seq_len=5", "seq_len=6"], ["~kv_len=5"]], [False, True]),
+    ],
+    ids=str,
+)
+def test_what_looks_at_another_choice_is_refused_where_hydra_refuses_it(loader, axes, refused):
+    jobs, whole = product(axes), master(loader)
+    together = Composer(loader, whole, session().request, jobs)
+    for overrides, wrong in zip(jobs, refused, strict=True):
+        for compose in (lambda texts: loader.load_sweep_config(whole, list(texts)), together.request):
+            with pytest.raises(HydraException) if wrong else contextlib.nullcontext():
+                compose(overrides)
 
 
 def test_what_hydra_refuses_is_refused(loader, composer):

@@ -286,6 +286,20 @@ def test_where_to_look_at_runs_is_told_without_passwords(place: Path, given: dic
     assert make_tracker({"name": "none"}).look() is None
 
 
+def test_a_blank_in_a_server_s_uri_is_refused_without_showing_it() -> None:
+    with pytest.raises(UserError, match="has a blank in it") as error:
+        make_tracker({"name": "mlflow", "uri": "http://me:hid den@host:5000"})
+    assert "hid" not in str(error.value)
+
+
+def test_the_command_that_stores_later_says_where_artifacts_go(place: Path) -> None:
+    uri = "postgresql://host/db"
+    tracker = make_tracker({"name": "mlflow", "uri": uri, "artifacts": "s3://bucket/x"})
+    assert "tracker.artifacts=s3://bucket/x" in tracker._replay(SweepInfo("first", place / "first", ""))
+    tracker = make_tracker({"name": "mlflow", "uri": uri})
+    assert "tracker.artifacts" not in tracker._replay(SweepInfo("first", place / "first", ""))
+
+
 def test_a_lost_server_is_one_warning_within_seconds(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tracker = make_tracker({"name": "mlflow", "uri": "http://me:secret@127.0.0.1:9", "experiment": "x"})
     tracker.open(SweepInfo("first", place / "first", ""))
@@ -458,6 +472,11 @@ def test_a_relative_database_counts_from_the_folder_one_stands_in(place: Path) -
         ("postgresql://host/db?user=a&password=b&x=1", "postgresql://host/db?user=a&password=***&x=1"),
         ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
         ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("mysql+pymysql://host/db?user=me&passwd=b", "mysql+pymysql://host/db?user=me&passwd=***"),
+        ("mssql://h/d?odbc_connect=DRIVER%3Dx%3BPWD%3Dsecret&x=1", "mssql://h/d?odbc_connect=***&x=1"),
+        ("https://a.blob.core.windows.net/c?sv=1&sig=abc%2F", "https://a.blob.core.windows.net/c?sv=1&sig=***"),
+        ("uri=wasbs://runs@a.blob.core.windows.net/x y", "uri=wasbs://runs@a.blob.core.windows.net/x y"),
+        ("hdfs://me:pw@nn:8020/x", "hdfs://nn:8020/x"),
     ],
 )
 def test_user_and_password_are_never_shown(uri: str, shown: str) -> None:

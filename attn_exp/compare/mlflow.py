@@ -191,18 +191,22 @@ def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
 def _asked(uri: str, otherwise: str) -> "Iterator[MlflowClient]":
     """MLflow's client; what the store refuses becomes a sentence that ends with what to do otherwise."""
     from attn_exp.redaction import redacted
-    from attn_exp.trackers.client import silence
+    from attn_exp.trackers.client import silence, try_databases_less
+    from attn_exp.trackers.location import DATABASES
     from attn_exp.trackers.trouble import trouble
 
     silence()
     try:
         from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
     except ImportError as error:
         raise UserError(f"MLflow is not installed: pip install mlflow, or {otherwise}") from error
     try:
+        if uri.startswith(DATABASES):
+            try_databases_less()
         yield MlflowClient(tracking_uri=uri)
-    except MlflowException as error:
+    except UserError:
+        raise
+    except Exception as error:  # what is below MLflow raises errors of its own
         raise UserError(f"MLflow at {redacted(uri)}: {trouble(error)}; or {otherwise}") from error
 
 

@@ -5,6 +5,7 @@ is taken by making a file that was not there. All are opened anew for each look,
 what network file systems keep in order (close-to-open consistency, and exclusive creation since NFS 3).
 """
 
+import contextlib
 import os
 import socket
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 # A parent that a task cannot see the process of, on another host, is gone after so long without a sign of life.
 GONE_S = 60.0
 _PARENT = "parent"
+# How often a parent's file is read that has no whole line.
+_READS, _READ_AGAIN_S = 10, 0.02
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Board:
         self._beats += 1
         word, path = "stop" if stop else "go", self.folder / _PARENT
         try:
-            path.write_text(f"{word} {socket.gethostname()} {os.getpid()} {self._beats}\n")
+            path.write_text(f"{word} {socket.gethostname()} {os.getpid()}:{_started(os.getpid())} {self._beats}\n")
         except OSError:
             path.unlink(missing_ok=True)
             if not stop:
@@ -57,6 +60,7 @@ class Board:
     def lines(self, tasks: int) -> list[Line]:
         """What tasks have added since the last call, whole lines alone."""
         found = []
+        look_anew(self.folder)
         for task in range(tasks):
             try:
                 with _own(self.folder, task).open("rb") as file:
@@ -115,6 +119,12 @@ class Seat:
         return now - self._since < GONE_S and (not self._last or lives(self._last))
 
 
+def look_anew(folder: Path) -> None:
+    """Let a network file system ask what is in a folder: it may hold for half a minute that a file is not there."""
+    with contextlib.suppress(OSError):
+        os.listdir(folder)
+
+
 def lives(content: str) -> bool:
     """Whether what a parent wrote means that it goes on, as far as can be known from this host."""
     word, host, process, _ = content.split()
@@ -122,25 +132,44 @@ def lives(content: str) -> bool:
         return False
     if host != socket.gethostname():
         return True
+    number, _, started = process.partition(":")
+    return _started(int(number)) == started
+
+
+def _started(process: int) -> str | None:
+    """When a process of this host began, which its number alone does not tell: a restarted container counts anew.
+
+    Clock ticks since the host's start; None if there is no such process, or it is dead and not yet waited for.
+    """
     try:
-        return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        fields = Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return None
+    return None if fields[0] == "Z" else fields[19]
 
 
 def running_elsewhere(folder: Path, watch_s: float) -> bool:
     """Whether the parent of this board is alive: here by its process, elsewhere if it beats within `watch_s`."""
-    path = folder / _PARENT
     try:
-        before = path.read_text()
-        if not before.endswith("\n") or not lives(before):
+        before = _whole(folder / _PARENT)
+        if not before or not lives(before):
             return False
         if before.split()[1] == socket.gethostname():
             return True
         time.sleep(watch_s)
-        return path.read_text() != before
+        return _whole(folder / _PARENT) != before
     except FileNotFoundError:
         return False
+
+
+def _whole(path: Path) -> str:
+    """What a parent wrote last; empty if it died over it, and not because it is just writing."""
+    for _ in range(_READS):
+        content = path.read_text()
+        if content.endswith("\n"):
+            return content
+        time.sleep(_READ_AGAIN_S)
+    return ""
 
 
 def _own(folder: Path, task: int) -> Path:

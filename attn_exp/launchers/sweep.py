@@ -12,10 +12,11 @@ from typing import Any
 from attn_exp.case import Case
 from attn_exp.errors import UserError
 from attn_exp.launchers.base import Launcher
-from attn_exp.launchers.board import GONE_S, Board, Line, running_elsewhere
+from attn_exp.launchers.board import GONE_S, Board, Line, look_anew, running_elsewhere
 from attn_exp.launchers.plan import Plan, group_jobs, write_plan
 from attn_exp.launchers.watch import Watch
 from attn_exp.record import Record, RecordError, Request, read_record, write_record
+from attn_exp.runner import kept
 from attn_exp.session import Session, stop_line, stops
 
 _FOLDER = ".launch"
@@ -31,6 +32,8 @@ class _Jobs:
         # In the order of the plan, which is that of the tasks.
         self.left = {request.job: request for request in requests}
         self.begun: dict[str, int] = {}
+        # Records of earlier tries, which tasks replace.
+        self._before = {job: found for job in self.left if (found := self._read(job)) is not None}
         self.halt: Record | None = None
         self._here: set[int] = set()
         self._later: list[str] = []
@@ -78,17 +81,22 @@ class _Jobs:
     def give_up(self, launcher: Launcher, ended: dict[int, str]) -> None:
         """Make a record for each job that has none since its task died."""
         until = time.monotonic() + GONE_S
-        while self._unseen and time.monotonic() < until:
-            time.sleep(_UNSEEN_S)
+        # If no task died they have measured all; what they said and wrote may not be seen here yet.
+        while (self._unseen or (self.left and not ended and self.halt is None)) and time.monotonic() < until:
+            self._unseen |= {job: self.begun.get(job, -1) for job in self.left if not ended}
             self._look_again()
+            if self._unseen:
+                time.sleep(_UNSEEN_S)
         for job, request in list(self.left.items()):
             task = self.begun.get(job)
-            found = self._written(job) if task is not None else None
+            found = self._written(job)
             if found is None:
                 why = ended.get(task, "it ended early") if task is not None else ""
                 reason = f"task {task} died: {why}" if task is not None else f"all tasks of {launcher.name} had ended"
-                now = time.time()
+                now, before = time.time(), self._before.get(job)
                 found = Record(request=request, status="crashed", reason=reason, started_at=now, finished_at=now)
+                if before is not None and before.final:
+                    found = kept(before, request, "crashed", reason)
                 (self._folder / job).mkdir(exist_ok=True)
                 write_record(found, self._folder / job)
             self.take(found, task)
@@ -101,6 +109,12 @@ class _Jobs:
                 self.take(found, task)
 
     def _written(self, job: str) -> Record | None:
+        """The record that a task of this launch has written."""
+        found = self._read(job)
+        return None if found == self._before.get(job) else found
+
+    def _read(self, job: str) -> Record | None:
+        look_anew(self._folder / job)
         try:
             return read_record(self._folder / job)
         except RecordError:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import re
 import sqlite3
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,9 @@ def absolute_uri(uri: str) -> str:
             raise UserError(f"tracker.uri={shown} names no database file: use tracker.uri={DEFAULT_URI}")
         return f"{kind}:///{Path(name).absolute()}{question}{query}"
     if rest and scheme in (*_SERVERS, *DATABASES):
+        if re.search(r"\s", uri):
+            # Not shown: nobody can tell where a password in it ends.
+            raise UserError("tracker.uri has a blank in it: write %20, in a password too")
         _check_host(uri, shown)
         return uri.rstrip("/") if scheme in _SERVERS else uri
     if scheme in _SERVERS:

@@ -177,4 +177,4 @@ class MlflowTracker:
             self._add(record, folder)
 
     def _replay(self, sweep: SweepInfo) -> str:
-        return replay_command(sweep.folder, self._place.uri, self._place.experiment)
+        return replay_command(sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)
