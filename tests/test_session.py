@@ -1,0 +1,88 @@
+"""The session by itself: what it does when the output, the end or the choices are not as they should be."""
+
+import errno
+import io
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from fakes import make_record, make_request
+
+from attn_exp import session as session_module
+from attn_exp.isolate import Outcome
+from attn_exp.progress import Progress
+from attn_exp.record import write_record
+from attn_exp.runner import Runner
+from attn_exp.session import Session
+from attn_exp.trackers.none import NoTracker
+
+
+class Full(io.StringIO):
+    """A terminal's output on a disk that is full."""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Closed(NoTracker):
+    def __init__(self):
+        self.ends = []
+
+    def close(self, status, artifacts, **more):
+        self.ends.append(status)
+
+
+class Measures:
+    """Leaves a record for each job that it is asked to run."""
+
+    def __init__(self):
+        self.asked, self.pending = [], deque()
+
+    def submit(self, folder):
+        self.asked.append(folder.name)
+        self.pending.append(folder)
+
+    def wait(self):
+        folder = self.pending.popleft()
+        write_record(replace(make_record(request=replace(make_request(), device="cuda"))), folder)
+        return Outcome(folder)
+
+
+@pytest.fixture
+def current(tmp_path):
+    found = Session()
+    found.folder, found._tracker, found.sweep, found._plots = tmp_path, Closed(), "s", False
+    found.progress = Progress(io.StringIO())
+    return found
+
+
+def test_an_output_that_takes_nothing_does_not_end_the_sweep():
+    progress = Progress(Full())
+    progress.running("flash")
+    progress.say("one")
+    progress.say("two")
+    progress.end()
+
+
+def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
+    def broken(folder):
+        raise RuntimeError("no table")
+
+    monkeypatch.setattr(session_module, "read_summaries", broken)
+    with pytest.raises(RuntimeError, match="no table"):
+        current.close("FINISHED")
+    assert current._tracker.ends == ["FAILED"]
+
+
+def test_two_choices_that_are_one_job_are_measured_once(current, tmp_path):
+    worker = Measures()
+    current._runner, current.ahead = Runner(worker, tmp_path), 1
+    request = replace(make_request(), device="cuda")
+    for _ in range(2):
+        current.submit(request, pytest.fail)
+    current.drain()
+    assert worker.asked == [request.job]
+    assert (current.progress.done, current.progress.kept) == (1, 1)
