@@ -163,6 +163,12 @@ def check_once(jobs: Sequence[Overrides]) -> None:
             raise UserError(f"{key} is one for the whole sweep: give it a single value, or start several sweeps")
 
 
+def varied(jobs: Sequence[Overrides], prefix: str) -> tuple[str, ...]:
+    """The keys below a prefix that the jobs have different values of, without it."""
+    keys = [column[0].partition("=")[0].lstrip("+~") for column in zip(*jobs, strict=True) if len(set(column)) > 1]
+    return tuple(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
+
+
 def check_choices(request: Ask, jobs: Sequence[tuple[str, ...]]) -> None:
     """Raise on a choice that no combination makes possible, before anything is started.
 

@@ -19,6 +19,8 @@ class Progress:
         self.total = 1
         self.kept = 0
         self.done = 0
+        # Of the backend, those that jobs of the sweep differ in.
+        self.options: tuple[str, ...] = ()
         self._started = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -35,7 +37,7 @@ class Progress:
         self.done += 1
         width = len(str(self.total))
         left = f"  {self._left()}" if self.done + self.kept < self.total else ""
-        self.say(f"[{self.done + self.kept:>{width}}/{self.total}] {job_line(record)}{left}")
+        self.say(f"[{self.done + self.kept:>{width}}/{self.total}] {job_line(record, self.options)}{left}")
 
     def running(self, label: str) -> None:
         """What is being measured now."""

@@ -1,7 +1,7 @@
 """The record: all that one job leaves, as `record.json` in the job's folder. The truth; MLflow is a view of it."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from attn_exp.errors import UserError
 from attn_exp.litter import owner_mark
 from attn_exp.names import check_name
 from attn_exp.profile import Profile
+from attn_exp.words import flat
 
 SCHEMA = 1
 METHOD_VERSION = "2"
@@ -160,6 +161,11 @@ def backend_label(name: str, compile_: Compile, took: Iterable[str | None] = ())
     # Whoever took its own adds nothing to its name.
     others = dict.fromkeys(one for one in took if one and one != name)
     return f"{label} ({', '.join(others)})" if others else label
+
+
+def settings(backend: Mapping[str, Any], compile_: Compile) -> dict[str, Any]:
+    """The options of a backend, and those of its compiler, under dotted names."""
+    return flat(backend) | flat({"fullgraph": compile_.fullgraph, **compile_.options}, "compile.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ from typing import Any
 
 from attn_exp.case import case_columns
 from attn_exp.flags import flag_marks, flag_notes
-from attn_exp.record import Record
+from attn_exp.record import Record, settings
 from attn_exp.tables import SHORT, WIDTH, figures, fitted, plain
+from attn_exp.words import flat, told_apart, word
 
 _CASE_NAMES = ("backend", "model", *case_columns(), "timer", "device")
 # What a table can do without if the terminal is narrow, the first first.
@@ -55,9 +56,14 @@ def time_text(us: float) -> str:
     return f"{us / 1e6:.4g} s"
 
 
-def job_line(record: Record) -> str:
-    """One job in one line: status, who, what, and its time and TFLOPS or the reason why there are none."""
-    head = f"{record.status:<12} {record.request.label}"
+def job_line(record: Record, options: Sequence[str] = ()) -> str:
+    """One job in one line: status, who, what, and its time and TFLOPS or the reason why there are none.
+
+    `options` are those of the backend that jobs of the sweep differ in.
+    """
+    own = flat(record.request.backend)
+    told = [f"{name}={word(own[name])}" for name in options if name in own]
+    head = " ".join([f"{record.status:<12}", record.request.label, *told])
     if record.status != "ok":
         return f"{head}: {record.reason}"
     passes = []
@@ -76,7 +82,8 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
     """One row a record, in `width` columns: what all share stands above, marks and reasons are explained below."""
     if not records:
         return "no records"
-    rows = [_row(record) for record in sorted(records, key=_order)]
+    ordered = sorted(records, key=_order)
+    rows = [_row(record) | {"backend": label} for record, label in zip(ordered, _labels(ordered), strict=True)]
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
     shared.pop("backend", None)  # who it was stands in every row, also if it was the same everywhere
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
@@ -101,15 +108,16 @@ def csv_text(records: Iterable[Record]) -> str:
     """One row a record with all its numbers, for spreadsheets and scripts."""
     buffer = io.StringIO()
     names = [
-        *("job", "status", "reason", "backend", "compile", "model", *case_columns()),
+        *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
         *("device", "timer", "seed", "flags"),
         *(f"{name}/{metric}" for name in SHORT for metric in (*_CSV_METRICS, *_errors(name))),
         *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
-    for record in sorted(records, key=_order):
-        writer.writerow(_csv_row(record, names))
+    ordered = sorted(records, key=_order)
+    for record, label in zip(ordered, _labels(ordered), strict=True):
+        writer.writerow(_csv_row(record, names) | {"label": label})
     return buffer.getvalue()
 
 
@@ -126,6 +134,12 @@ def _order(record: Record) -> tuple[Any, ...]:
     case = [getattr(record.request.case, name) for name in case_columns()]
     sizes = [(value is not None, value) for value in case]
     return (record.request.model, *sizes, record.label, record.request.job)
+
+
+def _labels(records: Sequence[Record]) -> list[str]:
+    """Who each row is about; with its options where others of the same name have others."""
+    options = [settings(record.request.backend, record.request.compile) for record in records]
+    return told_apart([record.label for record in records], options)
 
 
 def _errors(direction: str) -> list[str]:

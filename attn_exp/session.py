@@ -125,6 +125,8 @@ class Session:
             raise UserError(f"plots={options['plots']} is neither true nor false")
         make_isolation(isolation_options(options))
         tracker = make_tracker(options["tracker"])
+        if not options["folder"]:
+            raise UserError("folder= is empty: leave it out, or name one")
         folder = Path(options["folder"]).resolve()
         made = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
@@ -230,9 +232,10 @@ class Session:
             left = max(0, self.progress.total - sum(record.final for record in records))
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(self.sweep)}")
         else:
-            if self.progress.kept:
+            if self.progress.kept and (status == "FINISHED" or self.progress.done):
                 say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
-            if records or status == "FINISHED":  # else nothing was started, and a sentence says why
+            # Else nothing was measured here, and a sentence says why.
+            if self.progress.done or status == "FINISHED":
                 say(f"\n{table(records)}")
             for line in self.impossible:
                 say(f"left out, impossible: {line}")

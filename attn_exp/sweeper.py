@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attn_exp.case import Case
-from attn_exp.combinations import Composer, check_choices, check_once
+from attn_exp.combinations import Composer, check_choices, check_once, varied
 from attn_exp.errors import UserError
 from attn_exp.launchers import Launcher, make_launcher
 from attn_exp.launchers.plan import gpu_of
@@ -92,6 +92,7 @@ class ProductSweeper(Sweeper):
         )
         current = session()
         current.progress.total = len(jobs)
+        current.progress.options = varied(jobs, "backend.")
         if launcher is not None:
             return self._launch(launcher, composer, asked, jobs)
         # The next job is composed while the worker measures this one.

@@ -17,7 +17,10 @@ from cli import QUICK, TESTS, environment, interrupt, left_behind, records, run,
 from filelock import FileLock
 from inprocess import typed
 
+from attn_exp.errors import UserError
 from attn_exp.gpus import _lock_path
+from attn_exp.launchers.base import load
+from attn_exp.launchers.slurm import _last_line
 from attn_exp.nvml import GpuInfo
 from attn_exp.record import FILE_NAME, Record
 from attn_exp.store import read_sweep
@@ -419,3 +422,54 @@ def test_a_cluster_s_device_is_the_one_that_its_tasks_ask_for(monkeypatch, tmp_p
     assert " on cuda by " in call(*local, "hydra.launcher.gpus_per_node=null", "hydra.launcher.gres='gpu:h200:1'")[1]
     assert " on cpu by " in call(*local, "device=cpu")[1]
     assert TESTS.exists() and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed_in", "words"),
+    [
+        ("timeout_min=0", "hydra.launcher.timeout_min=0 is not a whole number from 1"),
+        ("timeout_min=x", "hydra.launcher.timeout_min=x is not a whole number from 1"),
+        ("gpus_per_node=-1", "hydra.launcher.gpus_per_node=-1 is not a whole number from 0"),
+        ("additional_parameters=foo", "additional_parameters=foo is no set of options: write"),
+    ],
+)
+def test_what_no_cluster_can_give_is_told_before_a_task_is_queued(tmp_path, monkeypatch, typed_in, words):
+    call = typed(monkeypatch, tmp_path)
+    code, _, err = call(
+        *SLEEPY[:3], "hydra/launcher=slurm", "hydra.launcher.cluster=local", f"hydra.launcher.{typed_in}"
+    )
+    assert (code, err.count("\n")) == (2, 1) and words in err
+    assert not (tmp_path / "multirun").exists()
+
+
+HEAD = "Job 7 (task: 0) with path /a/b.pkl\nhas not produced any output (state: X)\n"
+RAISED = (
+    "Job (task=0) failed during processing with trace:\n-----\nTraceback\nValueError: x\n-----\nYou can check full logs"
+)
+LATE = "slurmstepd: error: *** JOB 7 CANCELLED DUE TO TIME LIMIT ***"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (f"{RAISED} with 'job.stderr(0)'or at paths:\n  - /a/b.err\n  - /a/b.out", "ValueError: x"),
+        (
+            f"{HEAD}No error stream produced. Look at stdout: /a\n----\nsubmitit INFO (2026) - Loading pickle: /a",
+            "it was killed, or ended without a word",
+        ),
+        (f"{HEAD}Error stream produced:\n-------\n{LATE}\n", LATE),
+    ],
+    ids=["raised", "killed", "time limit"],
+)
+def test_why_a_task_died_is_what_its_log_says_and_not_what_submitit_draws_around_it(said, why):
+    assert _last_line(RuntimeError(said)) == why
+
+
+def test_an_engine_that_is_there_and_broken_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "submitit").mkdir()
+    (tmp_path / "submitit" / "__init__.py").write_text("raise RuntimeError('does not fit')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.split(".")[0] == "submitit"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UserError, match=r"submitit cannot be imported \(does not fit\): pip install"):
+        load("submitit", "slurm")

@@ -156,7 +156,7 @@ def test_a_run_of_a_server_is_explained_from_what_the_server_has(
     page = capsys.readouterr().out
     assert page.startswith(("flash: b4 h16", "math: b4 h16"))
     assert "flash_backward" in page and "math_backward" in page, "the job, and its rival on the same case"
-    for word, wanted in ((found["sweep"], "is no job's but of kind sweep"), ("0" * 32, "or give the job's folder")):
+    for word, wanted in ((found["sweep"], "is no job's but of kind sweep"), ("0" * 32, "there is no run 0000")):
         assert explain_main([word, f"uri={server.uri}"]) == 2
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1) and wanted in err

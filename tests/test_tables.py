@@ -1,9 +1,15 @@
 """What all tables share: figures, and grids that fit."""
 
+import csv
+from dataclasses import replace
+
 import pytest
+import sweeps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attn_exp.combinations import varied
+from attn_exp.report import csv_text, job_line, table
 from attn_exp.tables import figures, fitted, grid, plain
 
 texts = st.text(alphabet="abc .1230+-%<>[],", max_size=12).map(str.strip) | st.none()
@@ -35,3 +41,22 @@ def test_a_grid_is_as_wide_as_was_reckoned_and_leaves_out_no_more_than_it_must(d
 
 def test_truth_is_said_in_words():
     assert [plain(value) for value in (True, False, None, 1, "x")] == ["yes", "no", None, 1, "x"]
+
+
+def asked(block):
+    request = sweeps.job("triton").request
+    return replace(request, backend={**request.backend, "block": block})
+
+
+def test_rows_of_one_backend_with_unlike_options_are_told_apart():
+    rows = [replace(sweeps.job("triton"), request=asked(block)) for block in (64, 128)]
+    text, lines = table(rows), csv_text(rows).splitlines()
+    assert "triton(block=64)" in text and "triton(block=128)" in text
+    assert {row["label"] for row in csv.DictReader(lines)} == {"triton(block=128)", "triton(block=64)"}
+    assert " block=64  " in job_line(rows[0], ("block", "absent"))
+    assert "block" not in table(rows[:1])
+
+
+def test_what_jobs_differ_in_is_known_by_the_choices():
+    jobs = [("backend=a", "+backend.rows=1", "batch=1"), ("backend=a", "+backend.rows=2", "batch=2")]
+    assert varied(jobs, "backend.") == ("rows",)

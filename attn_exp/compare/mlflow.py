@@ -79,7 +79,10 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
     except sqlite3.Error as error:
         raise UserError(f"{path} cannot be read ({error}): give uri=sqlite:///FOLDER/mlflow.db") from error
     if row is None:
-        raise UserError(f"there is no run {run} in {path}: copy its identifier from the run's page")
+        raise UserError(
+            f"there is no run {run} in {path}: copy its identifier from the run's page, "
+            "and say uri=http://HOST:5000 if it is a server's"
+        )
     place, experiment, kind, sweep = row
     return _artifact(path, run, place), experiment, _of_job(run, kind, sweep)
 
@@ -174,9 +177,17 @@ def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
     import tempfile
 
     from attn_exp.litter import owner_mark
+    from attn_exp.redaction import redacted
 
     with _asked(uri, "give the job's folder") as client:
-        found = client.get_run(run)
+        try:
+            found = client.get_run(run)
+        except Exception as error:
+            if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            raise UserError(
+                f"there is no run {run} at {redacted(uri)}: copy its identifier from the run's page"
+            ) from error
         tags = found.data.tags
         sweep = _of_job(run, tags.get("attn_exp.kind"), tags.get("attn_exp.sweep"))
         folder = Path(tempfile.mkdtemp(prefix=f"attn_exp_{owner_mark()}"))

@@ -21,8 +21,9 @@ from attn_exp.record import (
     Status,
     backend_label,
     read_record,
+    settings,
 )
-from attn_exp.words import flat, word
+from attn_exp.words import told_apart
 
 # What a sweep's records share is decoded once: thousands of records have a few environments and cases.
 _KEPT = 1 << 14
@@ -76,17 +77,10 @@ class Result:
 
 def named(results: Sequence[Result]) -> list[Result]:
     """The results, labels made unique: where one name stands for several option sets, what differs stands with it."""
-    by_label: dict[str, dict[str, dict[str, Any]]] = {}
-    for result in results:
-        text = f"{_options(result.backend)} {_compile_key(result.compile)}"
-        if text not in by_label.setdefault(result.label, {}):
-            by_label[result.label][text] = _settings(result)
-    several = {name: _differing(list(sets.values())) for name, sets in by_label.items() if len(sets) > 1}
-    if not several:
-        return list(results)
+    labels = told_apart([result.label for result in results], [_settings(result) for result in results])
     return [
-        replace(result, label=_with_options(result, several[result.label])) if result.label in several else result
-        for result in results
+        result if result.label == label else replace(result, label=label)
+        for result, label in zip(results, labels, strict=True)
     ]
 
 
@@ -150,19 +144,7 @@ def _compile_key(compiled: Compile) -> tuple[Any, ...]:
 
 
 def _settings(result: Result) -> dict[str, Any]:
-    """The options of a result's backend, and those of its compiler."""
-    compiled = {"fullgraph": result.compile.fullgraph, **result.compile.options}
-    return flat(result.backend) | flat(compiled, "compile.")
-
-
-def _with_options(result: Result, names: Sequence[str]) -> str:
-    options = _settings(result)
-    return f"{result.label}({','.join(f'{name}={word(options.get(name))}' for name in names)})"
-
-
-def _differing(sets: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = sorted({name for options in sets for name in options})
-    return [name for name in names if len({json.dumps(options.get(name)) for options in sets}) > 1]
+    return settings(result.backend, result.compile)
 
 
 def _options(backend: Mapping[str, Any]) -> str:

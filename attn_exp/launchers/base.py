@@ -1,12 +1,13 @@
 """What a launcher is: where the tasks of a sweep run, and how their end is noticed."""
 
+import importlib
 import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from attn_exp.errors import UserError
+from attn_exp.errors import UserError, first_line
 from attn_exp.nvml import GpuInfo
 
 # Stands for the GPU that a task will find on whatever host it runs.
@@ -59,6 +60,16 @@ def require(package: str, extra: str) -> None:
     """Raise UserError if a launcher's engine is not installed."""
     if importlib.util.find_spec(package) is None:
         raise UserError(f"hydra/launcher={extra} needs {package}: pip install 'attn_exp[{extra}]'")
+
+
+def load(package: str, extra: str) -> Any:
+    """A launcher's engine. Raises UserError if it is installed and cannot be imported."""
+    try:
+        return importlib.import_module(package)
+    except Exception as error:  # a package that does not fit what is installed fails in ways of its own
+        raise UserError(
+            f"{package} cannot be imported ({first_line(error)}): pip install --upgrade 'attn_exp[{extra}]'"
+        ) from error
 
 
 def check_remote(name: str, options: dict[str, Any], device: str) -> int:

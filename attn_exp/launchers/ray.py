@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.errors import UserError, first_line
-from attn_exp.launchers.base import ELSEWHERE, END_S, check_remote, require, within
+from attn_exp.launchers.base import ELSEWHERE, END_S, check_remote, load, require, within
 from attn_exp.launchers.task import run_in_process
 
 _LOOK_S = 0.5
@@ -69,7 +69,7 @@ class Ray:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Else Ray warns of what a later version will do with tasks that ask for no GPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        import ray
+        ray = load("ray", self.name)
 
         terminate = signal.getsignal(signal.SIGTERM)
         try:

@@ -7,6 +7,7 @@ while others still run, and cancels nothing after Ctrl-C.
 import contextlib
 import io
 import logging
+import re
 import shutil
 import subprocess
 import time
@@ -15,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.errors import UserError, first_line, nearest
-from attn_exp.launchers.base import ELSEWHERE, END_S, check_remote, require, within
+from attn_exp.launchers.base import ELSEWHERE, END_S, check_remote, load, require, within
 from attn_exp.launchers.task import run_in_process
 
 CLUSTERS = ("slurm", "local")
 _LOOK_S = 0.5
 # sacct is slow and shared by all users; a task that ends well says so itself.
 _ASK_S = 30.0
+# Of a task that has no result submitit tells what its files say, each below a caption of its own.
+_CAPTION = re.compile(r"Job (\d|\(task)|has not produced|Error stream|No (error|output)|You can check|- /")
+_LEAST = {"timeout_min": 1, "cpus_per_task": 1, "gpus_per_node": 0, "array_parallelism": 1}
 _OURS = ("name", "tasks", "cluster")
 # What submitit takes for every cluster; other options are Slurm's.
 _SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")
@@ -46,6 +50,7 @@ class Slurm:
         if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
             raise UserError("hydra/launcher=slurm needs sbatch and srun: start from a host that submits to Slurm")
         self._cluster = cluster
+        _check_options(options)
         self._options = {key: value for key, value in options.items() if key not in _OURS and value not in (None, {})}
         if device == "cpu":
             self._options.pop("gpus_per_node", None)
@@ -54,6 +59,7 @@ class Slurm:
 
     def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
         """As `Launcher.run`."""
+        load("submitit", self.name)
         from submitit import AutoExecutor
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -100,6 +106,20 @@ class Slurm:
         return {"name": "attn_exp"} | named
 
 
+def _check_options(options: dict[str, Any]) -> None:
+    """Raise UserError for what no cluster can give, before a task is queued for it."""
+    for key, least in _LEAST.items():
+        value = options.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise UserError(f"hydra.launcher.{key}={value} is not a whole number from {least}")
+    more = options.get("additional_parameters")
+    if more is not None and not isinstance(more, dict):
+        raise UserError(
+            f"hydra.launcher.additional_parameters={more} is no set of options: "
+            "write hydra.launcher.additional_parameters={qos:high}"
+        )
+
+
 def _asks_for_gpus(options: dict[str, Any]) -> bool:
     more = options.get("additional_parameters") or {}
     return bool(
@@ -117,6 +137,8 @@ def _refusal(error: Exception) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    """How a task's log ends."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    """How a task's log ends; what submitit itself says and draws in it is no reason."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    lines = [line for line in lines if line.strip("-") and not line.startswith("submitit ")]
+    said = [line for line in lines if not _CAPTION.match(line)]
+    return said[-1] if said else "it was killed, or ended without a word"

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import sqlite3
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -40,6 +41,8 @@ def absolute_uri(uri: str) -> str:
         return uri.rstrip("/") if scheme in _SERVERS else uri
     if scheme in _SERVERS:
         raise UserError(f"tracker.uri={shown} names no server: {_EXAMPLE}")
+    if re.fullmatch(r"[\w.-]+:\d{1,5}(/.*)?", uri):
+        raise UserError(f"tracker.uri={shown} is no address: write tracker.uri=http://{shown}")
     if scheme in ("", "file"):
         raise UserError(f"MLflow no longer stores into plain folders ({shown}): use tracker.uri={DEFAULT_URI}")
     known = ", ".join(("sqlite", *_SERVERS, *DATABASES))
@@ -133,5 +136,9 @@ def _make_writable(folder: Path, option: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder} cannot be made ({error.strerror}): choose another place with {option}") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{folder} cannot be written: choose another place with {option}")
+    try:
+        # Tried, since there are places that even who may do everything cannot write.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}): choose another place with {option}") from error
