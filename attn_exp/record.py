@@ -246,6 +246,10 @@ class Record:
         took = [measured.took for measured in self.passes.values()]
         return backend_label(str(self.request.backend.get("name", "?")), self.request.compile, took)
 
+    def lacking(self, request: Request) -> list[str]:
+        """The profilers of a request that the record has no profile of."""
+        return [str(one["name"]) for one in request.profilers if one["name"] not in self.profiles]
+
     @property
     def device_name(self) -> str:
         """The GPU's name, or the processor's where none measured; empty if the job got nowhere."""
@@ -285,6 +289,14 @@ def read_record(folder: Path) -> Record | None:
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from error
     return decode_record(content, path)
+
+
+def sound_record(folder: Path) -> Record | None:
+    """The record in a job's folder; None if there is none, or none that can be read."""
+    try:
+        return read_record(folder)
+    except RecordError:
+        return None
 
 
 def decode_record(content: bytes, path: Path) -> Record:

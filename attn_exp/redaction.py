@@ -9,9 +9,8 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _PLACE_NAME = re.compile(r"_(URI|URL|DSN)$", re.IGNORECASE)
-_USER_AND_PASSWORD = re.compile(r"(?<=://)[^:/@\s]*(:\S*)?@")
-# Before the @ of these stands a container or a user that nobody has to hide.
-_CONTAINER = re.compile(r"\b(wasbs?|abfss?|hdfs)://[^:/@\s]+@")
+# Before the @ of Azure's and Hadoop's stands a container or a user that nobody has to hide.
+_USER_AND_PASSWORD = re.compile(r"\b(?P<kept>(?:wasbs?|abfss?|hdfs)://[^:/@\s]+@)|(?<=://)[^:/@\s]*(?::\S*)?@")
 # What is left of a URI that was mistyped (`http:/me:secret@host`) still has a password before its @.
 _MISTYPED = re.compile(r"[^\s:/@=]+:[^\s/]\S*@")
 # `sig` is Azure's; all of an ODBC connection may be in one value.
@@ -19,7 +18,6 @@ _IN_QUERY = re.compile(
     r"([?&;](?:[\w-]*(?:pass|pwd|token|secret|key|credential|signature|auth)[\w-]*|sig|odbc_connect)=)[^&;\s]*",
     re.IGNORECASE,
 )
-_AT = "\0at\0"
 # A shorter value is in many words by accident; so is one of the next length inside of a longer text.
 _SHORTEST, _SHORTEST_INSIDE = 6, 12
 
@@ -31,8 +29,7 @@ def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
     """
     for _, secret in secrets(os.environ if environ is None else environ):
         text = text.replace(secret, "***")
-    text = _CONTAINER.sub(lambda found: found[0].replace("@", _AT), text)
-    text = _USER_AND_PASSWORD.sub("", text).replace(_AT, "@")
+    text = _USER_AND_PASSWORD.sub(lambda found: found["kept"] or "", text)
     text = _MISTYPED.sub("", text)
     return _IN_QUERY.sub(r"\1***", text)
 

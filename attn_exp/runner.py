@@ -121,9 +121,10 @@ class Runner:
 
 def _final(folder: Path) -> bytes | None:
     """The content of a job's record if that is final."""
+    path = folder / FILE_NAME
     with contextlib.suppress(RecordError, OSError):
-        record = read_record(folder)
-        return (folder / FILE_NAME).read_bytes() if record is not None and record.final else None
+        content = path.read_bytes()
+        return content if decode_record(content, path).final else None
     return None
 
 
@@ -138,9 +139,8 @@ def _newer(folder: Path, before: bytes | None) -> Record | None:
 def kept(record: Record, request: Request, status: Status, reason: str) -> Record:
     """A final record whose measuring anew for other profiles failed."""
     said = Profile(status="failed", reason=f"measuring anew for it ended as {status}: {reason}")
-    lost = [str(one["name"]) for one in request.profilers if one["name"] not in record.profiles]
     asked = replace(record.request, profilers=request.profilers)
-    return replace(record, request=asked, profiles=record.profiles | dict.fromkeys(lost, said))
+    return replace(record, request=asked, profiles=record.profiles | dict.fromkeys(record.lacking(request), said))
 
 
 def _remove_others(profiles: Path, record: Record) -> None:
@@ -152,7 +152,7 @@ def _remove_others(profiles: Path, record: Record) -> None:
 
 def _with_lost_profiles(record: Record, outcome: Outcome) -> Record:
     """The record, with a reason for each profile that the worker did not come to write."""
-    lost = [str(one["name"]) for one in record.request.profilers if one["name"] not in record.profiles]
+    lost = record.lacking(record.request)
     if record.status != "ok" or not lost or not outcome.profiling:
         return record
     reasons = [outcome.reason, *(f"not tried: the worker was lost in profiler={lost[0]}" for _ in lost[1:])]

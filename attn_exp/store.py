@@ -15,7 +15,7 @@ import msgspec
 
 from attn_exp.litter import owner_mark
 from attn_exp.names import is_inside
-from attn_exp.record import FILE_NAME, PassRecord, Record, RecordError, Request, read_record
+from attn_exp.record import FILE_NAME, PassRecord, Record, RecordError, Request, read_record, sound_record
 
 IDENTITY_NAME = "sweep.id"
 
@@ -67,15 +67,11 @@ def done_record(request: Request, folder: Path) -> Record | None:
     It is missing, broken, of a failure worth a retry, or lacks the profile of a profiler that is asked for; or it is
     another job's, or lies elsewhere, the folder being a link.
     """
-    try:
-        record = read_record(folder) if is_inside(folder, folder.parent) else None
-    except RecordError:
-        return None
+    record = sound_record(folder) if is_inside(folder, folder.parent) else None
     if record is None or not record.final or record.request.job != request.job:
         return None
     # Only what could be measured is profiled.
-    missing = record.status == "ok" and {str(one["name"]) for one in request.profilers} - record.profiles.keys()
-    return None if missing else record
+    return None if record.status == "ok" and record.lacking(request) else record
 
 
 def sweep_identity(folder: Path) -> str:

@@ -5,6 +5,7 @@ A sqlite database is asked directly, read-only: MLflow's own search takes 16 s f
 """
 
 import contextlib
+import importlib.util
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -202,19 +203,14 @@ def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
 def _asked(uri: str, otherwise: str) -> "Iterator[MlflowClient]":
     """MLflow's client; what the store refuses becomes a sentence that ends with what to do otherwise."""
     from attn_exp.redaction import redacted
-    from attn_exp.trackers.client import silence, try_databases_less
-    from attn_exp.trackers.location import DATABASES
+    from attn_exp.trackers.client import client_of, silence
     from attn_exp.trackers.trouble import trouble
 
+    if importlib.util.find_spec("mlflow") is None:
+        raise UserError(f"MLflow is not installed: pip install mlflow, or {otherwise}")
     silence()
     try:
-        from mlflow import MlflowClient
-    except ImportError as error:
-        raise UserError(f"MLflow is not installed: pip install mlflow, or {otherwise}") from error
-    try:
-        if uri.startswith(DATABASES):
-            try_databases_less()
-        yield MlflowClient(tracking_uri=uri)
+        yield client_of(uri)
     except UserError:
         raise
     except Exception as error:  # what is below MLflow raises errors of its own

@@ -15,7 +15,7 @@ from attn_exp.launchers.base import Launcher
 from attn_exp.launchers.board import GONE_S, Board, Line, look_anew, running_elsewhere
 from attn_exp.launchers.plan import Plan, group_jobs, write_plan
 from attn_exp.launchers.watch import Watch
-from attn_exp.record import Record, RecordError, Request, read_record, write_record
+from attn_exp.record import Record, Request, sound_record, write_record
 from attn_exp.runner import kept
 from attn_exp.session import Session, stop_line, stops
 
@@ -81,9 +81,10 @@ class _Jobs:
     def give_up(self, launcher: Launcher, ended: dict[int, str]) -> None:
         """Make a record for each job that has none since its task died."""
         until = time.monotonic() + GONE_S
-        # If no task died they have measured all; what they said and wrote may not be seen here yet.
-        while (self._unseen or (self.left and not ended and self.halt is None)) and time.monotonic() < until:
-            self._unseen |= {job: self.begun.get(job, -1) for job in self.left if not ended}
+        if not ended:
+            # No task died, so they have measured all; what they said and wrote may not be seen here yet.
+            self._unseen |= {job: self.begun.get(job, -1) for job in self.left}
+        while self._unseen and time.monotonic() < until:
             self._look_again()
             if self._unseen:
                 time.sleep(_UNSEEN_S)
@@ -115,10 +116,7 @@ class _Jobs:
 
     def _read(self, job: str) -> Record | None:
         look_anew(self._folder / job)
-        try:
-            return read_record(self._folder / job)
-        except RecordError:
-            return None
+        return sound_record(self._folder / job)
 
 
 def launch(

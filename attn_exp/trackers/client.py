@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from attn_exp.trackers.base import user_name
+from attn_exp.trackers.location import DATABASES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -42,11 +43,16 @@ def silence() -> None:
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 
-def try_databases_less() -> None:
-    """Let MLflow notice within a second that a database server is gone (a constant of mlflow 3.13 to 3.17)."""
-    from mlflow.store.db import utils
+def client_of(uri: str) -> "MlflowClient":
+    """The client of a store. It notices within a second that a database server is gone."""
+    from mlflow import MlflowClient
 
-    utils.MAX_RETRY_COUNT = _DATABASE_TRIES
+    if uri.startswith(DATABASES):
+        from mlflow.store.db import utils
+
+        # A constant of mlflow 3.13 to 3.17.
+        utils.MAX_RETRY_COUNT = _DATABASE_TRIES
+    return MlflowClient(tracking_uri=uri)
 
 
 def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from attn_exp.errors import UserError
-from attn_exp.record import Record, RecordError, read_record
+from attn_exp.record import Record, sound_record
 from attn_exp.redaction import redacted
 from attn_exp.trackers.background import Background
 from attn_exp.trackers.base import Curve, EndStatus, SweepInfo
@@ -169,11 +169,8 @@ class MlflowTracker:
         self._waiting.pop(record.request.job, None)
 
     def _add_again(self, folder: Path) -> None:
-        try:
-            record = read_record(folder)
-        except RecordError:
-            return  # why it was not stored has been said
-        if record is not None:
+        # Why one that cannot be read was not stored has been said.
+        if (record := sound_record(folder)) is not None:
             self._add(record, folder)
 
     def _replay(self, sweep: SweepInfo) -> str:

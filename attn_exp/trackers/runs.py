@@ -5,6 +5,7 @@ what is stored is held against other processes meanwhile.
 """
 
 import contextlib
+import importlib
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import attn_exp
 from attn_exp.names import is_inside
-from attn_exp.record import Record, RecordError, read_record
+from attn_exp.record import Record, sound_record
 from attn_exp.redaction import redacted
 from attn_exp.store import place_identity, sweep_identity
 from attn_exp.trackers.base import Curve, EndStatus, SweepInfo
-from attn_exp.trackers.client import fitting, legal, open_experiment, search, source, try_databases_less
+from attn_exp.trackers.client import client_of, fitting, legal, open_experiment, search, source
 from attn_exp.trackers.curve_runs import keep_curves
 from attn_exp.trackers.job_run import create_job_run
-from attn_exp.trackers.location import DATABASES, database_file
+from attn_exp.trackers.location import database_file
 from attn_exp.trackers.stored import FINISHED_AT, JOB, StoredRun, jobs_in_database
 from attn_exp.trackers.writers import Writers
 
@@ -49,15 +50,14 @@ class Runs:
         """The client, with the experiment and the sweep's run there; tried again after a failure."""
         if self._client is None:
             from filelock import FileLock
-            from mlflow import MlflowClient
 
-            if self._uri.startswith(DATABASES):
-                try_databases_less()
+            # Seconds, during which no other process has to wait for the lock.
+            importlib.import_module("mlflow")
             # Several processes that open a fresh database at once would break it.
             with contextlib.ExitStack() as held:
                 if (path := database_file(self._uri)) is not None:
                     held.enter_context(FileLock(f"{path}.lock", timeout=_LOCK_WAIT_S))
-                client = MlflowClient(tracking_uri=self._uri)
+                client = client_of(self._uri)
                 self._experiment = open_experiment(client, self._experiment_name, self._artifacts)
                 held.enter_context(self._writers.alone("parent"))
                 self._writers.looked()
@@ -81,7 +81,7 @@ class Runs:
             there = self._runs.setdefault(job, [])
             kept = _run_of(record, there)
             if kept is None and there:
-                record = _in_folder(folder) or record
+                record = sound_record(folder) or record
                 kept = _run_of(record, there)
             new = kept is None
             if kept is None:
@@ -171,13 +171,6 @@ class Runs:
 
 def _run_of(record: Record, there: Sequence[tuple[str, str | None]]) -> str | None:
     return next((run for run, stored in there if stored == repr(record.finished_at)), None)
-
-
-def _in_folder(folder: Path) -> Record | None:
-    try:
-        return read_record(folder)
-    except RecordError:
-        return None
 
 
 def _is_same(run: "Run", own: Mapping[str, str], folder: Path) -> bool:
