@@ -21,6 +21,9 @@ from attn_exp.record import CompileRecord, PassRecord, Record, Request, Status
 # How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
 _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
 
+# How Triton words it, and Inductor around it with the kernel's name for the resource's.
+_OUT_OF_RESOURCE = re.compile(r"out of resource: .*?Required: ?(\d+),? Hardware limit: ?(\d+)")
+
 
 class Stopped(Exception):
     """The job ends here with a status that is not `ok`."""
@@ -71,10 +74,10 @@ class Attempt:
             self.status, self.reason = "out_of_memory", sentence(error)
         except Exception as error:  # a backend may raise anything, and it must end as a status, not as a dead worker
             traceback.print_exc()
-            broken = break_reason(error)
+            refused = break_reason(error) or beyond_this_gpu(error)
             memory = _CPU_MEMORY_ERROR.search(str(error))
-            self.status = "unsupported" if broken else "out_of_memory" if memory else "error"
-            self.reason = broken or sentence(error)
+            self.status = "unsupported" if refused else "out_of_memory" if memory else "error"
+            self.reason = refused or sentence(error)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -113,6 +116,14 @@ class Attempt:
             started_at=self.started_at,
             finished_at=time.time(),
         )
+
+
+def beyond_this_gpu(error: BaseException) -> str | None:
+    """That a kernel needs more of a multiprocessor than there is, if that is what an exception says."""
+    found = _OUT_OF_RESOURCE.search(str(error))
+    if found is None:
+        return None
+    return f"a kernel needs {found[1]} of what this GPU has {found[2]} of, as a rule bytes of shared memory"
 
 
 def sentence(error: BaseException) -> str:

@@ -112,7 +112,6 @@ def without_recompiling(scope: AbstractContextManager[Any]) -> Iterator[None]:
 
 def use_caches(wanted: bool) -> None:
     """Let compilers read what earlier processes compiled, or not. What this process compiled, it keeps."""
-    for variable in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TRITON_ALWAYS_COMPILE"):
-        os.environ[variable] = "0" if wanted else "1"
-    if "torch._inductor.config" in sys.modules:
-        torch._inductor.config.force_disable_caches = not wanted
+    # Triton looks at its variable whenever it compiles; PyTorch has read its own before any job came.
+    os.environ["TRITON_ALWAYS_COMPILE"] = "0" if wanted else "1"
+    torch.compiler.config.force_disable_caches = not wanted

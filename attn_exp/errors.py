@@ -1,8 +1,12 @@
 """The user's mistakes: found in the parent, told in one sentence, exit code 2."""
 
 import difflib
+import re
 import signal
 from collections.abc import Iterable
+from itertools import pairwise
+
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(: \S|$)")
 
 
 class UserError(Exception):
@@ -12,6 +16,16 @@ class UserError(Exception):
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says; its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def last_words(output: str) -> str:
+    """What a program said at last: the exception that ended it, not the hints below that, or its last line."""
+    lines = [line.rstrip() for line in output.strip().splitlines()]
+    for above, line in reversed(list(pairwise(lines))):
+        # A traceback's frames are indented, what was raised is not.
+        if above.startswith("  ") and _RAISED.match(line):
+            return line
+    return lines[-1] if lines else ""
 
 
 def how_it_ended(code: int) -> str:

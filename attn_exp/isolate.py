@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from attn_exp.errors import UserError, how_it_ended
+from attn_exp.errors import UserError, how_it_ended, last_words
 from attn_exp.record import LOG_NAME, Status
 from attn_exp.variables import check_patterns, worker_variables
 
@@ -214,12 +214,11 @@ class Worker:
         return Outcome(folder, "crashed", f"the worker {how_it_ended(code)}{when}: {said}", profiling)
 
     def _last_words(self) -> str:
-        """The last line that a worker wrote before it had a job, and so a log."""
+        """What a worker said at last before it had a job, and so a log."""
         if self._startup is None:
             return ""
         self._startup.seek(0)
-        lines = self._startup.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+        return last_words(self._startup.read().decode(errors="replace"))
 
     def _exit_code(self) -> int | None:
         """The exit code if the process is over; the pipe may close a moment before the process does."""

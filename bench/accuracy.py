@@ -68,6 +68,8 @@ def check(task: tuple[dict[str, object], list[tuple[int, Case]], int, str]) -> l
     """The rows of one backend over some cases, in a process of its own."""
     import torch
 
+    from attn_exp.attempt import beyond_this_gpu, sentence
+
     config, cases, seed, device = task
     rows = []
     if device == "cuda":
@@ -79,8 +81,8 @@ def check(task: tuple[dict[str, object], list[tuple[int, Case]], int, str]) -> l
             rows += [head | row for row in _checked(config, case, seed + index, device)]
         except Exception as error:  # every backend may fail in its own way, and the others are checked all the same
             traceback.print_exc()
-            reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
-            rows.append(head | {"status": "error", "reason": reason})
+            refused = beyond_this_gpu(error)
+            rows.append(head | {"status": "unsupported" if refused else "error", "reason": refused or sentence(error)})
     return rows
 
 

@@ -273,6 +273,10 @@ _RAISED = {
     "MemoryError": MemoryError(),
     "OutOfMemoryError": torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"),
     "cpu allocator": RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"),
+    "triton": RuntimeError("out of resource: shared memory, Required: 262144, Hardware limit: 232448. Reducing block"),
+    "inductor": RuntimeError(
+        "No valid configs. X: out of resource: triton_a_0 Required: 245760 Hardware limit:232448 R"
+    ),
     "RuntimeError": RuntimeError("CUDA error: unspecified\nsecond line"),
     "AssertionError": AssertionError(),
 }

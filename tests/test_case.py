@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from attn_exp.case import Case, case_columns, case_from_config
-from attn_exp.errors import UserError, how_it_ended, nearest
+from attn_exp.errors import UserError, how_it_ended, last_words, nearest
 
 SIZES = {"batch": 2, "q_heads": 4, "kv_heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 16, "value_dim": 16}
 GOOD = SIZES | {"dtype": "bfloat16"}
@@ -156,3 +156,17 @@ def test_nearest_suggests_a_close_word_alone():
 )
 def test_how_a_process_ended_is_told_for_every_code(code, how):
     assert how_it_ended(code) == how
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("", ""),
+        ("one\ntwo\n", "two"),
+        ('Traceback:\n  File "a.py", line 1\n    f()\nValueError: no\n\nSet X=1: more is said\n', "ValueError: no"),
+        ("Traceback:\n    f()\ntorch.a.Error: 1\nThe above\nTraceback:\n    g()\nKeyError: 2\n  hint\n", "KeyError: 2"),
+        ("Traceback:\n    f()\nKeyboardInterrupt\n", "KeyboardInterrupt"),
+    ],
+)
+def test_last_words_are_the_exception_and_not_the_hints_below(output, words):
+    assert last_words(output) == words

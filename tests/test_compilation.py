@@ -1,5 +1,7 @@
 import functools
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -185,6 +187,26 @@ def tensors(*shape, count=3):
 
 
 # What PyTorch's test/dynamo/test_sdpa.py asks of torch.compile, and backends here build on.
+
+
+CACHES = """
+import sys
+import torch
+from attn_exp.compilation import use_caches
+
+use_caches(sys.argv[1] == "True")
+import torch._inductor.config
+from torch._functorch._aot_autograd.autograd_cache import should_use_local_autograd_cache
+
+print(not torch._inductor.config.force_disable_caches, should_use_local_autograd_cache())
+"""
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_caches_are_used_or_not_although_torch_was_imported_before_and_inductor_not(wanted):
+    """As in a worker's first job."""
+    command = [sys.executable, "-c", CACHES, str(wanted)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [str(wanted)] * 2
 
 
 def test_sdpa_params_can_be_made_returned_and_read():

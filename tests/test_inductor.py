@@ -149,7 +149,7 @@ def test_a_compilation_that_fails_the_second_time_is_said_and_leaves_its_log(tmp
     subject = subject_of(tmp_path / "job", request, compiled)
     found = Inductor("inductor").profile(subject)
     assert found.status == "failed"
-    assert "ended with code 1" in found.reason and "no_such_module" in found.reason
+    assert "exited with code 1" in found.reason and "no_such_module" in found.reason
     assert found.files == ("profiles/inductor/worker.log",)
     assert not (subject.folder / "scratch").exists()
 
@@ -240,7 +240,8 @@ def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, 
     def as_on_a_gpu(request, scratch, log, *, with_bandwidth):
         if refused and with_bandwidth:
             (scratch / "half").write_text("")
-            return "compiling it once more ended with code 1: no"
+            log.write_text("why not")
+            return "compiling it once more exited with code 1: no"
         assert not (scratch / "half").exists()
         for number, direction in enumerate(("forward", "forward", "backward")):
             folder = scratch / f"torch_compile_debug/run_1/torchinductor/model__{number}_{direction}_{number}.{number}"
@@ -255,7 +256,8 @@ def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, 
     monkeypatch.setattr("attn_exp.profilers.inductor.compile_again", as_on_a_gpu)
     found = Inductor("inductor").profile(subject)
     assert found.status == "ok"
-    assert found.reason == ("no bandwidth profile: compiling it once more ended with code 1: no" if refused else None)
+    assert found.reason == ("no bandwidth profile: compiling it once more exited with code 1: no" if refused else None)
+    assert ("profiles/inductor/bandwidth.log" in found.files) == refused, "its log is not written over"
     assert found.metrics["forward/graphs"] == 2 and found.metrics["backward/kernels"] == 2
     assert found.metrics["forward/kernel_args_num_gb"] == pytest.approx(2 * 2 * 0.008388608), "two graphs, two launches"
     forward, again, backward = (one for one in found.kernels if one.name == name)

@@ -149,6 +149,8 @@ def test_unsupported_is_said_before_anything_is_prepared(machine, tmp_path):
         ("MemoryError", "out_of_memory", "MemoryError"),
         ("OutOfMemoryError", "out_of_memory", "OutOfMemoryError: CUDA out of memory."),
         ("cpu allocator", "out_of_memory", "RuntimeError: [enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator"),
+        ("triton", "unsupported", "a kernel needs 262144 of what this GPU has 232448 of"),
+        ("inductor", "unsupported", "a kernel needs 245760 of what this GPU has 232448 of"),
         ("RuntimeError", "error", "RuntimeError: CUDA error: unspecified"),
         ("AssertionError", "error", "AssertionError"),
     ],

@@ -12,7 +12,7 @@ from attn_exp.profilers.inductor_run import BANDWIDTH, CODE, Graph, compile_agai
 from attn_exp.profilers.inductor_table import Bandwidth, read_bandwidth, row_of, table_csv
 from attn_exp.record import LOG_NAME, write_whole
 
-_TABLE = "kernels.csv"
+_TABLE, _BANDWIDTH_LOG = "kernels.csv", "bandwidth.log"
 # What Inductor writes about a graph, and what it is called here: ATen as AOTAutograd made it, the same after Inductor's
 # own passes, and the code of the compiled graph.
 _GRAPHS = {
@@ -51,13 +51,14 @@ class Inductor:
             if said is not None and with_bandwidth:
                 # Inductor times kernels from inside of the compiled code; all else can be had without that.
                 lacking = f"no bandwidth profile: {said}"
+                log.rename(subject.folder / _BANDWIDTH_LOG)
                 shutil.rmtree(scratch)
                 scratch.mkdir()
                 said = compile_again(subject.request, scratch, log, with_bandwidth=False)
             graphs = graphs_in(scratch)
             if said is not None or not graphs:
                 reason = said or "Inductor generated nothing: was all of it run by other libraries?"
-                return Profile(status="failed", reason=reason, files=subject.kept(LOG_NAME))
+                return Profile(status="failed", reason=reason, files=subject.kept(LOG_NAME, _BANDWIDTH_LOG))
             measured = self._bandwidth(subject, scratch, graphs)
             return replace(_profile(subject, graphs, measured), reason=lacking)
         finally:
@@ -123,7 +124,7 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
         status="ok",
         kernels=tuple(kernels),
         metrics={name: value for name, value in metrics.items() if value or not name.endswith("_gb")},
-        files=subject.kept(_TABLE, BANDWIDTH, LOG_NAME, *files),
+        files=subject.kept(_TABLE, BANDWIDTH, LOG_NAME, _BANDWIDTH_LOG, *files),
     )
 
 

@@ -1,4 +1,8 @@
-"""Inductor once more: the job's own command in a folder of its own, with Inductor told to keep what it makes."""
+"""Inductor once more: the job in a process and a folder of its own, with Inductor told to keep what it makes.
+
+`python -m attn_exp.profilers.inductor_run FOLDER --parent PID` is that process: it compiles and calls what the folder's
+request asks for.
+"""
 
 import os
 import subprocess
@@ -9,7 +13,9 @@ from typing import Any
 
 import msgspec
 
+from attn_exp.errors import how_it_ended, last_words
 from attn_exp.record import REQUEST_NAME, Request, write_whole
+from attn_exp.worker import die_with_parent, read_requests
 
 # The code of a compiled graph among what Inductor writes about it, and the file of its bandwidth profile.
 CODE, BANDWIDTH = "output_code.py", "bandwidth.txt"
@@ -25,7 +31,7 @@ class Graph:
 
 
 def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth: bool) -> str | None:
-    """Run the worker's command for the request in `scratch`, its output into `log`; why it failed, or None."""
+    """Compile and call what the request asks for in `scratch`, its output into `log`; why it failed, or None."""
     write_whole(scratch / REQUEST_NAME, msgspec.yaml.encode(_without_graphs(request)))
     told = {
         "TORCH_COMPILE_DEBUG": "1",
@@ -38,7 +44,7 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
     }
     if with_bandwidth:
         told |= {"TORCHINDUCTOR_PROFILE": "1", "TORCHINDUCTOR_PROFILE_OUTPUT": str(scratch / BANDWIDTH)}
-    command = [sys.executable, "-m", "attn_exp.worker", "--once", str(scratch), "--parent", str(os.getpid())]
+    command = [sys.executable, "-m", __name__, str(scratch), "--parent", str(os.getpid())]
     with log.open("wb") as file:
         ran = subprocess.run(
             command,
@@ -51,8 +57,8 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
         )
     if ran.returncode == 0:
         return None
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return f"compiling it once more ended with code {ran.returncode}: {lines[-1] if lines else 'it said nothing'}"
+    said = last_words(log.read_text(errors="replace")) or "it said nothing"
+    return f"compiling it once more {how_it_ended(ran.returncode)}: {said}"
 
 
 def graphs_in(scratch: Path) -> list[Graph]:
@@ -82,3 +88,24 @@ def _importable() -> dict[str, str]:
     """The environment, with what is importable where the job was started importable in another folder too."""
     path = [os.path.abspath(one) for one in sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def main(arguments: list[str]) -> None:
+    """Compile and call what the folder's request asks for."""
+    die_with_parent(int(arguments[-1]))
+    import torch._inductor.config
+
+    from attn_exp.once import run_once
+
+    # Whoever wants a bandwidth profile in a file gets every graph called while it is compiled, on inputs at random, and
+    # torch 2.11 calls it without the argument that it takes: an error. The calls that follow are profiled anyway.
+    torch._inductor.config.benchmark_harness = False
+    run_once(read_requests(Path(arguments[0]))[0][0])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    # As a worker: teardown of CUDA may take seconds, or crash.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

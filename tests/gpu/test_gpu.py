@@ -15,6 +15,8 @@ from attn_exp.backends.reference import reference
 from attn_exp.case import Case
 from attn_exp.inputs import make_inputs
 from attn_exp.measure import measure
+from attn_exp.proofs.bench import Bench
+from attn_exp.proofs.clocks import the_flush_makes_caches_cold
 from attn_exp.record import Record
 from attn_exp.store import read_sweep
 from attn_exp.timers import make_timer
@@ -152,25 +154,8 @@ def test_the_reference_of_the_largest_case_fits_and_judges(machine):
 
 
 def test_the_flush_makes_a_small_read_cold(machine):
-    # 16 MB, as in the doctor's proof: of 32 MB one H200 of four was not faster hot by a quarter.
-    x = torch.randn(1 << 22, device="cuda")
-    gpu = machine.gpu
-
-    def read(flush: bool) -> float:
-        times = []
-        for _ in range(30):
-            gpu.sleep_us(200)
-            if flush:
-                gpu.flush()
-            first = gpu.event()
-            x.sum()
-            second = gpu.event()
-            gpu.synchronize()
-            times.append(gpu.elapsed_us(first, second))
-        return statistics.median(times)
-
-    read(False)
-    assert read(True) > 1.25 * read(False)
+    found = the_flush_makes_caches_cold(Bench(machine, lambda: None, 0.0))
+    assert found.passed, found.seen
 
 
 def test_a_poisoned_worker_is_replaced_and_the_sweep_goes_on(tmp_path):
