@@ -182,8 +182,9 @@ def main() -> int:
     configs = [yaml.safe_load(path.read_text()) for path in paths if not given.backends or path.stem in given.backends]
     cases = list(enumerate(draw(given.seed, given.cases)))
     print(f"seed {given.seed}, {len(cases)} cases, {len(configs)} backends on {device}", flush=True)
-    # In pieces, since some backends compile for each case.
-    tasks = [(config, cases[first::_PIECES], given.seed, device) for first in range(_PIECES) for config in configs]
+    # In pieces, since some backends compile for each case; in more of them where few backends share the processes.
+    pieces = max(_PIECES, given.processes // max(1, len(configs)))
+    tasks = [(config, cases[first::pieces], given.seed, device) for first in range(pieces) for config in configs]
     began, rows = time.time(), []
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
         found = pool.imap_unordered(check, tasks)
