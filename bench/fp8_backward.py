@@ -33,7 +33,7 @@ GRADIENTS = ("scale_dQ", "scale_dK", "scale_dV")
 
 def single(value: float) -> Operand:
     """A scale or a largest magnitude, as cuDNN takes it."""
-    return operand(torch.full((1, 1, 1, 1), value, device="cuda"))
+    return operand(torch.full((1, 1, 1, 1), value, dtype=torch.float32, device="cuda"))
 
 
 def codes(heads: int, length: int, layout: str, scales: str) -> tuple[torch.Tensor, float]:
@@ -102,7 +102,10 @@ def row(length: int, layout: str, scales: str, flushed: torch.Tensor, *, causal:
     longest, whole = ([pair[which] for pair in pairs] for which in (0, 1))
     flops = 10 * Q_HEADS * DIM * length**2 * (0.5 if causal else 1.0)
     return {
-        "length": length, "causal": causal, "layout": layout, "scales": scales,
+        "length": length,
+        "causal": causal,
+        "layout": layout,
+        "scales": scales,
         "kernel_us": round(statistics.median(longest), 1),
         "least_us": round(min(longest), 1),
         "most_us": round(max(longest), 1),

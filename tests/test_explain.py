@@ -84,6 +84,18 @@ def test_a_page_says_what_ran_how_long_what_bounds_it_and_who_is_faster(here, ca
     assert max(map(len, text.splitlines())) <= 120
 
 
+@pytest.mark.parametrize("written", [{}, {"mutated_arg_names": "in_out_ptr0"}], ids=["elsewhere", "in place"])
+def test_what_inductor_timed_with_copies_is_marked_as_such(here, capsys, written):
+    figures = {"kernel_name": "triton_a", "ms": 0.13, "gb_per_s": 1035.0, **written}
+    kernel = ProfiledKernel(direction="forward", name="triton_a", count=1.0, time_us=130.0, figures=figures)
+    record = replace(job("flash", 120.0), profiles={"inductor": Profile(status="ok", kernels=(kernel,))})
+    sweeps.write(here.parent / "generated", [record])
+    text = page(capsys, "generated")
+    (row,) = (line.split() for line in text.splitlines() if "triton_a" in line)
+    assert row[-1] == ("yes" if written else "1035")
+    assert ("in place: Inductor times these kernels with a copy" in text) == bool(written)
+
+
 def test_two_that_ran_the_same_kernel_are_told_so_and_not_ranked_within_their_intervals(here, capsys):
     text = " ".join(page(capsys, "first/cudnn").split())
     assert "forward: the fastest of 3; next is aten_cudnn (80.20 us" in text

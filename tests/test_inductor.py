@@ -48,6 +48,7 @@ REDUCTION = """
     size_hints={'x': 512, 'r0_': 1024},
     reduction_hint=ReductionHint.INNER,
     filename=__file__,
+    inductor_meta={'kernel_name': 'triton_red_fused_norm_1', 'mutated_arg_names': ['in_out_ptr0', 'out_ptr0']},
 )
 @triton.jit
 def triton_red_fused_norm_1(in_ptr0, out_ptr0, xnumel, r0_numel, XBLOCK : tl.constexpr, R0_BLOCK : tl.constexpr):
@@ -186,6 +187,7 @@ def test_the_kernels_of_a_gpu_are_read_from_their_code():
     own = {name: norm.columns[name] for name in ("kernel_category", "reduction_hint", "num_for_loop", "num_atomic_add")}
     assert own == {"kernel_category": "reduction", "reduction_hint": "INNER", "num_for_loop": 1, "num_atomic_add": 1}
     assert norm.columns["rnumel"] == 1024
+    assert norm.columns["mutated_arg_names"] == "in_out_ptr0, out_ptr0"
 
 
 def test_columns_of_older_versions_are_read_by_the_same_names():

@@ -5,6 +5,7 @@ from typing import Any
 
 from attn_exp.explain.rivals import short
 from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.profilers.inductor_code import IN_PLACE
 from attn_exp.record import Record
 from attn_exp.tables import SHORT, WIDTH, figures, fitted
 
@@ -15,17 +16,31 @@ _NAME = 52
 # Columns that a narrow table can do without, the first first; whatever is not named here stays in the files.
 _COLUMNS = (
     *("grid", "block", "registers", "shared_memory_bytes", "occupancy_percent", "occupancy", "gap_before_us"),
-    *("tflops", "gb_per_s", "dram_gb_per_s", "dram_throughput", "sm_throughput", "tensor_active", "l2_hit_rate"),
+    *(
+        "tflops",
+        "gb_per_s",
+        IN_PLACE,
+        "dram_gb_per_s",
+        "dram_throughput",
+        "sm_throughput",
+        "tensor_active",
+        "l2_hit_rate",
+    ),
 )
 _GAPS = (
     "gap before: us in which the device idled. The trace calls into an empty queue and slows the host, so these gaps "
     "are the host's, and longer than when timed"
+)
+_COPIES = (
+    "in place: Inductor times these kernels with a copy of what they write into before each call, so their us are too "
+    "long and their GB/s too low"
 )
 _HEADS = {
     "shared_memory_bytes": "shared\nbytes",
     "occupancy_percent": "occupancy\n%",
     "gap_before_us": "gap\nbefore",
     "gb_per_s": "GB/s",
+    IN_PLACE: "in\nplace",
     "dram_gb_per_s": "DRAM\nGB/s",
     "dram_throughput": "DRAM\nshare",
     "sm_throughput": "SM\nshare",
@@ -50,9 +65,15 @@ def kernel_tables(record: Record) -> list[str]:
     found = [f"By the trace of two calls before the timing ({what}):", _table(timed)] if timed else []
     for name, profile in record.profiles.items():
         if profile.kernels:
-            gaps = [_GAPS] if any("gap_before_us" in kernel.figures for kernel in profile.kernels) else []
-            found += ["", f"By profiler={name}:", _table(profile.kernels), *gaps, *_rates(profile, record)]
+            found += ["", f"By profiler={name}:", _table(profile.kernels), *_notes(profile), *_rates(profile, record)]
     return found
+
+
+def _notes(profile: Profile) -> list[str]:
+    """What has to be known about the columns shown."""
+    known = {name for kernel in profile.kernels for name in kernel.figures}
+    copied = any({IN_PLACE, "ms"} <= set(kernel.figures) for kernel in profile.kernels)
+    return [*([_GAPS] if "gap_before_us" in known else []), *([_COPIES] if copied else [])]
 
 
 def _rates(profile: Profile, record: Record) -> list[str]:
@@ -97,6 +118,8 @@ def _row(kernel: ProfiledKernel, whole: float) -> dict[str, Any]:
 
 
 def _cell(name: str, value: float | str) -> float | str:
+    if name == IN_PLACE:
+        return "yes" if value else ""
     if isinstance(value, str):
         return value
     if name in _SHARES:

@@ -10,10 +10,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+# Which arguments a kernel writes into; for each call that Inductor times it copies them, inside of the time.
+IN_PLACE = "mutated_arg_names"
 # PyTorch's names, in its order.
 COLUMNS = (
     *("kernel_name", "kernel_path", "kernel_category", "size_hints", "reduction_hint", "line_of_code", "num_load"),
     *("num_store", "num_for_loop", "num_atomic_add", "num_args", "xnumel", "ynumel", "rnumel", "kernel_args_num_gb"),
+    IN_PLACE,
 )
 _COUNTED = {
     "num_load": "tl.load",
@@ -75,6 +78,9 @@ def triton_columns(source: str) -> dict[str, float | str]:
         match = re.search(pattern, source)
         if match:
             found[name] = match[1]
+    written = re.search(r"mutated_arg_names.\s*:\s*\[([^\]]+)\]", source)
+    if written:
+        found[IN_PLACE] = written[1].replace("'", "")
     size = re.search(r"kernel_num_gb.\s*:\s*([0-9.eE+-]+)", source)
     if size:
         found["kernel_args_num_gb"] = float(size[1])
