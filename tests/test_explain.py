@@ -96,6 +96,19 @@ def test_what_inductor_timed_with_copies_is_marked_as_such(here, capsys, written
     assert ("in place: Inductor times these kernels with a copy" in text) == bool(written)
 
 
+@pytest.mark.parametrize("grid", ["1728x1x1", "864x1x1"])
+def test_a_kernel_that_tuned_itself_anew_under_a_profiler_is_told(here, capsys, grid):
+    kernel = ProfiledKernel(direction="forward", name="dq", count=1.0, time_us=9.0, figures={"grid": "1728x1x1"})
+    profiles = {
+        "torch": Profile(status="ok", kernels=(kernel,)),
+        "ncu": Profile(status="ok", kernels=(replace(kernel, figures={"grid": grid}),)),
+    }
+    sweeps.write(here.parent / "tuned", [replace(job("triton", 120.0), profiles=profiles)])
+    text = page(capsys, "tuned")
+    said = "tuned anew: dq ran on a grid of 864x1x1 here, and of 1728x1x1 where it was timed"
+    assert (said in text) == (grid == "864x1x1")
+
+
 def test_two_that_ran_the_same_kernel_are_told_so_and_not_ranked_within_their_intervals(here, capsys):
     text = " ".join(page(capsys, "first/cudnn").split())
     assert "forward: the fastest of 3; next is aten_cudnn (80.20 us" in text

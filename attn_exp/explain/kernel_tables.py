@@ -65,7 +65,8 @@ def kernel_tables(record: Record) -> list[str]:
     found = [f"By the trace of two calls before the timing ({what}):", _table(timed)] if timed else []
     for name, profile in record.profiles.items():
         if profile.kernels:
-            found += ["", f"By profiler={name}:", _table(profile.kernels), *_notes(profile), *_rates(profile, record)]
+            notes = [*_notes(profile), *_tuned_anew(profile, record)]
+            found += ["", f"By profiler={name}:", _table(profile.kernels), *notes, *_rates(profile, record)]
     return found
 
 
@@ -74,6 +75,25 @@ def _notes(profile: Profile) -> list[str]:
     known = {name for kernel in profile.kernels for name in kernel.figures}
     copied = any({IN_PLACE, "ms"} <= set(kernel.figures) for kernel in profile.kernels)
     return [*([_GAPS] if "gap_before_us" in known else []), *([_COPIES] if copied else [])]
+
+
+def _tuned_anew(profile: Profile, record: Record) -> list[str]:
+    """Which kernels ran in another configuration than in the worker that timed them, where PyTorch's profiler looked.
+
+    The other profilers have a process of their own, in which a kernel that tunes itself does so once more.
+    """
+    timed = {(one.direction, one.name): one.figures.get("grid") for one in _kernels(record, "torch")}
+    said = []
+    for one in profile.kernels:
+        here, there = one.figures.get("grid"), timed.get((one.direction, one.name))
+        if here and there and here != there:
+            name = short(one.name, _NAME)
+            said.append(f"tuned anew: {name} ran on a grid of {here} here, and of {there} where it was timed")
+    return said
+
+
+def _kernels(record: Record, profiler: str) -> tuple[ProfiledKernel, ...]:
+    return record.profiles[profiler].kernels if profiler in record.profiles else ()
 
 
 def _rates(profile: Profile, record: Record) -> list[str]:

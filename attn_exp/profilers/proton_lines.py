@@ -6,6 +6,8 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from attn_exp.backends.package import Unavailable
 from attn_exp.profile import Profile
 from attn_exp.profilers.base import Subject
@@ -36,6 +38,8 @@ class ProtonLines:
         self._proton = load_proton()
         if "mode" not in inspect.signature(self._proton.start).parameters:
             raise Unavailable(f"Triton {version()} has no PC sampling")
+        # Proton samples kernels of the thread that began the session alone; autograd launches on threads of its own.
+        torch.autograd.set_multithreading_enabled(False)
         self._session = begin(self._proton, folder / _TREE, mode="pcsampling")
 
     def profile(self, subject: Subject) -> Profile:

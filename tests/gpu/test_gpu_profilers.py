@@ -76,8 +76,9 @@ def test_lines_of_our_triton_kernels_or_the_reason_why_not(profiled):
     proton = found["triton"].profiles["proton"]
     print(proton.reason)
     if proton.reason is None:
-        lines = next(folder.glob("multirun/a/triton-*/profiles/proton/lines.csv")).read_text()
-        assert "forward_kernel.py" in lines
+        lines = next(folder.glob("multirun/a/triton-*/profiles/proton/lines.csv")).read_text().splitlines()
+        for direction, file in (("forward", "forward_kernel.py"), ("backward", "backward_kernels.py")):
+            assert any(line.startswith(direction) and file in line for line in lines), direction
     else:
         assert proton.reason.startswith("no figures by line: ")
     assert found["cudnn"].profiles["proton"].reason is None, "cuDNN's kernels have no lines to ask for"
