@@ -234,9 +234,12 @@ def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str
 def sentence(records: Sequence[Record], comparison: Comparison) -> str:
     """One verdict: who, what, by how much, and how sure."""
     first, second = (records[index].request.label for index in (comparison.a, comparison.b))
+    told = comparison.verdict in ("faster", "slower")
+    how = f"takes {100 * abs(comparison.effect):.2f} % {'more' if comparison.effect > 0 else 'less'} time"
+    # No direction where none is told.
+    seen = how if told else f"takes {first}'s time {100 * comparison.effect:+.2f} %"
     figures = (
-        f"{100 * abs(comparison.effect):.2f} % {'more' if comparison.effect > 0 else 'less'} time "
-        f"[{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
+        f"{seen} [{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
         f"{comparison.rounds} rounds, delta {100 * comparison.delta:.1f} %"
     )
     said = {
@@ -245,7 +248,7 @@ def sentence(records: Sequence[Record], comparison: Comparison) -> str:
         "equivalent": f"{first} and {second} are equivalent",
         "undecided": f"{first} and {second} are undecided",
     }[comparison.verdict]
-    return f"{said}: {second} takes {figures}"
+    return f"{said}: {second} {figures}"
 
 
 def _verdicts(records: Sequence[Record], found: dict[str, list[Comparison]]) -> dict[str, list[dict[str, Any]]]:

@@ -150,6 +150,10 @@ def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
         (["sweep=new", "published=a.csv", "metric=tflops"], "published figures stand beside times"),
         (["sweep=new", "uri=sqlite:///nowhere.db"], "there is no database"),
         (["sweep=new", "out=nowhere/out.md"], "cannot write nowhere/out.md"),
+        (
+            ["sweep=new", "out=report.pdf"],
+            "ends in none of .txt, .md, .csv, .json, .tex, .html: add format=",
+        ),
         (["sweep=."], "has no records"),
     ],
 )
@@ -166,7 +170,8 @@ def test_files_are_written_in_the_format_of_their_name(home, capsys):
         assert (home / name).read_text().startswith(begin)
     assert main(["sweep=old", "out=b.txt", "format=json"]) == 0
     assert json.loads((home / "b.txt").read_text())["kind"] == "rivals"
-    assert capsys.readouterr().out == ""
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.splitlines()[0] == "a.md is written"
 
 
 def printed_to_a_terminal(folder, **environment):

@@ -166,6 +166,7 @@ def test_without_matplotlib_the_tables_are_there_and_a_sentence_says_what_is_mis
     assert "<svg" not in text and "flash" in text
     assert capsys.readouterr().err == (
         "the report is without plots: plots need matplotlib, which is not installed: pip install 'attn_exp[plots]'\n"
+        "r.html is written\n"
     )
     assert main(["sweep=a", "folder=.", "plots=p"]) == 2
     assert "pip install" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from attn_exp.compare import compare
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import FORMATS, text_of
 from attn_exp.compare.sheet import rounded, written
+from attn_exp.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden" / "compare"
 LENGTHS = (512, 1024, 8192)
@@ -164,7 +165,9 @@ def test_files_say_their_format_by_their_ending(made):
     _, found = made
     own = page(found["rivals"])
     assert text_of(own, None, "a/b.csv") == text_of(own, "csv")
-    assert text_of(own, None, "b.unknown") == text_of(own, "table")
+    assert text_of(own, None, "b") == text_of(own, "table")
+    with pytest.raises(UserError, match="add format=table"):
+        text_of(own, None, "b.unknown")
     assert text_of(own, "json", "b.csv") == text_of(own, "json")
 
 

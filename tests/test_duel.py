@@ -53,6 +53,15 @@ def test_rounds_are_paired_and_the_verdict_names_who_is_faster():
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_a_pair_that_is_not_told_apart_is_given_no_direction():
+    uneven = [(101.0, 100.0), (99.0, 100.2), (100.0, 99.8), (103.0, 100.0), (97.0, 100.1), (100.0, 100.0)]
+    records = [rival("a=x", [one for one, _ in uneven]), rival("b=y", [other for _, other in uneven])]
+    found = {"forward": compare(records, "forward", 0.01)}
+    text = report(records, found)
+    assert "a=x and b=y are undecided: b=y takes a=x's time " in text
+    assert "more time" not in text and "less time" not in text
+
+
 def test_with_company_on_the_machine_only_large_differences_are_told():
     def verdict(ratio, *flags):
         steady = [100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0]

@@ -63,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
             print(text, flush=True)
         else:
             _write(Path(choice.out), text)
+            print(f"{choice.out} is written", file=sys.stderr)
         if choice.plots is not None:
             from attn_exp.charts.all import write_charts
 

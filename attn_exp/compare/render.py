@@ -13,6 +13,7 @@ import msgspec
 
 from attn_exp.compare.sheet import Page, Sheet, Tone, commands_of, printable
 from attn_exp.compare.web import html
+from attn_exp.errors import UserError
 from attn_exp.tables import WIDTH, fitted, grid
 
 if TYPE_CHECKING:
@@ -104,9 +105,17 @@ FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "
 
 
 def format_of(form: str | None, file: str | None) -> str:
-    """The format asked for, else what the file's ending says, else a table."""
+    """The format asked for, else what the file's ending says, else a table, which a file without one holds too.
+
+    Raises:
+        UserError: the file's ending is none of a format's, and no format was asked for.
+    """
     ending = Path(file).suffix if file else ""
-    return form or next((name for name, own in FORMATS.items() if own == ending), "table")
+    named = next((name for name, own in FORMATS.items() if own == ending), None)
+    if not form and not named and ending:
+        endings = ", ".join(FORMATS.values())
+        raise UserError(f"out={file} ends in none of {endings}: add format={'|'.join(FORMATS)}")
+    return form or named or "table"
 
 
 def text_of(
