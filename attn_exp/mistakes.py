@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from attn_exp.conf import conf_folder
@@ -14,6 +15,9 @@ def sentence(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     text = f"{error}" if error.args and str(error) else f"{error.__cause__}"
+    if isinstance(error, OverrideParseException):
+        # What else its message says of a sweep is told below.
+        text = f"Error parsing override '{error.override}'\n{text}"
     for explain in (_no_folder, _unknown_option, _there_already, _unknown_key, _several_values, _sweep, _grammar):
         said = explain(text)
         if said:
@@ -96,11 +100,8 @@ def _grammar(text: str) -> str | None:
     example = "for example backend=flash or batch=1,8,16"
     if "Config group override" in text:
         return f"a group takes the name of a choice, {example}"
-    found = re.search(r"Error parsing override '([^']*)'", text)
-    if found:
-        return f"'{found[1]}' is not of the form key=value, {example}"
-    found = re.search(r"mismatched input|missing EQUAL|[nN]o ?[vV]iable ?[aA]lt|token recognition|extraneous", text)
-    return f"an argument is not of the form key=value, {example}" if found else None
+    found = re.search(r"Error parsing override '(.*)'\n", text)
+    return f"'{found[1]}' is not of the form key=value, {example}" if found else None
 
 
 def _keys(conf: Path) -> set[str]:

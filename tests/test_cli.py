@@ -47,6 +47,10 @@ BAD = {
     # what is not key=value, and several values without -m
     "flash": f"'flash' {ASSIGNED}",
     "backend": f"'backend' {ASSIGNED}",
+    "batch=[1,2": f"'batch=[1,2' {ASSIGNED}",
+    "-m batch={a": f"'batch={{a' {ASSIGNED}",
+    "-m +a=b=c": f"'+a=b=c' {ASSIGNED}",
+    "seq_len=1)": f"'seq_len=1)' {ASSIGNED}",
     "batch=1,2": "several values need -m (--multirun): python -m attn_exp -m batch=1,2",
     "backend=flash,cudnn": "python -m attn_exp -m backend=flash,cudnn",
     "--flag": "unrecognized arguments: --flag; flags go before the choices",
