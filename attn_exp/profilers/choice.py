@@ -1,9 +1,17 @@
 """Choice: the profilers that a configuration asks for, checked in the parent before anything starts."""
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from attn_exp.case import PASSES
+from attn_exp.conf import conf_folder
 from attn_exp.errors import UserError
+
+# What a value has to be that stands for one of such a type in a profiler's YAML.
+_KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 
 
 def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -42,4 +50,16 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
         raise UserError(f"profiler.{name} has no class: choose profiler={name}, or set +profiler.{name}._target_=...")
     if not name.isidentifier() or name in PASSES:
         raise UserError(f"profiler.{name} cannot be the name of a profiler: use letters, digits and '_'")
+    for key, default in _defaults(conf_folder() / "profiler" / f"{name}.yaml", target).items():
+        value, kind = options.get(key), type(default)
+        right = type(value) is kind and (kind is not int or value > 0)
+        if kind in _KINDS and not right:
+            raise UserError(f"profiler.{name}.{key}={value} is {_KINDS[kind]}; it is {default} by default")
     return {**options, "name": name}
+
+
+@cache
+def _defaults(path: Path, target: str) -> dict[str, Any]:
+    """What stands in the profiler's own YAML; nothing for a profiler of somebody else's, or of another class."""
+    found: dict[str, Any] = msgspec.yaml.decode(path.read_bytes()) if path.exists() else {}
+    return found if found.get("_target_") == target else {}
