@@ -15,6 +15,9 @@ from attn_exp.errors import first_line
 from attn_exp.record import Compile, CompileRecord
 
 _LONGEST_REASON = 300
+# As they were when the process began.
+_OWN_CACHES = {"TRITON_ALWAYS_COMPILE": os.environ.get("TRITON_ALWAYS_COMPILE")}
+_OWN_DISABLED = bool(torch.compiler.config.force_disable_caches)
 _TRACING_ERROR = re.compile(r"got \w+\(['\"](.+?)['\"]\)\s*$", re.MULTILINE)
 
 
@@ -43,12 +46,23 @@ def _options(compile_: Compile) -> dict[str, Any]:
     return {**torch._inductor.list_mode_options(compile_.mode), **compile_.options}
 
 
-def compiled(function: Function, compile_: Compile) -> Function:
-    """A compiled function of tensors; static shapes, since a case has no others."""
+def with_code_of_its_own(function: Function) -> Function:
+    """The same function as one that shares no code with others.
+
+    Dynamo keeps what it compiled with the code, a few to each, and what it compiles for the second job or rival of the
+    same code counts as a recompilation of the first.
+    """
 
     def call(*operands: torch.Tensor) -> torch.Tensor:
         return function(*operands)
 
+    call.__code__ = call.__code__.replace()
+    return call
+
+
+def compiled(function: Function, compile_: Compile) -> Function:
+    """A compiled function of tensors; static shapes, since a case has no others."""
+    call = with_code_of_its_own(function)
     options = _options(compile_)
     made: Function = torch.compile(call, fullgraph=compile_.fullgraph, dynamic=False, options=options or None)
     if not options.get("triton.cudagraphs"):
@@ -63,15 +77,20 @@ def compiled(function: Function, compile_: Compile) -> Function:
 
 
 def forget() -> None:
-    """Make Dynamo forget what earlier jobs compiled: its caches have few places, and its counters would add up."""
+    """Make Dynamo forget what earlier jobs compiled: its caches have few places."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+def count_anew() -> None:
+    """Begin what `found` tells: what was compiled before stays, and is not counted."""
+    if "torch._dynamo" in sys.modules:
         torch._dynamo.utils.counters.clear()
         torch._dynamo.utils.clear_compilation_metrics()
 
 
 def found() -> CompileRecord | None:
-    """What Dynamo did since `forget`: graphs, breaks with their reasons, recompilations; None if nothing."""
+    """What Dynamo did since `count_anew`: graphs, breaks with their reasons, recompilations; None if nothing."""
     if "torch._dynamo" not in sys.modules:
         return None
     counters = torch._dynamo.utils.counters
@@ -111,7 +130,15 @@ def without_recompiling(scope: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def use_caches(wanted: bool) -> None:
-    """Let compilers read what earlier processes compiled, or not. What this process compiled, it keeps."""
+    """Let compilers read what earlier processes compiled, or not. What this process compiled, it keeps.
+
+    If they may, then as the user's own environment says.
+    """
     # Triton looks at its variable whenever it compiles; PyTorch has read its own before any job came.
-    os.environ["TRITON_ALWAYS_COMPILE"] = "0" if wanted else "1"
-    torch.compiler.config.force_disable_caches = not wanted
+    for variable, own in _OWN_CACHES.items():
+        value = own if wanted else "1"
+        if value is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = value
+    torch.compiler.config.force_disable_caches = not wanted or _OWN_DISABLED

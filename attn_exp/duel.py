@@ -13,7 +13,6 @@ import re
 import secrets
 import shlex
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from attn_exp.calibration import delta_for, device_key
 from attn_exp.compose import compose_config, split_config_dir
 from attn_exp.duel_metrics import duel_metrics
 from attn_exp.errors import UserError
-from attn_exp.flags import FLAGS, INTERFERENCE
+from attn_exp.flags import FLAGS, INTERFERENCE, median_clock
 from attn_exp.gpus import lease, visible_gpus
 from attn_exp.isolate import make_isolation
 from attn_exp.jobs import request_from_config, resolve_device
@@ -47,7 +46,6 @@ from attn_exp.verdict import Comparison, compare_all
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _COMPILE = re.compile(r"\.compile[.=]")
-_CLOCK_MISMATCH = 0.01
 # What equal things were seen to differ by on a busy machine, with a wide margin.
 BUSY_DELTA = 0.25
 
@@ -204,14 +202,14 @@ def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str
     for record in records:
         for direction in found:
             half = record.metrics.get(f"{direction}/time_half_width")
-            clock = _clock(record)
+            rate, clock = record.metrics.get(f"{direction}/tflops"), median_clock(record.telemetry)
             rows.append(
                 [
                     record.request.label,
                     direction,
                     time_text(record.metrics[f"{direction}/time_us"]),
                     "" if half is None else f"{100 * half:.1f}",
-                    f"{record.metrics.get(f'{direction}/tflops', 0):.4g}",
+                    "" if rate is None else f"{rate:.4g}",
                     "" if clock is None else f"{clock:.0f}",
                     " ".join(record.flags),
                 ]
@@ -225,9 +223,8 @@ def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str
         lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
     for flag in company:
         lines.append(f"{flag}: {FLAGS[flag][1]}, so nothing below {100 * BUSY_DELTA:.0f} % is told: let it be idle")
-    clocks = [clock for record in records if (clock := _clock(record)) is not None]
-    if len(clocks) > 1 and max(clocks) / min(clocks) - 1 > _CLOCK_MISMATCH:
-        lines.append("clock_mismatch: the rivals' clocks differ by more than 1 %, so one draws more power than another")
+    if any("clock_mismatch" in record.flags for record in records):
+        lines.append(f"clock_mismatch: {FLAGS['clock_mismatch'][1]}")
     return "\n".join(lines)
 
 
@@ -266,11 +263,6 @@ def _write(records: Sequence[Record], found: dict[str, list[Comparison]], text: 
     write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(_verdicts(records, found)), indent=1))
     plot = plot_ratios(records, found, folder / "ratios.png")
     return [folder / "duel.txt", folder / VERDICTS_NAME, *([plot] if plot else [])]
-
-
-def _clock(record: Record) -> float | None:
-    clocks = [reading["sm_clock_mhz"] for reading in record.telemetry if "sm_clock_mhz" in reading]
-    return statistics.median(clocks) if clocks else None
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -12,12 +12,13 @@ from attn_exp.stats import log_half_width, round_medians
 FLAGS = {
     "unstable": ("~", "the 95 % interval is wider than +-1 %, or the rounds spread by more than 2 %"),
     "drift": (">", "the last third of the rounds differs from the first by more than 1 %"),
-    "too_short": ("<", "the median is below 10 us, near what events can resolve"),
+    "too_short": ("<", "the median is below 10 us or 50 steps of the GPU's events, near what they can resolve"),
     "launch_bound": ("L", "issuing the call takes longer than running it: without a CUDA graph users see more"),
     "unblocked": ("u", "the stream could not be held back while the host enqueued: host gaps may be inside"),
     "power_capped": ("p", "the power cap lowered the clock while measuring (information, not an error)"),
     "thermal": ("T", "the GPU slowed down because of its temperature"),
     "clock_low": ("c", "the SM clock was below 75 % of the highest: locked, or idling between calls"),
+    "clock_mismatch": ("m", "the rivals' SM clocks differ by more than 1 %: one draws more power than another"),
     "shared_gpu": ("s", "another process computes on the GPU"),
     "busy_host": ("b", "other programs used the processors while they were measured"),
     "profiler_lossy": ("k", "the profiler lost kernel records, so the kernels could not be checked"),
@@ -30,11 +31,15 @@ INTERFERENCE = frozenset({"busy_host", "shared_gpu"})
 # So many times as long unblocked: the host cannot keep up.
 LAUNCH_BOUND = 1.05
 _OTHERS_CORES = 0.1
-_INTERVAL, _ROUND_SPREAD, _DRIFT, _SHORT_US, _CLOCK = 0.01, 0.02, 0.01, 10.0, 0.75
+_INTERVAL, _ROUND_SPREAD, _DRIFT, _CLOCK, _CLOCK_MISMATCH = 0.01, 0.02, 0.01, 0.75, 0.01
+_SHORT_US, _SHORT_QUANTA = 10.0, 50.0
 
 
-def timing_flags(ranking: Timing, others: tuple[Timing, ...]) -> set[str]:
-    """The flags that follow from the samples of the ranking timer and its second opinions."""
+def timing_flags(ranking: Timing, others: tuple[Timing, ...], quantum_us: float = 0.0) -> set[str]:
+    """The flags that follow from the samples of the ranking timer and its second opinions.
+
+    `quantum_us` is the step in which this GPU's event times come.
+    """
     found = set(ranking.flags).union(*(other.flags for other in others))
     medians = round_medians(ranking.times_us, ranking.rounds)
     half = log_half_width(medians)
@@ -46,7 +51,7 @@ def timing_flags(ranking: Timing, others: tuple[Timing, ...]) -> set[str]:
     if third and abs(statistics.median(medians[-third:]) / statistics.median(medians[:third]) - 1) > _DRIFT:
         found.add("drift")
     median = statistics.median(ranking.times_us)
-    if ranking.timer != "cpu" and median < _SHORT_US:
+    if ranking.timer != "cpu" and median < max(_SHORT_US, _SHORT_QUANTA * quantum_us):
         found.add("too_short")
     for other in others:
         if (
@@ -85,3 +90,15 @@ def telemetry_flags(readings: Sequence[dict[str, Any]], highest_clock_mhz: float
         if reading.get("processes", 0) > 1:
             found.add("shared_gpu")
     return found
+
+
+def median_clock(readings: Sequence[dict[str, Any]]) -> float | None:
+    """The median SM clock of some readings, in MHz; None if none has one."""
+    clocks = [reading["sm_clock_mhz"] for reading in readings if "sm_clock_mhz" in reading]
+    return statistics.median(clocks) if clocks else None
+
+
+def clocks_differ(rivals: Sequence[Sequence[dict[str, Any]]]) -> bool:
+    """Whether the median clocks of rivals, by their readings, lie further apart than 1 %."""
+    clocks = [clock for readings in rivals if (clock := median_clock(readings)) is not None]
+    return len(clocks) > 1 and max(clocks) / min(clocks) - 1 > _CLOCK_MISMATCH

@@ -36,6 +36,7 @@ class Machine:
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
     canaries: dict[str, float] = field(default_factory=dict)
     expected: tuple[Any, Expected] | None = None
+    loaded: bool = False
 
     @classmethod
     def open(cls, device: str) -> "Machine":
@@ -64,15 +65,18 @@ class Machine:
     def ceilings_for(self, dtype: str, *, load: bool = True) -> dict[str, float]:
         """The machine's measured ceilings for inputs of `dtype`.
 
-        On a GPU the first ask also puts it under `load` for seconds, and uses them to load libraries on the host.
+        On a GPU the first ask with `load` puts it under load for seconds, and the first of all uses the time to load
+        libraries on the host.
         """
-        if dtype not in self.ceilings:
-            first = next(iter(self.ceilings.values()), None)
-            if self.gpu is not None and not first:
-                with ThreadPoolExecutor(1) as pool:
-                    loading = pool.submit(matmul_ceiling, self.device, dtype, LOAD_S if load else 0.0)
+        first = next(iter(self.ceilings.values()), None)
+        if self.gpu is not None and (first is None or (load and not self.loaded)):
+            with ThreadPoolExecutor(1) as pool:
+                loading = pool.submit(matmul_ceiling, self.device, dtype, LOAD_S if load else 0.0)
+                if first is None:
                     load_libraries(dtype)
-                    loading.result()
+                loading.result()
+            self.loaded = load
+        if dtype not in self.ceilings:
             # Not the loading thread's own figure: while libraries load, it waits for the interpreter's lock.
             matmul = matmul_ceiling(self.device, dtype, 0.0)
             copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)

@@ -7,7 +7,8 @@ from functools import partial
 
 from attn_exp.attempt import Attempt, Stopped
 from attn_exp.ceilings import synchronize
-from attn_exp.flags import telemetry_flags, timing_flags
+from attn_exp.compilation import forget
+from attn_exp.flags import clocks_differ, telemetry_flags, timing_flags
 from attn_exp.hardware import datasheet_peak
 from attn_exp.machine import Machine
 from attn_exp.metrics import implausibility, pass_metrics
@@ -45,6 +46,7 @@ def face_off(requests: Sequence[Request], machine: Machine) -> list[Record]:
     Samples of different records with the same round index belong together. A rival that cannot be measured ends with
     its status, and the others go on without it.
     """
+    forget()
     attempts = [Attempt(request) for request in requests]
     rivals: list[tuple[Attempt, Rival]] = []
     for attempt in attempts:
@@ -53,10 +55,15 @@ def face_off(requests: Sequence[Request], machine: Machine) -> list[Record]:
         standing = [(attempt, rival) for attempt, rival in rivals if attempt.status == "ok"]
         with marked("pass", direction, machine.device):
             _time_side_by_side(standing, machine, direction)
+    for attempt, rival in rivals:
+        if attempt.status == "ok":
+            attempt.run(partial(_judge_again, attempt, rival))
+    _flag_clocks(attempts)
     return [attempt.record(machine) for attempt in attempts]
 
 
 def _measure(attempt: Attempt, machine: Machine, prepared: list[Rival]) -> None:
+    forget()
     rival = prepare(attempt, machine)
     prepared.append(rival)
     with rival.scope():
@@ -66,7 +73,16 @@ def _measure(attempt: Attempt, machine: Machine, prepared: list[Rival]) -> None:
                 launched = name_kernels(attempt, machine, rival, direction) + 1
                 _time_alone(attempt, machine, rival.calls[direction], direction, launched)
             attempt.telemetry += machine.reading()
+    _judge_again(attempt, rival)
     _flag_telemetry(attempt, machine)
+
+
+def _judge_again(attempt: Attempt, rival: Rival) -> None:
+    """What was timed is every call but the first: raise Stopped unless those are right as well."""
+    with attempt.stage("accuracy"), rival.scope():
+        wrong = rival.wrong()
+    if wrong:
+        raise Stopped("inaccurate", f"the first call was right, one after the timing is not: {wrong}")
 
 
 def _time_alone(attempt: Attempt, machine: Machine, call: Call, direction: str, launched: float) -> None:
@@ -136,7 +152,7 @@ def _conclude(attempt: Attempt, machine: Machine, direction: str, timings: tuple
     """Keep the samples of one pass, and make flags and metrics of them. Raises Stopped if they are impossible."""
     case = attempt.request.case
     attempt.passes[direction] = measured = replace(attempt.passes[direction], timings=timings)
-    attempt.flags |= timing_flags(timings[0], timings[1:])
+    attempt.flags |= timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
     peak = datasheet_peak(machine.environment.get("gpu", ""))
     impossible = implausibility(case, direction, timings[0], peak, measured.work)
     if impossible:
@@ -156,7 +172,7 @@ def _second_opinions(attempt: Attempt, machine: Machine, timer: Timer, call: Cal
     calls = max(fewest, min(most, int(_SECOND_OPINION_US / call_us)))
     found = []
     for name in attempt.request.measuring.also:
-        if name == "event" and not getattr(timer, "blocked", True):
+        if name == "event" and timer.name == "device" and not getattr(timer, "blocked", True):
             continue  # where the device timer runs unblocked, it does what `event` does
         try:
             found.append(single_block(make_timer(name, machine.gpu), call, calls))
@@ -169,6 +185,13 @@ def _second_opinions(attempt: Attempt, machine: Machine, timer: Timer, call: Cal
 
 def _flag_telemetry(attempt: Attempt, machine: Machine) -> None:
     attempt.flags |= telemetry_flags(attempt.telemetry, machine.environment.get("max_sm_clock_mhz"))
+
+
+def _flag_clocks(attempts: Sequence[Attempt]) -> None:
+    standing = [attempt for attempt in attempts if attempt.status == "ok"]
+    if clocks_differ([attempt.telemetry for attempt in standing]):
+        for attempt in standing:
+            attempt.flags.add("clock_mismatch")
 
 
 def _rule(measuring: Measuring) -> StoppingRule:

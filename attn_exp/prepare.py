@@ -14,8 +14,9 @@ from attn_exp.accuracy import inaccuracy
 from attn_exp.attempt import Attempt, Stopped
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
 from attn_exp.ceilings import synchronize
-from attn_exp.compilation import compile_calls, forget, found, use_caches, without_recompiling
-from attn_exp.inputs import Given
+from attn_exp.compilation import compile_calls, count_anew, found, use_caches, without_recompiling
+from attn_exp.edges import edge_error
+from attn_exp.inputs import Given, Inputs
 from attn_exp.machine import Machine
 from attn_exp.record import Kernel, PassRecord, Request, TensorError
 from attn_exp.timers.kernel import operators, trace
@@ -30,16 +31,22 @@ _KERNELS_KEPT = 24
 
 @dataclass(frozen=True)
 class Rival:
-    """A backend ready to be timed: its calls by pass, the scope they run in, and the GPU memory it holds in bytes."""
+    """A backend ready to be timed: its calls by pass, the scope they run in, and the GPU memory it holds in bytes.
+
+    `wrong` calls each pass once more and says what is wrong with what it gives now.
+    """
 
     backend: Backend
     calls: dict[str, Call]
     scope: Callable[[], AbstractContextManager[Any]]
     own_bytes: int
+    wrong: Callable[[], str | None] = lambda: None
 
 
 def prepare(attempt: Attempt, machine: Machine) -> Rival:
     """Everything up to the first calls and their judgement, in this order.
+
+    What Dynamo compiled for others is kept, since rivals of a duel are prepared one after the other: see `forget`.
 
     Raises:
         Stopped: the case is unsupported, or the result inaccurate.
@@ -71,7 +78,7 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         synchronize(device)
         held_before += machine.held_bytes() - before
     with attempt.stage("first_call"):
-        forget()
+        count_anew()
         use_caches(request.caches)
         began = time.perf_counter()
         calls = calls_for(request, workload, backend, inputs)
@@ -79,7 +86,7 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
     with calls.scope():
         timed, tensors, first_s = _first_calls(attempt, calls, inputs.gradient_names, device, prepared_s)
         with attempt.stage("accuracy"):
-            errors = _errors(tensors, expected, calls.scales)
+            errors, wrong = _judged(request, inputs, expected, tensors, calls.scales)
         del tensors
         attempt.compiled, attempt.notes = found(), calls.notes
         own_bytes = machine.held_bytes() - held_before
@@ -88,10 +95,17 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         attempt.passes[direction] = PassRecord(
             first_call_s=first_s[direction], errors=errors[direction], work=work.get(direction)
         )
-    wrong = inaccuracy({name: error for found in errors.values() for name, error in found.items()})
     if wrong:
         raise Stopped("inaccurate", wrong)
-    return Rival(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes)
+
+    def wrong_now() -> str | None:
+        wanted = machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
+        later = {"out": timed["forward"]().detach()}
+        if attempt.with_gradients:
+            later |= dict(zip(inputs.gradient_names, timed["backward"](), strict=True))
+        return _judged(request, inputs, wanted, later, calls.scales)[1]
+
+    return Rival(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes, wrong_now)
 
 
 def calls_for(request: Request, workload: Workload, backend: Backend, inputs: Given) -> Calls:
@@ -110,7 +124,7 @@ def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: st
     """
     call = rival.calls[direction]
     with attempt.stage("kernels"):
-        kernels, peak_bytes, lossy = _kernels(machine, call, rival.own_bytes)
+        kernels, launched, peak_bytes, lossy = _kernels(machine, call, rival.own_bytes)
     attempt.passes[direction] = replace(
         attempt.passes[direction], peak_memory_bytes=peak_bytes, kernels=kernels[:_KERNELS_KEPT]
     )
@@ -119,9 +133,11 @@ def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: st
         attempt.passes[direction] = replace(attempt.passes[direction], took=named)
     if lossy:
         attempt.flags.add("profiler_lossy")
+    elif machine.gpu is not None and not kernels:
+        raise Stopped("wrong_kernel", f"{direction}: {rival.backend.name} ran no kernel at all")
     elif attempt.request.compile.mode == "none" or not getattr(rival.backend, "transparent", False):
         _check_claim(rival.backend, direction, machine.device, kernels)
-    return sum(kernel.count for kernel in kernels)
+    return launched
 
 
 def _first_calls(
@@ -146,28 +162,32 @@ def _first_calls(
     return timed, tensors, seconds
 
 
-def _errors(
-    tensors: dict[str, torch.Tensor], expected: Expected, scales: dict[str, float]
-) -> dict[str, dict[str, TensorError]]:
-    """The errors by pass: the output's under `forward`, the gradients' under `backward`."""
+def _judged(
+    request: Request, inputs: Given, expected: Expected, tensors: dict[str, torch.Tensor], scales: dict[str, float]
+) -> tuple[dict[str, dict[str, TensorError]], str | None]:
+    """The errors by pass, the output's under `forward`, the gradients' under `backward`; and what is wrong, or None."""
     errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
     for name, tensor in tensors.items():
         errors["forward" if name == "out" else "backward"][name] = expected.judge(name, tensor, scales.get(name, 1.0))
-    return errors
+    wrong = inaccuracy({name: error for found in errors.values() for name, error in found.items()})
+    if wrong is None and isinstance(inputs, Inputs):
+        wrong = edge_error(request.case, inputs, tensors["out"])
+    return errors, wrong
 
 
-def _kernels(machine: Machine, call: Call, own_bytes: int) -> tuple[tuple[Kernel, ...], int | None, bool]:
-    """What runs in a call, on a GPU the memory that it needs at its peak in bytes, and whether the profiler failed."""
+def _kernels(machine: Machine, call: Call, own_bytes: int) -> tuple[tuple[Kernel, ...], float, int | None, bool]:
+    """What runs in a call and how many launches that is, on a GPU its memory at the peak in bytes, and lost records."""
     if machine.gpu is None:
-        return operators(call), None, False
+        ran = operators(call)
+        return ran, sum(operator.count for operator in ran), None, False
     others_bytes = machine.held_bytes() - own_bytes
     torch.cuda.reset_peak_memory_stats()
     traced = trace(machine.gpu, call, _TRACED_CALLS)
-    return traced.kernels(), torch.cuda.max_memory_allocated() - others_bytes, traced.lossy
+    return traced.kernels(), traced.launches, torch.cuda.max_memory_allocated() - others_bytes, traced.lossy
 
 
 def _check_claim(backend: Backend, direction: str, device: str, kernels: tuple[Kernel, ...]) -> None:
     claim = backend.claimed_kernels(direction, device)
     if claim and not any(re.search(claim, kernel.name) for kernel in kernels):
-        ran = ", ".join(kernel.name.split("(")[0] for kernel in kernels[:3]) or "no kernel at all"
+        ran = ", ".join(kernel.name.split("(")[0] for kernel in kernels[:3]) or "nothing"
         raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but what ran is {ran}")

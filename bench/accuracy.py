@@ -13,6 +13,7 @@ import secrets
 import sys
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from attn_exp.conf import conf_folder
 FIELDS = ("index", "case", "backend", "status", "tensor", "error", "tolerance", "row_error", "row_tolerance", "reason")
 # In turn; sizes and the rest are up to the dice.
 _PIECES = 10
+WRONG = ("inaccurate", "error", "not_done")
 KINDS = ("dense", "causal", "grouped", "longer_kv", "longer_q", "decode", "window", "softcap", "packed", "two_dims")
 
 
@@ -86,6 +88,15 @@ def check(task: tuple[dict[str, object], list[tuple[int, Case]], int, str]) -> l
     return rows
 
 
+def not_done(task: tuple[dict[str, object], list[tuple[int, Case]], int, str], why: str) -> list[dict[str, object]]:
+    """Rows that say which cases of a piece were not checked, and why."""
+    config, cases, _, _ = task
+    return [
+        {"index": index, "case": case.label(), "backend": config["name"], "status": "not_done", "reason": why}
+        for index, case in cases
+    ]
+
+
 def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> list[dict[str, object]]:
     import torch
 
@@ -93,6 +104,7 @@ def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> l
     from attn_exp.backends.base import load_backend, supported_passes
     from attn_exp.backends.package import Refused, Unavailable
     from attn_exp.compilation import forget
+    from attn_exp.edges import edge_error
     from attn_exp.inputs import make_inputs
     from attn_exp.tolerance import expected
 
@@ -121,9 +133,12 @@ def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> l
     except Unavailable as error:
         return [{"status": "unavailable", "reason": str(error)}]
     found = {name: wanted.judge(name, tensor, calls.scales.get(name, 1.0)) for name, tensor in tensors.items()}
+    edges = edge_error(case, inputs, tensors["out"])
     return [
         {
-            "status": "inaccurate" if (wrong := inaccuracy({name: error})) else "ok",
+            "status": "inaccurate"
+            if (wrong := inaccuracy({name: error}) or (edges if name == "out" else None))
+            else "ok",
             "tensor": name,
             "error": error.relative,
             "tolerance": error.tolerance,
@@ -153,7 +168,7 @@ def summary(rows: list[dict[str, object]], cases: int) -> str:
         by_status: dict[str, set[object]] = {}
         for row in mine:
             by_status.setdefault(str(row["status"]), set()).add(row["index"])
-        wrong = by_status.get("inaccurate", set()) | by_status.get("error", set())
+        wrong = set().union(*(by_status.get(status, set()) for status in WRONG))
         judged = [row for row in mine if row.get("tolerance") and row.get("error") is not None]
         worst = max((row["error"] / row["tolerance"] for row in judged), default=None)  # type: ignore[operator]
         worst_row = max((row["row_error"] / row["row_tolerance"] for row in judged), default=None)  # type: ignore[operator]
@@ -174,7 +189,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--processes", type=int, default=12)
-    parser.add_argument("--budget-s", type=float, default=3600.0, help="what is not done by then is named as not done")
+    parser.add_argument(
+        "--budget-s", type=float, default=3600.0, help="what is not done by then is `not_done`, and a failure"
+    )
     parser.add_argument("backends", nargs="*")
     given = parser.parse_intermixed_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -186,15 +203,16 @@ def main() -> int:
     pieces = max(_PIECES, given.processes // max(1, len(configs)))
     tasks = [(config, cases[first::pieces], given.seed, device) for first in range(pieces) for config in configs]
     began, rows = time.time(), []
-    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
-        found = pool.imap_unordered(check, tasks)
-        for _ in tasks:
-            try:
-                rows += found.next(timeout=max(0.1, given.budget_s - (time.time() - began)))
-            except multiprocessing.TimeoutError:
-                print(f"not all was done within {given.budget_s:.0f} s", flush=True)
-                break
-        pool.terminate()
+    pool = ProcessPoolExecutor(given.processes, mp_context=multiprocessing.get_context("spawn"))
+    asked = {pool.submit(check, task): task for task in tasks}
+    done, late = wait(asked, timeout=given.budget_s)
+    for one, task in asked.items():
+        ended = one in done and one.exception() is None
+        rows += one.result() if ended else not_done(task, "the time was over" if one in late else repr(one.exception()))
+    # Whoever still computes would be waited for.
+    for process in list((pool._processes or {}).values()):
+        process.kill()
+    pool.shutdown(cancel_futures=True)
     rows.sort(key=lambda row: (str(row["backend"]), int(row["index"])))  # type: ignore[call-overload]
     given.out.mkdir(parents=True, exist_ok=True)
     with (given.out / "accuracy.csv").open("w", newline="") as file:
@@ -208,10 +226,10 @@ def main() -> int:
     (given.out / "summary.txt").write_text(text)
     print(text)
     for row in rows:
-        if row["status"] in ("inaccurate", "error"):
+        if row["status"] in WRONG:
             print(row["backend"], row["case"], row.get("tensor"), row["reason"])
     print(f"{time.time() - began:.0f} s")
-    return int(any(row["status"] in ("inaccurate", "error") for row in rows))
+    return int(any(row["status"] in WRONG for row in rows))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Calls, autograd_backward
-from attn_exp.backends.eager import Eager
+from attn_exp.backends.base import Calls, autograd_backward, calls_of
+from attn_exp.backends.eager import Eager, formula, hidden_keys
 from attn_exp.backends.package import Unavailable
 from attn_exp.backends.reference import reference_forward
 from attn_exp.case import Case
@@ -376,11 +377,64 @@ class ManyOperators(Eager):
         return replace(right, forward=forward)
 
 
-class TiresOut(Honest):
-    """Right, until it is called for the thirtieth time."""
+class RightAtFirst(Honest):
+    """Right when it is called for the first time; `how` says what later calls do wrong."""
+
+    def __init__(self, name: str, how: str) -> None:
+        super().__init__(name)
+        self.how = how
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        honest, left = super().prepare(case, inputs), iter(range(30))
+        honest, calls = super().prepare(case, inputs), {"forward": 0, "backward": 0}
+
+        def forward() -> torch.Tensor:
+            calls["forward"] += 1
+            out = honest.forward()
+            if calls["forward"] == 1:
+                return out
+            if self.how == "spoils its inputs":
+                with torch.no_grad():
+                    inputs.q_bhsd.mul_(0.5)
+            return out * float("nan") if self.how == "not a number" else out
+
+        def backward(out: torch.Tensor) -> Callable[[], Any]:
+            right = honest.backward(out)
+
+            def gradients() -> Any:
+                calls["backward"] += 1
+                found = right()
+                none = calls["backward"] > 1 and self.how == "no gradients"
+                return tuple(torch.zeros_like(one) for one in found) if none else found
+
+            return gradients
+
+        return replace(honest, forward=forward, backward=backward)
+
+
+class EdgeOff(Honest):
+    """Hides the last (or first) `lost` keys that a query sees, or shows the one after them (`shown`)."""
+
+    def __init__(self, name: str, lost: int = 0, end: str = "last", shown: bool = False) -> None:
+        super().__init__(name)
+        self.lost, self.end, self.shown = lost, end, shown
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        hidden = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device)
+        for row in hidden:
+            seen = (~row).nonzero()[:, 0]
+            if len(seen) <= self.lost:
+                continue
+            row[seen[-self.lost :] if self.end == "last" else seen[: self.lost]] = self.lost > 0
+            if self.shown and seen[-1] + 1 < len(row):
+                row[seen[-1] + 1] = False
+        return calls_of(partial(formula, case, hidden), inputs)
+
+
+class TiresOut(Honest):
+    """Right, until it is called for the eighth time."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        honest, left = super().prepare(case, inputs), iter(range(8))
 
         def forward() -> torch.Tensor:
             if next(left, None) is None:

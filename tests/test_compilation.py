@@ -2,6 +2,7 @@ import functools
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from attn_exp import compilation
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.machine import Machine
-from attn_exp.measure import measure
+from attn_exp.measure import face_off, measure
 from attn_exp.record import Compile
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
@@ -108,6 +109,18 @@ def test_a_compiled_backend_is_one_graph_and_as_right_as_the_plain_one(without_i
     assert (record.compiled.graphs, record.compiled.breaks, record.compiled.recompilations) == (1, {}, 0)
     assert record.label == "b+default"
     assert record.passes["backward"].errors["dq"].relative < record.passes["backward"].errors["dq"].tolerance
+
+
+def test_compiled_rivals_of_a_duel_keep_what_was_compiled_for_each(without_inductor):
+    machine = Machine("cpu", ceilings={"float32": CEILINGS})
+    compiled = replace(make_request(), compile=Compile(mode="default"))
+    narrow = replace(compiled, backend={"_target_": "attn_exp.backends.eager.Eager", "name": "eager"})
+    found = face_off([compiled, make_request(), narrow, compiled], machine)
+    assert [(record.status, record.reason) for record in found] == [("ok", None)] * 4
+    assert [record.compiled and record.compiled.graphs for record in found] == [1, None, 1, 1]
+    assert all(record.compiled.recompilations == 0 for record in found if record.compiled), (
+        "none is another's code anew"
+    )
 
 
 def test_what_is_not_compiled_has_no_graphs():

@@ -45,10 +45,20 @@ def test_a_buffer_lost_in_the_middle_or_at_an_end_is_lossy(lost):
         assert split_calls(found, 5).lossy
 
 
-def test_nothing_at_all_and_flushes_alone_are_lossy():
+def test_a_lossy_session_has_no_calls_and_so_no_kernels_of_nobody_knows_whom():
     empty = split_calls([], 5)
     assert (empty.lossy, empty.calls, empty.kernels()) == (True, (), ())
-    assert split_calls(session(5, call=()), 5).lossy
+    # Cut into equal parts all the same, two of these four "calls" were a flush, and one the end of the call before.
+    found = [("flush", 23.0), ("a", 100.0), ("b", 1.0)] * 4
+    del found[2]
+    lost = split_calls([Activity(name, i, us) for i, (name, us) in enumerate(found)], 4)
+    assert (lost.lossy, lost.calls, lost.kernels()) == (True, (), ())
+    assert lost.launches == pytest.approx(2, abs=0.5), "how many launches fit into the queue is known all the same"
+
+
+def test_flushes_alone_are_calls_that_launched_nothing():
+    found = split_calls(session(5, call=()), 5)
+    assert (found.lossy, found.calls, found.launches) == (False, ((),) * 5, 0)
 
 
 def test_a_call_may_begin_with_a_kernel_of_the_flushs_name():
@@ -82,18 +92,20 @@ def test_a_lossy_session_is_tried_once_more(monkeypatch):
     assert len(ran) == 3
 
 
-def test_the_kernel_timer_reports_the_sum_of_each_call_and_says_when_records_were_lost(monkeypatch):
+def test_the_kernel_timer_reports_the_sum_of_each_call_and_has_no_samples_of_a_lossy_session(monkeypatch):
     monkeypatch.setattr(kernel_timer, "trace", lambda gpu, call, calls: split_calls(session(calls), calls))
     timer, call = KernelTimer(FakeGpu()), lambda: None
     assert (timer.estimate(call).time_us, timer.estimate(call).kernels) == (15.0, 3)
     assert (timer.block(call, 4).times_us, timer.block(call, 4).flags) == ([15.0] * 4, ())
     monkeypatch.setattr(kernel_timer, "trace", lambda gpu, call, calls: split_calls(session(calls)[:-1], calls))
-    assert timer.block(call, 4).flags == ("profiler_lossy",)
+    for use in (lambda: timer.estimate(call), lambda: timer.block(call, 4)):
+        with pytest.raises(ProfilerLost, match="lost kernel records, or calls differ in what they run: set"):
+            use()
 
 
-@pytest.mark.parametrize("calls", [(), ((),)])
-def test_the_kernel_timer_without_kernels_raises_and_makes_no_zero(monkeypatch, calls):
-    monkeypatch.setattr(kernel_timer, "trace", lambda *_: Trace(calls, True))
+@pytest.mark.parametrize("found", [Trace((), True, 1.0), Trace(((),), False, 0.0)], ids=["no records", "no launches"])
+def test_the_kernel_timer_without_kernels_raises_and_makes_no_zero(monkeypatch, found):
+    monkeypatch.setattr(kernel_timer, "trace", lambda *_: found)
     for use in (lambda timer: timer.estimate(lambda: None), lambda timer: timer.block(lambda: None, 1)):
         with pytest.raises(ProfilerLost, match="the profiler saw no kernels"):
             use(KernelTimer(FakeGpu()))

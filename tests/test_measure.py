@@ -111,6 +111,43 @@ def test_the_tolerances_of_half_precision_catch_the_same_mistakes(machine, tmp_p
     assert measured(backend, machine, tmp_path, case).status == "inaccurate"
 
 
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("not a number", "out has values"), ("spoils its inputs", "out is off by"), ("no gradients", "dq is off by 1 of")],
+)
+def test_a_backend_that_is_right_at_its_first_call_alone_is_inaccurate(machine, tmp_path, how, what):
+    target = {"_target_": "fakes.RightAtFirst", "name": "fake", "how": how}
+    # A backward would find out by itself that what it needs was written over.
+    passes = {"passes": ("forward",)} if how == "spoils its inputs" else {}
+    record = measured(target, machine, tmp_path, **passes)
+    assert record.status == "inaccurate"
+    assert record.reason.startswith(f"the first call was right, one after the timing is not: {what}")
+    assert record.metrics == {}
+    rivals = [make_request({"_target_": "fakes.Honest", "name": "good"}, **passes), make_request(target, **passes)]
+    assert [record.status for record in face_off(rivals, machine)] == ["ok", "inaccurate"]
+
+
+# One key among thousands: less than rounding in bf16 by any norm, and right in every other respect.
+@pytest.mark.parametrize(
+    ("options", "sizes", "what"),
+    [
+        ({"lost": 1}, {"q_len": 64, "kv_len": 8192}, "the last key that a query sees were left out"),
+        ({"shown": True}, {"q_len": 64, "kv_len": 8192}, "the key after the last that a query sees were let in"),
+        ({"lost": 1, "end": "first"}, {"q_len": 64, "kv_len": 8192, "window": 7000}, "the first key that a query"),
+        ({"lost": 4}, {"q_len": 8, "kv_len": 32768}, "the last 4 keys that a query sees were left out"),
+        ({"lost": 4}, {"q_len": 16, "kv_len": 65536, "causal": False}, "the last 4 keys that a query sees were left"),
+    ],
+)
+def test_a_mask_that_is_off_at_its_edge_alone_is_inaccurate_also_in_a_forward(machine, tmp_path, options, sizes, what):
+    case = replace(CASE, batch=1, dtype="bfloat16", head_dim=64, value_dim=64, align="bottom_right", **sizes)
+    passes = {"passes": ("forward",)}
+    assert measured("fakes.Honest", machine, tmp_path, case, **passes).status == "ok"
+    wrong = {"_target_": "fakes.EdgeOff", "name": "fake", **options}
+    record = measured(wrong, machine, tmp_path, case, **passes)
+    assert record.status == "inaccurate"
+    assert f"out is as if {what}" in record.reason
+
+
 def test_a_wrong_forward_is_inaccurate_also_where_the_backward_alone_is_measured(machine, tmp_path):
     assert measured("fakes.MaskOffByOne", machine, tmp_path, passes=("backward",)).status == "inaccurate"
 
@@ -290,6 +327,15 @@ def test_lost_profiler_records_are_flagged(gpu_machine, tmp_path, monkeypatch):
     traced(monkeypatch, gpu_machine.gpu, ("flash_fwd", 11.0), ("combine", 0.5), lost=1)
     record = measured(on_gpu(gpu_machine, 12.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert (record.status, record.flags) == ("ok", ("profiler_lossy",))
+
+
+@pytest.mark.parametrize("claim", [None, "flash"])
+def test_a_call_that_launches_nothing_on_a_gpu_is_a_wrong_kernel_whatever_is_claimed(
+    gpu_machine, tmp_path, monkeypatch, claim
+):
+    traced(monkeypatch, gpu_machine.gpu)
+    record = measured(on_gpu(gpu_machine, 12.0, claim=claim), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
+    assert (record.status, record.reason) == ("wrong_kernel", "forward: g ran no kernel at all")
 
 
 @pytest.mark.parametrize("claim", [None, "flash"])

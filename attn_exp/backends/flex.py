@@ -7,8 +7,10 @@ import torch
 
 from attn_exp.backends.base import Attention, Calls, Described, calls_of
 from attn_exp.backends.eager import sequence_ids
+from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.supports import Supports
 from attn_exp.case import Case
+from attn_exp.compilation import with_code_of_its_own
 from attn_exp.inputs import Inputs
 
 
@@ -22,23 +24,26 @@ class Flex(Described):
         dtypes=("bfloat16", "float16", "float32"), window=True, softcap=True, packed=True, value_dims="any",
         capability=(8, 0),
     )  # fmt: skip
-    # Inductor's template kernels (torch/_inductor/kernel/flex), and flash_attn.cute's for BACKEND=FLASH.
+    # Inductor's template kernels (torch/_inductor/kernel/flex).
     claims = {
-        ("cuda", "forward"): r"triton_tem_.*flex_attention|(?i:flashattentionforward)",
-        (
-            "cuda",
-            "backward",
-        ): r"triton_tem_.*flex_attention_backward|(?i:flashattentionbackward)",
+        ("cuda", "forward"): r"triton_tem_.*flex_attention",
+        ("cuda", "backward"): r"triton_tem_.*flex_attention_backward",
     }
 
     def __init__(self, name: str, kernel_options: dict[str, Any] | None = None) -> None:
         super().__init__(name)
         self.kernel_options = kernel_options or {}
 
+    def claimed_kernels(self, direction: str, device: str) -> str | None:
+        """Inductor's template kernels, or with `BACKEND=FLASH` those of FlashAttention 4."""
+        if self.kernel_options.get("BACKEND") == "FLASH":
+            return FlashAttention4.claims.get((device, direction))
+        return super().claimed_kernels(direction, device)
+
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Build the block mask and the compiled function; Inductor compiles in the first calls."""
         attention = flex_function(case, inputs.q_bhsd.device, self.kernel_options)
-        return calls_of(torch.compile(attention, dynamic=False), inputs)
+        return calls_of(torch.compile(with_code_of_its_own(attention), dynamic=False), inputs)
 
 
 def flex_function(case: Case, device: torch.device, kernel_options: dict[str, Any]) -> Attention:

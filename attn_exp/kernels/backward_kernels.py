@@ -59,7 +59,7 @@ def _load_rows(source, row, padded_len, query, ROWS: tl.constexpr, TMA: tl.const
     return numbers
 
 
-@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "bucket"])
+@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "sizes"])
 def dkdv_kernel(
     q,
     k,
@@ -84,7 +84,7 @@ def dkdv_kernel(
     outer,
     offset,
     window,
-    bucket,
+    sizes,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -162,7 +162,7 @@ def dkdv_kernel(
         store_tile(dv_total, dv, dv_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM)
 
 
-@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "bucket"])
+@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "sizes"])
 def dq_kernel(
     q,
     k,
@@ -185,7 +185,7 @@ def dq_kernel(
     outer,
     offset,
     window,
-    bucket,
+    sizes,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,

@@ -12,7 +12,7 @@ import triton.language as tl
 from attn_exp.kernels.device import keys_of, load_tile, store_tile, tanh, visible
 
 
-@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "bucket"])
+@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "sizes"])
 def forward_kernel(
     q,
     k,
@@ -30,7 +30,7 @@ def forward_kernel(
     outer,
     offset,
     window,
-    bucket,
+    sizes,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -46,7 +46,7 @@ def forward_kernel(
 ):
     """`out` and the base-2 logarithm of each row's sum of exponentials, +inf for a row that sees no key.
 
-    Scores in base 2 are `outer` * q kT, or with SOFTCAPPED `outer` * tanh(`inner` * q kT). `bucket` only tells the
+    Scores in base 2 are `outer` * q kT, or with SOFTCAPPED `outer` * tanh(`inner` * q kT). `sizes` only tells the
     autotuner lengths apart.
 
     OVERLAP delays each block's product with v until the next block's scores are there, so that the tensor cores work on

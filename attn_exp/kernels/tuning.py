@@ -53,7 +53,7 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
     """The kernel with `triton.autotune` around it, for one size of numbers and one width of tiles."""
     return triton.autotune(
         configs_of(kernel, item_bytes, width),
-        key=["bucket", "GROUP", "DIM", "VALUE_DIM", "CAUSAL", "WINDOWED", "SOFTCAPPED", "TMA", "WANT_DK", "WANT_DV"],
+        key=["sizes", "GROUP", "DIM", "VALUE_DIM", "CAUSAL", "WINDOWED", "SOFTCAPPED", "TMA", "WANT_DK", "WANT_DV"],
         prune_configs_by={"early_config_prune": partial(_prune, kernel, item_bytes)},
     )(kernel)
 

@@ -35,10 +35,14 @@ class Activity:
 
 @dataclass(frozen=True)
 class Trace:
-    """The activities of some calls, one tuple a call, in time order. `lossy` if they could not be told apart."""
+    """The activities of some calls, one tuple a call, in time order, and how many launches a call is.
+
+    `lossy` if they could not be told apart: then there are no calls, and `launches` is about right.
+    """
 
     calls: tuple[tuple[Activity, ...], ...]
     lossy: bool
+    launches: float
 
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels of one call, longest first: mean count and mean time over the traced calls."""
@@ -74,17 +78,19 @@ def split_calls(found: list[Activity], calls: int) -> Trace:
     """Cut a session of `calls` times (flush, call) into calls, the flush left out.
 
     Every call ran the same kernels, so equal parts that each begin with the flush and name the same kernels are the
-    calls; anything else means that CUPTI lost records, and the trace is marked lossy.
+    calls; anything else means that CUPTI lost records, and nobody knows whose the others are. Flushes alone are calls
+    that launched nothing.
     """
     size, rest = divmod(len(found), calls)
     parts = [tuple(found[i * size : (i + 1) * size]) for i in range(calls)] if size else []
     ran = {(part[0].name, *sorted(activity.name for activity in part[1:])) for part in parts}
-    lossy = bool(rest) or size < 2 or len(ran) != 1
-    return Trace(tuple(part[1:] for part in parts), lossy)
+    if rest or len(ran) != 1:
+        return Trace((), True, max(1.0, len(found) / calls - 1))
+    return Trace(tuple(part[1:] for part in parts), False, float(size - 1))
 
 
 def trace(gpu: Gpu, call: Call, calls: int) -> Trace:
-    """Trace `calls` calls, each behind a flush. A lossy session is tried once more."""
+    """Trace `calls` calls, each behind a flush. A lossy session, or one without a kernel, is tried once more."""
 
     def run() -> None:
         for _ in range(calls):
@@ -92,7 +98,7 @@ def trace(gpu: Gpu, call: Call, calls: int) -> Trace:
             call()
 
     first = split_calls(activities(run), calls)
-    return split_calls(activities(run), calls) if first.lossy else first
+    return split_calls(activities(run), calls) if first.lossy or not first.launches else first
 
 
 def operators(call: Call) -> tuple[Kernel, ...]:
@@ -122,17 +128,16 @@ class KernelTimer:
     def estimate(self, call: Call) -> Cost:
         """From one session of 3 calls."""
         traced = trace(self.gpu, call, 3)
-        sums = _sums(traced)
-        kernels = statistics.fmean(len(part) for part in traced.calls) if traced.calls else 1.0
-        return Cost(statistics.median(sums), 30.0, kernels)
+        return Cost(statistics.median(_sums(traced)), 30.0, traced.launches)
 
     def block(self, call: Call, calls: int) -> Block:
         """One session; no samples can be had from a lossy one, so it is an error there."""
-        traced = trace(self.gpu, call, calls)
-        return Block(_sums(traced), ("profiler_lossy",) if traced.lossy else ())
+        return Block(_sums(trace(self.gpu, call, calls)))
 
 
 def _sums(traced: Trace) -> list[float]:
+    if traced.lossy and traced.launches > 1:
+        raise ProfilerLost("the profiler lost kernel records, or calls differ in what they run: set timer=device")
     sums = [sum(activity.time_us for activity in call) for call in traced.calls]
     if not sums or not all(sums):
         raise ProfilerLost("the profiler saw no kernels: is CUPTI allowed to trace on this machine?")
