@@ -22,6 +22,7 @@ from attn_exp.record import CompileRecord, PassRecord, Record, Request, Status
 _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
 
 # How Triton words it, and Inductor around it with the kernel's name for the resource's.
+_LONGEST = 400
 _OUT_OF_RESOURCE = re.compile(r"out of resource: .*?Required: ?(\d+),? Hardware limit: ?(\d+)")
 
 
@@ -127,6 +128,7 @@ def beyond_this_gpu(error: BaseException) -> str | None:
 
 
 def sentence(error: BaseException) -> str:
-    """The type of an exception and the first line of what it says."""
+    """The type of an exception and the first line of what it says, cut short where it is a page."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."

@@ -11,7 +11,7 @@ import torch
 
 from attn_exp.backends.base import Calls, Function, calls_of
 from attn_exp.backends.package import Refused
-from attn_exp.errors import first_line
+from attn_exp.errors import first_line, nearest
 from attn_exp.record import Compile, CompileRecord
 
 _LONGEST_REASON = 300
@@ -31,12 +31,24 @@ def compile_calls(calls: Calls, compile_: Compile) -> Calls:
     inputs = calls.inputs
     if calls.attention is None or inputs is None:
         raise Refused("torch.compile needs a function of q, k and v, and this backend has none: set compile=none")
+    _check_options(compile_)
     if _options(compile_).get("triton.cudagraphs") and inputs.leaves[0].requires_grad:
         raise Refused(
             "a compiled CUDA graph overwrites what its forward saved, so a backward cannot be called again and again: "
             "set passes=[forward], or compile=max-autotune-no-cudagraphs"
         )
     return calls_of(compiled(calls.attention, compile_), inputs, calls.scope, calls.notes)
+
+
+def _check_options(compile_: Compile) -> None:
+    """Raise Refused for an option that Inductor does not have, which torch.compile would answer with all it has."""
+    import torch._inductor
+
+    known = torch._inductor.list_options()
+    for name in compile_.options:
+        if name not in known:
+            near = nearest(name, known)
+            raise Refused(f"Inductor has no option compile.options.{name}: {near}torch/_inductor/config.py has them")
 
 
 def _options(compile_: Compile) -> dict[str, Any]:

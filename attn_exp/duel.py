@@ -9,6 +9,7 @@ compiled too; all other keys, and the folder of your own choices, are those of `
   python -m attn_exp.duel a=eager b=eager b.compile=default
 """
 
+import os
 import re
 import secrets
 import shlex
@@ -72,23 +73,38 @@ def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     """
     rivals: dict[str, list[str]] = {}
     options: list[tuple[str, str]] = []
-    shared = []
+    shared, letters = [], []
     for argument in arguments:
         match = _RIVAL.fullmatch(argument)
         if match is None:
             shared.append(argument)
         elif match[2] is None:
+            letters.append(match[1])
             rivals[match[1]] = [f"backend={match[3]}"]
         else:
             options.append((match[1], f"{match[2]}={match[3]}"))
     for letter, option in options:
         if letter not in rivals:
             raise UserError(f"{letter} has options and no backend: write {letter}=flash, or another backend")
-        # An option that the backend's file does not name is added to it.
-        rivals[letter].append(option.removeprefix(".") if _COMPILE.match(option) else f"++backend{option}")
+        rivals[letter].append(_option(option))
+    if len(letters) > len(rivals):
+        twice = next(letter for letter in rivals if letters.count(letter) > 1)
+        raise UserError(f"{twice} has two backends: write each rival once, and another as c=...")
+    own = {_option(option).lstrip("+").partition("=")[0]: f"{letter}{option}" for letter, option in options}
+    for argument in shared:
+        key = argument.lstrip("+~").partition("=")[0]
+        if key == "backend":
+            raise UserError(f"{argument} would be the backend of all rivals: write it as one of them, c={argument[8:]}")
+        if key in own:
+            raise UserError(f"{argument} is for all rivals, and {own[key]} for one: write it for each that it is for")
     if len(rivals) < 2:
         raise UserError("a duel needs two backends, for example: python -m attn_exp.duel a=flash b=math batch=8")
     return rivals, shared
+
+
+def _option(option: str) -> str:
+    """A rival's own option as an override. What the backend's file does not name is added to it."""
+    return option.removeprefix(".") if _COMPILE.match(option) else f"++backend{option}"
 
 
 def compare(records: Sequence[Record], direction: str, delta: float) -> list[Comparison]:
@@ -271,4 +287,11 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(main(sys.argv[1:]))
+    try:
+        ended = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads through `head` has read enough; what is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        ended = 0
+    sys.exit(ended)

@@ -168,6 +168,11 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     also = config["timer"]["also"]
     if not isinstance(also, list):
         raise UserError(f"timer.also={also} is no list of timers: write timer.also=[] or timer.also=[event]")
+    for other in also:
+        if other not in GPU_TIMERS + CPU_TIMERS:
+            raise UserError(
+                f"timer.also has {other!r}: {nearest(str(other), timers)}the timers are {', '.join(timers)}"
+            )
     fields = {
         "timer": timer,
         "also": tuple(other for other in also if other in timers and other != timer),

@@ -13,7 +13,7 @@ from attn_exp.record import Record, settings
 from attn_exp.tables import SHORT, WIDTH, figures, fitted, plain
 from attn_exp.words import flat, told_apart, word
 
-_CASE_NAMES = ("backend", "model", *case_columns(), "timer", "device")
+_CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "seed", "device")
 # What a table can do without if the terminal is narrow, the first first.
 _DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
 _CSV_METRICS = (
@@ -86,6 +86,7 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
     rows = [_row(record) | {"backend": label} for record, label in zip(ordered, _labels(ordered), strict=True)]
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
     shared.pop("backend", None)  # who it was stands in every row, also if it was the same everywhere
+    shared.pop("seed", None)
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
     text, left_out = fitted(rows, shown, _DISPENSABLE, width)
     devices = sorted({record.device_name for record in records})
@@ -109,7 +110,7 @@ def csv_text(records: Iterable[Record]) -> str:
     buffer = io.StringIO()
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
-        *("device", "timer", "seed", "flags"),
+        *("device", "timer", "regime", "l2", "caches", "seed", "flags"),
         *(f"{name}/{metric}" for name in SHORT for metric in (*_CSV_METRICS, *_errors(name))),
         *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]
@@ -138,7 +139,8 @@ def _order(record: Record) -> tuple[Any, ...]:
 
 def _labels(records: Sequence[Record]) -> list[str]:
     """Who each row is about; with its options where others of the same name have others."""
-    options = [settings(record.request.backend, record.request.compile) for record in records]
+    asked = [record.request for record in records]
+    options = [settings(request.backend, request.compile) | {"caches": request.caches} for request in asked]
     return told_apart([record.label for record in records], options)
 
 
@@ -150,7 +152,8 @@ def _row(record: Record) -> dict[str, Any]:
     request = record.request
     row: dict[str, Any] = {"backend": record.label, "model": request.model}
     row |= {name: plain(getattr(request.case, name)) for name in case_columns()}
-    row |= {"timer": request.measuring.timer, "device": request.device}
+    way = request.measuring
+    row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2, "seed": way.seed, "device": request.device}
     row["status"] = record.status if record.status == "ok" else f"{record.status}*"
     for name, short in SHORT.items():
         found = record.metrics
@@ -184,6 +187,9 @@ def _csv_row(record: Record, names: Sequence[str]) -> dict[str, Any]:
         "model": request.model,
         "device": request.device,
         "timer": request.measuring.timer,
+        "regime": request.measuring.regime,
+        "l2": request.measuring.l2,
+        "caches": request.caches,
         "seed": request.measuring.seed,
         "flags": " ".join(record.flags),
         "torch": found.get("versions", {}).get("torch", ""),

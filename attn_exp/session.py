@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -74,7 +75,7 @@ class Session:
             self._await(runner, 0)
         done = done_record(request, self.folder / request.job)
         if done is not None:
-            self.keep(done)
+            self.keep(done, request)
             return _objective(done)
         if request.device == "cpu":
             # The CPU is what is measured: nothing of ours may run beside it.
@@ -89,14 +90,16 @@ class Session:
         if self._runner is not None:
             self._await(self._runner, 0)
 
-    def keep(self, record: Record) -> None:
-        """Count a job that needs no run; its MLflow run is made if it is missing."""
+    def keep(self, record: Record, request: Request) -> None:
+        """Count a job that needs no run; its MLflow run is made if it is missing. `stop_on` may end the sweep here."""
         assert self._tracker is not None and self.folder is not None
         self.progress.kept += 1
         self.log(record)
         if self.progress.kept % _KEPT_AT_ONCE == 0:
             # Records queue up while the store is still being opened, and each holds all of its samples.
             self._tracker.settle()
+        # As it is asked now: the same command ends where it ended before.
+        self._halt(replace(record, request=request))
 
     def close(self, status: EndStatus) -> None:
         """End the session: print and write the table, leave nothing behind; jobs that still run are killed."""
@@ -270,7 +273,7 @@ def stops(record: Record) -> bool:
 
 def stop_line(record: Record) -> str:
     """Why the sweep goes no further."""
-    return f"stopped at the first {record.status} job (stop_on): {record.request.label}"
+    return f"stopped at the first {record.status} job (stop_on), {record.request.job}: {record.reason}"
 
 
 def _objective(record: Record | None) -> float:

@@ -174,7 +174,7 @@ class ProductSweeper(Sweeper):
                 continue
             done = done_record(request, current.folder / request.job) if current.folder else None
             if done is not None:
-                current.keep(done)
+                current.keep(done, request)
                 settle(done)
                 continue
             yield index, overrides, request

@@ -26,6 +26,22 @@ def by_label(found, direction="forward"):
     return {row.cell.result.label: row for row in found.rows if row.cell.direction == direction}
 
 
+def test_no_mean_is_over_ways_that_are_never_compared(tmp_path):
+    ways = [{}, {"measuring": {"regime": "burst"}}]
+    records = [sweeps.job(name, us, **way) for way in ways for name, us in (("flash", 100.0), ("cudnn", 50.0))]
+    found = compare(sweeps.write(tmp_path / "a", records), baseline="flash")
+    assert found.by == ("regime",)
+    forward = [mean for mean in found.means if mean.label == "cudnn" and mean.direction == "forward"]
+    assert [(mean.n, mean.group) for mean in forward] == [(1, ("burst",)), (1, ("sustained",))]
+
+
+def test_jobs_with_and_without_compile_caches_are_two_rivals_and_neither_is_lost(tmp_path):
+    one = sweeps.job("flash", 100.0)
+    fresh = replace(one, request=replace(one.request, caches=False, job="flash-fresh"))
+    found = compare(sweeps.write(tmp_path / "a", [one, fresh]))
+    assert {row.cell.result.label for row in found.rows} == {"flash(caches=true)", "flash(caches=false)"}
+
+
 def test_gains_are_over_the_baseline_with_both_rows_intervals_and_the_spread(tmp_path):
     found = rivals(tmp_path, [sweeps.job("flash", 100.0, half=0.004), sweeps.job("cudnn", 80.0, half=0.003)],
                    baseline="flash")  # fmt: skip

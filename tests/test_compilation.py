@@ -279,3 +279,9 @@ def test_a_partial_function_and_its_options_are_seen_through():
     out, count = frames(functools.partial(scaled_dot_product_attention, is_causal=True), q, k, v)
     assert count == 1
     torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def test_an_option_that_inductor_does_not_have_is_named_with_the_nearest():
+    record = measured("attn_exp.backends.eager.Eager", options={"epilog_fusion": False})
+    assert record.status == "unsupported"
+    assert "no option compile.options.epilog_fusion: did you mean 'epilogue_fusion'?" in record.reason

@@ -21,8 +21,21 @@ def test_letters_are_rivals_and_the_rest_is_shared():
     assert rivals["b"] == ["backend=flash", "compile=default", "compile.fullgraph=true"]
 
 
-@pytest.mark.parametrize(("given", "words"), [(["a=flash"], "two backends"), (["a=flash", "b.x=1"], "b has options")])
-def test_a_duel_needs_two_backends(given, words):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["a=flash"], "two backends"),
+        (["a=flash", "b.x=1"], "b has options"),
+        (["a=flash", "b=math", "b=eager"], "b has two backends"),
+        (["a=flash", "b=math", "backend=eager"], "backend=eager would be the backend of all rivals: .* c=eager"),
+        (
+            ["a=flash", "b=flash", "a.compile=default", "compile=none"],
+            "compile=none is for all rivals, and a.compile=",
+        ),
+        (["a=fa4", "b=fa4", "b.x=1", "++backend.x=2"], "is for all rivals, and b.x=1 for one"),
+    ],
+)
+def test_what_is_no_duel_or_would_override_a_rival_is_refused(given, words):
     with pytest.raises(UserError, match=words):
         rivals_of(given)
 

@@ -4,6 +4,7 @@ import os
 from typing import ClassVar
 
 import pytest
+from cli import QUICK, records, run
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -223,7 +224,9 @@ class FakeSession:
     def __init__(self, monkeypatch, folder):
         self.submitted, self.kept = [], []
         monkeypatch.setattr("attn_exp.session.Session.submit", lambda s, request, _: self.submit(s, request, folder))
-        monkeypatch.setattr("attn_exp.session.Session.keep", lambda s, record: self.kept.append(record.request.label))
+        monkeypatch.setattr(
+            "attn_exp.session.Session.keep", lambda s, record, _: self.kept.append(record.request.label)
+        )
         monkeypatch.setattr("attn_exp.session.Session.close", lambda s, status: self.close(s))
         self.impossible = []
 
@@ -303,3 +306,26 @@ def test_registering_twice_is_no_fault():
     register()
     register()
     assert session() is session()
+
+
+def test_a_sweep_that_was_stopped_at_an_inaccurate_job_stops_there_again(tmp_path):
+    """Typed again it neither goes on behind it nor ends as if all were well."""
+    (tmp_path / "conf" / "backend").mkdir(parents=True)
+    wrong = "_target_: fakes.NoMask\nname: wrong\n"
+    (tmp_path / "conf" / "backend" / "wrong.yaml").write_text(wrong)
+    arguments = (
+        "--config-dir",
+        "conf",
+        "-m",
+        *QUICK,
+        "backend=flash,wrong,eager",
+        "batch=1",
+        "sweep=s",
+        "tracker=none",
+    )
+    for _ in range(2):
+        done = run(*arguments, "stop_on=[inaccurate]", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert "stopped at the first inaccurate job (stop_on), wrong-" in done.stdout
+        assert sorted(name.split("-")[0] for name in records(tmp_path, "s")) == ["flash", "wrong"]
+    assert run(*arguments, cwd=tmp_path).returncode == 0

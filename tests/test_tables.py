@@ -1,6 +1,7 @@
 """What all tables share: figures, and grids that fit."""
 
 import csv
+import io
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,19 @@ def test_rows_of_one_backend_with_unlike_options_are_told_apart():
     assert {row["label"] for row in csv.DictReader(lines)} == {"triton(block=128)", "triton(block=64)"}
     assert " block=64  " in job_line(rows[0], ("block", "absent"))
     assert "block" not in table(rows[:1])
+
+
+def test_ways_of_measuring_stand_above_a_table_or_tell_its_rows_apart_and_are_in_the_csv():
+    one = sweeps.job("flash", 100.0)
+    text = table([one])
+    assert "timer device, regime sustained, l2 cold, device cuda" in " ".join(text.split())
+    burst = sweeps.job("flash", 90.0, measuring={"regime": "burst", "seed": 7})
+    lines = [line.split() for line in table([one, burst]).splitlines()]
+    assert sorted(word for line in lines for word in line if word in ("sustained", "burst")) == ["burst", "sustained"]
+    fresh = replace(one, request=replace(one.request, caches=False))
+    assert "flash(caches=false)" in table([one, fresh]) and "flash(caches=true)" in table([one, fresh])
+    (row,) = csv.DictReader(io.StringIO(csv_text([burst])))
+    assert (row["regime"], row["l2"], row["caches"], row["seed"]) == ("burst", "cold", "True", "7")
 
 
 def test_what_jobs_differ_in_is_known_by_the_choices():

@@ -7,10 +7,12 @@ import torch
 
 from attn_exp.backends.base import Calls, Described
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, sequence_starts, unbatched
-from attn_exp.backends.package import Package
+from attn_exp.backends.package import Package, Refused
 from attn_exp.backends.supports import Supports
 from attn_exp.case import Case
 from attn_exp.inputs import Inputs
+
+_HOPPER = 9
 
 
 class FlashAttention4(Described):
@@ -46,21 +48,22 @@ class FlashAttention4(Described):
         self.deterministic = deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """As declared; Blackwell pairs fewer head dimensions, Hopper's backward of grouped heads none."""
+        """As declared; Blackwell pairs fewer head dimensions. Grouped heads of unlike ones have no backward: `prepare`."""
         refusal = super().unsupported(case, device)
         if refusal is not None or case.head_dim == case.value_dim:
             return refusal
-        if torch.cuda.get_device_capability()[0] > 9:
+        if torch.cuda.get_device_capability()[0] > _HOPPER:
             narrower = self.on_blackwell.refusal(case, device)
             return f"{self.name} {narrower} on Blackwell" if narrower else None
-        if case.q_heads != case.kv_heads:
-            # flash_attn/cute/flash_bwd_sm90.py: "GQA backward requires head_dim == head_dim_v"
-            return f"{self.name} has no backward for grouped heads of different dimensions: set model.kv_heads=null"
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Sequence starts are made once, and not timed."""
         cute = self.package.load()
+        unlike = case.head_dim != case.value_dim and case.q_heads != case.kv_heads
+        if unlike and inputs.q_bhsd.requires_grad and torch.cuda.get_device_capability()[0] == _HOPPER:
+            # flash_attn/cute/flash_bwd_sm90.py: "GQA backward requires head_dim == head_dim_v"
+            raise Refused("no backward for grouped heads of different dimensions: set passes=[forward]")
         left, right = flash_window(causal=case.causal, window=case.window)
         options = {
             "causal": case.causal,

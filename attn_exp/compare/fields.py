@@ -19,6 +19,8 @@ _OWN: dict[str, Getter] = {
     "device": lambda cell: cell.result.device,
     "timer": lambda cell: cell.result.measuring.timer,
     "regime": lambda cell: cell.result.measuring.regime,
+    "l2": lambda cell: cell.result.measuring.l2,
+    "caches": lambda cell: cell.result.caches,
     "sweep": lambda cell: cell.result.sweep,
     "job": lambda cell: cell.result.job,
     "gpu": lambda cell: cell.result.device_name,

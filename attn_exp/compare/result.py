@@ -60,6 +60,7 @@ class Result:
     finished_at: float
     method_version: str
     path: Path
+    caches: bool
     key: tuple[Any, ...]
 
     @property
@@ -130,7 +131,8 @@ def decode(content: bytes, path: Path) -> Result:
             finished_at=lean.finished_at,
             method_version=lean.method_version,
             path=path,
-            key=(case, _options(backend), _compile_key(compiled), request.device),
+            caches=request.caches,
+            key=(case, _options(backend), _compile_key(compiled), request.device, request.caches),
         )
     except (*NOT_DECODED, UserError) as error:
         schema = _schema(content)
@@ -144,7 +146,7 @@ def _compile_key(compiled: Compile) -> tuple[Any, ...]:
 
 
 def _settings(result: Result) -> dict[str, Any]:
-    return settings(result.backend, result.compile)
+    return settings(result.backend, result.compile) | {"caches": result.caches}
 
 
 def _options(backend: Mapping[str, Any]) -> str:
@@ -175,6 +177,7 @@ class _Request(msgspec.Struct, gc=False):
     backend: msgspec.Raw
     measuring: msgspec.Raw
     compile: msgspec.Raw = msgspec.Raw()
+    caches: bool = True
 
 
 class _Lean(msgspec.Struct, gc=False):

@@ -26,6 +26,14 @@ _UNLIKE: dict[str, Callable[[Result], str]] = {
     "states of the L2 cache": lambda result: result.l2,
 }
 
+# Of those, what `by=` calls them where one sweep may choose several.
+_WAYS: dict[str, Callable[[Result], str]] = {
+    "device": lambda result: result.device,
+    "timer": _UNLIKE["timers"],
+    "regime": _UNLIKE["regimes"],
+    "l2": lambda result: result.measuring.l2,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rivals(Comparison):
@@ -65,6 +73,9 @@ def compare_rivals(
         )
     cells, repeated = latest(cells)
     groups = rivals_of(cells)
+    # No mean over what is never compared.
+    ways = {name: {get(cell.result) for cell in cells} for name, get in _WAYS.items() if name not in by}
+    by = (*by, *(name for name, seen in ways.items() if len(seen) > 1))
     rows = [row for index, group in enumerate(groups) for row in _standings(group, index, metric, spreads, baseline)]
     return Rivals(
         metric=metric,

@@ -56,7 +56,8 @@ def _head(job: Result, record: Record) -> list[str]:
         f"torch {versions['torch']}" if versions.get("torch") else "",
         f"CUDA {environment['cuda']}" if environment.get("cuda") else "",
         f"timer {request.measuring.timer}",
-        f"caches {job.l2}" if job.l2 else "",
+        f"L2 {job.l2}" if job.l2 else "",
+        f"regime {job.measuring.regime}" if job.measuring.regime != "sustained" else "",
         f"{when}, {duration(max(0.0, record.finished_at - record.started_at))}",
     ]
     return [f"{record.label}: {request.case.label()}", ", ".join(filter(None, known)), str(near(job.path.parent))]
