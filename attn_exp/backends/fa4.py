@@ -48,7 +48,7 @@ class FlashAttention4(Described):
         self.deterministic = deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """As declared; Blackwell pairs fewer head dimensions. Grouped heads of unlike ones have no backward: `prepare`."""
+        """As declared; Blackwell pairs fewer head dimensions. What has no backward alone is refused in `prepare`."""
         refusal = super().unsupported(case, device)
         if refusal is not None or case.head_dim == case.value_dim:
             return refusal
