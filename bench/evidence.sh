@@ -25,7 +25,7 @@ step_sdpa_sweep() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep"; }
 step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }
 step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}" fa4; }
 step_first_calls() { python3 "$root/bench/first_calls.py" "$out/first_calls"; }
-step_fp8_backward() { python3 "$root/bench/fp8_backward.py" "$out/backends" | tee "$out/fp8_backward.txt"; }
+step_fp8_backward() { mkdir -p "$out/backends"; python3 "$root/bench/fp8_backward.py" | tee "$out/backends/fp8_backward.txt"; }
 step_profilers() { python3 "$root/bench/profilers.py" "$out/profiles"; }
 step_table() { attn -m +experiment=table sweep=table plots=false; keep table backends; }
 step_ten_way() { attn -m +experiment=ten_way sweep=ten_way plots=false; keep ten_way backends; }

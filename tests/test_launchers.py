@@ -174,7 +174,7 @@ def test_stop_on_ends_all_tasks(tmp_path):
     process = sleepy("--config-dir", "conf", *arguments, "hydra/launcher=local_gpus", cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (1, "")
-    assert out.count("stopped at the first crashed job (stop_on): shot") == 1
+    assert out.count("stopped at the first crashed job (stop_on), shot-") == 1
     assert len(found(tmp_path, "k")) < 30
     assert left_behind(tmp_path) == []
 
@@ -186,7 +186,7 @@ def test_stop_on_counts_for_the_last_job_of_one_gpu_too(tmp_path):
     process = sleepy(*arguments, "stop_on=[crashed]", "plots=false", cwd=tmp_path, gpus=1)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (1, "")
-    assert "stopped at the first crashed job (stop_on): shot" in out
+    assert "stopped at the first crashed job (stop_on), shot-" in out
     assert len(found(tmp_path, "k")) == 2
 
 

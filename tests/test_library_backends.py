@@ -5,6 +5,7 @@ import itertools
 import re
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -30,7 +31,7 @@ from attn_exp.backends.fa2 import FlashAttention2
 from attn_exp.backends.fa3 import FlashAttention3
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.helion import Helion
-from attn_exp.backends.package import Unavailable
+from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.backends.reference import reference
 from attn_exp.backends.te import TransformerEngine, mask_type
 from attn_exp.backends.xformers import XformersCutlass, XformersFlash3, attention_bias
@@ -244,7 +245,20 @@ def test_flash_attention_4_pairs_fewer_dimensions_on_blackwell(monkeypatch):
     assert reason((9, 0), **pair) is None
     assert "on Blackwell" in reason((10, 0), **pair)
     assert reason((10, 0), head_dim=192, value_dim=128) is None
-    assert "set model.kv_heads=null" in reason((9, 0), head_dim=192, value_dim=128)
+    assert reason((9, 0), head_dim=192, value_dim=128) is None
+
+
+def test_flash_attention_4_on_hopper_has_no_backward_of_grouped_heads_of_unlike_dimensions(monkeypatch):
+    BACKENDS[FlashAttention4](monkeypatch)
+    case = change(head_dim=24, value_dim=8)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    for with_gradients in (False, True):
+        inputs = make_inputs(case, "cpu", 3, with_gradients=with_gradients)
+        refusal = pytest.raises(Refused, match=r"set passes=\[forward\]") if with_gradients else nullcontext()
+        with refusal:
+            FlashAttention4("fa4").prepare(case, inputs)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    FlashAttention4("fa4").prepare(case, make_inputs(case, "cpu", 3, with_gradients=True))
 
 
 def test_the_deterministic_backward_is_asked_for_and_refused_where_there_is_none(monkeypatch):

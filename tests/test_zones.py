@@ -73,6 +73,7 @@ WORKER = {
     "canaries",
     "ceilings",
     "compilation",
+    "edges",
     "environment",
     "inputs",
     "attempt",
