@@ -115,7 +115,7 @@ BAD = {
     "backend._target_=null": "backend._target_=package.module.Class",
     # what only looks like a sweep, and what is taken away
     "-m plots=true,false": "plots is one for the whole sweep",
-    "timer.also=[foo]": "timer.also has 'foo': there are cpu",
+    "timer.also=[foo]": "timer.also has 'foo': the timers are cpu",
     "profiler=torch profiler.torch.calls=often": "profiler.torch.calls=often is not a whole number from 1 on; it is 5",
     "profiler=torch profiler.torch.calls=0": "profiler.torch.calls=0 is not a whole number from 1 on",
     "profiler=proton profiler.proton.lines=1": "profiler.proton.lines=1 is neither true nor false",

@@ -46,13 +46,15 @@ def test_a_proof_that_raises_fails_alone_and_sets_the_exit_code(bench, state, mo
         return Finding("holds", True, "well")
 
     monkeypatch.setattr(doctor, "open_bench", lambda device: bench)
+    monkeypatch.setattr(doctor, "others_cores", lambda first, last: 1.5)
     monkeypatch.setitem(PROOFS, "cpu", (breaks, holds))
     assert doctor.run("cpu") == 1
     out = capsys.readouterr().out.splitlines()
     assert "about a GPU" in out[0]
     assert out[1].startswith("FAIL  3 breaks: RuntimeError: no such luck")
     assert out[2].startswith("pass  4 holds: well")
-    assert "not kept" in out[3]
+    assert out[3] == "other programs kept 1.5 processors busy meanwhile: repeat alone what failed"
+    assert out[4] == "delta is not kept, since not every proof passed"
     assert not list(state.glob("calibration-*.json"))
 
 
