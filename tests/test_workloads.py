@@ -6,6 +6,7 @@ import torch
 from fakes import Honest, make_request
 from torch.utils.flop_counter import FlopCounterMode
 
+from attn_exp.backends.base import load_backend
 from attn_exp.backends.eager import Eager
 from attn_exp.case import DTYPE_BYTES, Case
 from attn_exp.errors import UserError
@@ -132,6 +133,8 @@ def test_a_backend_that_is_no_function_cannot_stand_in_a_block(backend, machine)
     record = measure(make_request({"_target_": backend, "name": "one"}, LAYER), machine)
     assert record.status == "unsupported"
     assert record.reason.startswith("one: a block needs a function of q, k and v")
+    # Told by python -m attn_exp.backends as well, which prepares nothing.
+    assert load_backend({"_target_": backend, "name": "one"}).unsupported(LAYER, "cpu") == record.reason
     assert "\n" not in record.reason
 
 

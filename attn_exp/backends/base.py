@@ -71,6 +71,9 @@ class Backend(Protocol):
         ...
 
 
+NO_FUNCTION = "a block needs a function of q, k and v, and this backend has none: set workload=attention, or choose another backend"
+
+
 class Described:
     """A backend that declares what it supports, which package it needs, and the kernels that it claims.
 
@@ -82,6 +85,8 @@ class Described:
     claims: ClassVar[dict[tuple[str, str], str]] = {}
     # Whether torch.compile sees into it and makes other kernels of it than it claims.
     transparent: ClassVar[bool] = False
+    # Whether `prepare` makes a function of q, k and v, which a block or torch.compile can have inside of another.
+    a_function: ClassVar[bool] = True
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,6 +96,8 @@ class Described:
         refusal = self.supports.refusal(case, device)
         if refusal is None and device == "cuda":
             refusal = self.supports.capability_refusal(torch.cuda.get_device_capability())
+        if refusal is None and case.workload is not None and not self.a_function:
+            return f"{self.name}: {NO_FUNCTION}"
         return f"{self.name} {refusal}" if refusal else None
 
     def claimed_kernels(self, direction: str, device: str) -> str | None:

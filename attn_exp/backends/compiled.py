@@ -14,6 +14,7 @@ class Compiled(Eager):
     """`eager` with `compile=default`, under a name of its own."""
 
     claims = {}
+    a_function = False
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """The formula, compiled in its first calls."""

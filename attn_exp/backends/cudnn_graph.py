@@ -49,6 +49,7 @@ class CudnnGraph(Described):
     )
     package = Package(distribution="nvidia-cudnn-frontend", module="cudnn", install="pip install 'attn_exp[cudnn]'")
     claims = Cudnn.claims
+    a_function = False
 
     def __init__(self, name: str, api: str = "binding", layout: str | None = None, deterministic: bool = False) -> None:
         super().__init__(name)

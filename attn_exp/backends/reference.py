@@ -27,6 +27,7 @@ class Reference(Described):
 
     supports = replace(Eager.supports, keyless=True)
     claims = Eager.claims
+    a_function = False
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Nothing to prepare."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attn_exp.backends.base import Attention, Backend, Calls, autograd_backward, calls_of
+from attn_exp.backends.base import NO_FUNCTION, Attention, Backend, Calls, autograd_backward, calls_of
 from attn_exp.backends.eager import formula, hidden_keys, masked
 from attn_exp.backends.package import Refused
 from attn_exp.backends.reference import reference_attention
@@ -64,10 +64,7 @@ class BlockWorkload:
         prepared = backend.prepare(lying, sample)
         attention, block = prepared.attention, inputs.block
         if attention is None:
-            raise Refused(
-                "a block needs a function of q, k and v, and this backend has none: set workload=attention, or choose "
-                "another backend"
-            )
+            raise Refused(NO_FUNCTION)
 
         def function(*operands: torch.Tensor) -> torch.Tensor:
             made: torch.Tensor = block(attention, *operands)
