@@ -20,6 +20,7 @@ from attn_exp.profilers.chrome import PREFIX, TraceError, read_trace
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.hatchet import HatchetError, kernels_of, lines_of, rates, read_tree
 from attn_exp.profilers.proton import Proton
+from attn_exp.profilers.proton_lines import as_imported
 from attn_exp.profilers.proton_session import load_proton
 from attn_exp.profilers.second_pass import profile_job
 from attn_exp.profilers.torch import TorchProfiler, _missing
@@ -363,3 +364,10 @@ def test_profilers_on_a_cpu_from_end_to_end(tmp_path):
     assert "the process of profiler=crashesapart was killed by SIGSEGV" in found["crashesapart"].reason
     page = next(tmp_path.glob("multirun/a/eager-*/profiles/explain.txt")).read_text()
     assert "forward is bound by" in page and "proton unavailable" in page
+
+
+def test_places_of_lines_are_told_from_where_they_are_imported(monkeypatch):
+    monkeypatch.setattr("sys.path", ["", "/a", "/a/b/", "/c"])
+    places = ["/a/b/triton/x.py:7@k", "/a/mine.py:1@k", "/abc/mine.py:1@k", "", "kernel"]
+    told = ["triton/x.py:7@k", "mine.py:1@k", "/abc/mine.py:1@k", "", "kernel"]
+    assert [as_imported(place) for place in places] == told

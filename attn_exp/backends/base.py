@@ -71,7 +71,7 @@ class Backend(Protocol):
         ...
 
 
-NO_FUNCTION = "a block needs a function of q, k and v, and this backend has none: set workload=attention, or choose another backend"
+NO_FUNCTION = "a block needs a function of q, k and v, and this backend has none: set workload=attention"
 
 
 class Described:

@@ -2,7 +2,8 @@
 
 import csv
 import inspect
-from dataclasses import astuple, fields
+import sys
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class ProtonLines:
         finally:
             self._proton.finalize(self._session)
         root = read_tree(subject.folder / _TREE)
-        found = [line for direction in subject.calls for line in lines_of(root, direction)]
+        lines = [line for direction in subject.calls for line in lines_of(root, direction)]
+        found = [replace(line, place=as_imported(line.place)) for line in lines]
         if not found:
             return Profile(
                 status="failed", reason="PC sampling took no samples of the passes", files=subject.kept(_TREE)
@@ -65,6 +67,14 @@ class ProtonLines:
             reason=None if known else "PC sampling knew no line of source: lines.csv has samples by kernel",
             files=subject.kept(_TREE, _TABLE),
         )
+
+
+def as_imported(place: str) -> str:
+    """A place in a source file without the folder that it was imported from: `triton/language/core.py:7@kernel`."""
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        if place.startswith(f"{folder.rstrip('/')}/"):
+            return place[len(folder.rstrip("/")) + 1 :]
+    return place
 
 
 def _write(lines: list[Line], path: Path) -> None:
