@@ -1,5 +1,6 @@
 """bench/evidence.sh: that its steps run, name what failed, and measure what can be measured."""
 
+import csv
 import json
 import os
 import re
@@ -70,3 +71,13 @@ def test_every_sweep_of_it_composes(evidence, tmp_path, monkeypatch):
         code, out, err = call(*words, "dry_run=true", "device=cpu")
         assert (code, err) == (0, ""), words
         assert "would run" in out and "impossible" not in out.splitlines()[0], out
+
+
+def test_accuracy_that_was_not_checked_is_a_failure_and_named(tmp_path):
+    command = [sys.executable, str(SCRIPT.with_name("accuracy.py")), str(tmp_path), "--cases", "2", "--processes", "1"]
+    done = subprocess.run([*command, "--budget-s", "0.1", "eager"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    rows = list(csv.DictReader((tmp_path / "accuracy.csv").read_text().splitlines()))
+    assert [(row["backend"], row["status"], row["reason"]) for row in rows] == [
+        ("eager", "not_done", "the time was over")
+    ] * 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fakes import make_timing
 
-from attn_exp.flags import FLAGS, telemetry_flags, timing_flags
+from attn_exp.flags import FLAGS, clocks_differ, median_clock, telemetry_flags, timing_flags
 from attn_exp.host import host_reading, others_cores
 
 CALM = [100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0, 100.1, 99.9]
@@ -130,3 +130,18 @@ def test_every_flag_has_a_mark_of_its_own_and_a_sentence():
     marks = [mark for mark, _ in FLAGS.values()]
     assert len(set(marks)) == len(marks)
     assert all(len(mark) == 1 and sentence for mark, sentence in FLAGS.values())
+
+
+def test_too_short_is_also_what_this_gpus_events_resolve_in_few_steps():
+    twenty = make_timing([value / 5 for value in CALM])
+    assert timing_flags(twenty, (), 0.032) == set()
+    assert timing_flags(twenty, (), 0.5) == {"too_short"}
+
+
+def test_clocks_of_rivals_differ_by_their_medians():
+    def readings(*clocks):
+        return [{"sm_clock_mhz": clock} for clock in clocks]
+
+    assert median_clock([]) is None
+    assert not clocks_differ([readings(1980.0, 1200.0, 1980.0), readings(1980.0), []])
+    assert clocks_differ([readings(1980.0), readings(1950.0)])

@@ -451,3 +451,18 @@ def test_the_helion_kernels_are_right_in_helions_reference_mode(case, monkeypatc
         error = right.judge(name, tensor)
         assert error.relative <= error.tolerance, name
         assert error.worst_row <= error.row_tolerance, name
+
+
+def test_flex_claims_the_kernels_of_the_backend_that_it_was_told():
+    def claims(*directions, **options):
+        backend = load_backend({"_target_": "attn_exp.backends.flex.Flex", "name": "flex", **options})
+        return [backend.claimed_kernels(direction, "cuda") for direction in directions]
+
+    both = ("forward", "backward")
+    template, flash = "triton_tem_fused_flex_attention_0", "kernel_cutlass_FlashAttentionForwardSm90_object"
+    for options, right, wrong in (({}, template, flash), ({"kernel_options": {"BACKEND": "FLASH"}}, flash, template)):
+        forward, _ = claims(*both, **options)
+        assert re.search(forward, right) and not re.search(forward, wrong)
+    assert claims(*both, kernel_options={"BACKEND": "FLASH"}) == [
+        FlashAttention4.claims["cuda", direction] for direction in both
+    ]

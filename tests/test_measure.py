@@ -10,10 +10,11 @@ from fakes import CASE, FakeGpu, make_request
 from attn_exp.attempt import Attempt
 from attn_exp.backends.package import Unavailable
 from attn_exp.case import DTYPE_BYTES
-from attn_exp.machine import Machine
+from attn_exp.machine import LOAD_S, Machine
 from attn_exp.measure import face_off, measure
 from attn_exp.record import read_record, write_record
 from attn_exp.timers.kernel import Activity
+from attn_exp.timers.loop import Block, Cost
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
 
@@ -289,6 +290,23 @@ def on_gpu(machine, gpu_us, host_us=0.0, claim=None):
             "claim": claim}  # fmt: skip
 
 
+class Unblocked:
+    """A timer of any name whose calls take a tenth of a millisecond and are not held back."""
+
+    l2, estimates, blocked = "cold", False, False
+
+    def __init__(self, name):
+        self.name = name
+
+    def estimate(self, call):
+        return Cost(100.0, 1.0, 1.0)
+
+    def block(self, call, calls):
+        for _ in range(calls):
+            call()
+        return Block([400.0] * calls)
+
+
 def test_on_a_gpu_the_device_timer_ranks_and_the_others_are_second_opinions(gpu_machine, tmp_path):
     record = measured(on_gpu(gpu_machine, 12.0, host_us=50.0, claim="flash"), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert (record.status, record.flags) == ("ok", ("launch_bound",))
@@ -303,6 +321,26 @@ def test_where_nothing_was_blocked_the_event_timer_has_nothing_to_add(gpu_machin
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert [timing.timer for timing in record.passes["forward"].timings] == ["device", "kernel"]
     assert record.flags == ()
+
+
+def test_events_beside_a_graph_are_asked_for_and_kept(gpu_machine, tmp_path, monkeypatch):
+    monkeypatch.setattr("attn_exp.measure.make_timer", lambda name, gpu: Unblocked(name))
+    also = ON_GPU | {"timer": "graph", "also": ("event", "wall")}
+    record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **also)
+    assert [timing.timer for timing in record.passes["forward"].timings] == ["graph", "event", "wall"]
+
+
+def test_the_load_of_a_sustained_job_comes_also_after_a_burst_one(machine, monkeypatch):
+    loads = []
+    monkeypatch.setattr("attn_exp.machine.matmul_ceiling", lambda device, dtype, load_s: loads.append(load_s) or 1e14)
+    monkeypatch.setattr("attn_exp.machine.copy_ceiling", lambda device: 1e12)
+    monkeypatch.setattr("attn_exp.machine.load_libraries", lambda dtype: None)
+    monkeypatch.setattr("attn_exp.machine.canaries", lambda device: {"copy": 1.0})
+    opened = Machine("cuda", gpu=FakeGpu())
+    for dtype, load in (("bfloat16", False), ("bfloat16", True), ("float16", True), ("float16", False)):
+        opened.ceilings_for(dtype, load=load)
+    assert [load for load in loads if load] == [LOAD_S]
+    assert loads.index(LOAD_S) == 2, "behind the first dtype's two"
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,15 @@ def test_random_cases_are_close_to_the_reference(child: ProcessPoolExecutor, see
     _assert_close(child.submit(_errors, drawn).result(), drawn)
 
 
+def test_each_case_is_tuned_by_itself_whatever_came_before_it(child: ProcessPoolExecutor) -> None:
+    one = (2, 4, 300, 64)
+    others = [(2, 4, 301, 64), (1, 4, 300, 64), (2, 8, 300, 64), (2, 4, 2000, 64)]
+    known, again, *found = child.submit(_tuned_for, [one, one, *others]).result()
+    assert known == again
+    assert len({known, *found}) == 1 + len(others)
+    assert all(0 <= key < 2**31 for key in (known, *found)), "an integer of 32 bits, or the kernel is compiled anew"
+
+
 @pytest.mark.parametrize("how", ["bshd", "strided", "overlap", "descriptors"])
 def test_layouts_and_options_of_the_kernels(child: ProcessPoolExecutor, how: str) -> None:
     several = [
@@ -331,3 +340,11 @@ def _accepted_nonsense() -> list[str]:
             continue
         accepted.append(name)
     return accepted
+
+
+def _tuned_for(shapes: list[tuple[int, ...]]) -> list[int]:
+    from attn_exp.kernels.launch import Scores, _common
+
+    scores = Scores(scale=1.0, causal=False, offset=0, window=None, softcap=None)
+    tensors = [torch.empty(shape) for shape in shapes]
+    return [_common(tensor, tensor, tensor, scores, False)["sizes"] for tensor in tensors]
