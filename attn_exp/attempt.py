@@ -20,10 +20,9 @@ from attn_exp.record import CompileRecord, PassRecord, Record, Request, Status
 
 # How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
 _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
-
 # How Triton words it, and Inductor around it with the kernel's name for the resource's.
-_LONGEST = 400
 _OUT_OF_RESOURCE = re.compile(r"out of resource: .*?Required: ?(\d+),? Hardware limit: ?(\d+)")
+_LONGEST = 400
 
 
 class Stopped(Exception):

@@ -15,8 +15,8 @@ from attn_exp.errors import first_line, nearest
 from attn_exp.record import Compile, CompileRecord
 
 _LONGEST_REASON = 300
-# As they were when the process began.
-_OWN_CACHES = {"TRITON_ALWAYS_COMPILE": os.environ.get("TRITON_ALWAYS_COMPILE")}
+# As the user's environment had them when the process began.
+_OWN_ALWAYS_COMPILE = os.environ.get("TRITON_ALWAYS_COMPILE", "0")
 _OWN_DISABLED = bool(torch.compiler.config.force_disable_caches)
 _TRACING_ERROR = re.compile(r"got \w+\(['\"](.+?)['\"]\)\s*$", re.MULTILINE)
 
@@ -147,10 +147,5 @@ def use_caches(wanted: bool) -> None:
     If they may, then as the user's own environment says.
     """
     # Triton looks at its variable whenever it compiles; PyTorch has read its own before any job came.
-    for variable, own in _OWN_CACHES.items():
-        value = own if wanted else "1"
-        if value is None:
-            os.environ.pop(variable, None)
-        else:
-            os.environ[variable] = value
+    os.environ["TRITON_ALWAYS_COMPILE"] = _OWN_ALWAYS_COMPILE if wanted else "1"
     torch.compiler.config.force_disable_caches = not wanted or _OWN_DISABLED

@@ -163,9 +163,10 @@ def backend_label(name: str, compile_: Compile, took: Iterable[str | None] = ())
     return f"{label} ({', '.join(others)})" if others else label
 
 
-def settings(backend: Mapping[str, Any], compile_: Compile) -> dict[str, Any]:
-    """The options of a backend, and those of its compiler, under dotted names."""
-    return flat(backend) | flat({"fullgraph": compile_.fullgraph, **compile_.options}, "compile.")
+def settings(backend: Mapping[str, Any], compile_: Compile, *, caches: bool) -> dict[str, Any]:
+    """The options of a backend, those of its compiler, and whether that may read its caches, under dotted names."""
+    compiler = flat({"fullgraph": compile_.fullgraph, **compile_.options}, "compile.")
+    return flat(backend) | compiler | {"caches": caches}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,7 +140,7 @@ def _order(record: Record) -> tuple[Any, ...]:
 def _labels(records: Sequence[Record]) -> list[str]:
     """Who each row is about; with its options where others of the same name have others."""
     asked = [record.request for record in records]
-    options = [settings(request.backend, request.compile) | {"caches": request.caches} for request in asked]
+    options = [settings(request.backend, request.compile, caches=request.caches) for request in asked]
     return told_apart([record.label for record in records], options)
 
 

@@ -146,7 +146,7 @@ def _compile_key(compiled: Compile) -> tuple[Any, ...]:
 
 
 def _settings(result: Result) -> dict[str, Any]:
-    return settings(result.backend, result.compile) | {"caches": result.caches}
+    return settings(result.backend, result.compile, caches=result.caches)
 
 
 def _options(backend: Mapping[str, Any]) -> str:

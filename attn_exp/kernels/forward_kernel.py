@@ -47,7 +47,7 @@ def forward_kernel(
     """`out` and the base-2 logarithm of each row's sum of exponentials, +inf for a row that sees no key.
 
     Scores in base 2 are `outer` * q kT, or with SOFTCAPPED `outer` * tanh(`inner` * q kT). `sizes` only tells the
-    autotuner lengths apart.
+    autotuner cases apart.
 
     OVERLAP delays each block's product with v until the next block's scores are there, so that the tensor cores work on
     it while the exponentials are computed (FlashAttention-3, arXiv:2407.08608, section 3.2).
