@@ -86,13 +86,15 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
     rows = [_row(record) | {"backend": label} for record, label in zip(ordered, _labels(ordered), strict=True)]
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
     shared.pop("backend", None)  # who it was stands in every row, also if it was the same everywhere
-    shared.pop("seed", None)
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
     text, left_out = fitted(rows, shown, _DISPENSABLE, width)
     devices = sorted({record.device_name for record in records})
     lines = [
         ", ".join(
-            [*filter(None, devices), *(f"{name} {value}" for name, value in shared.items() if value is not None)]
+            [
+                *filter(None, devices),
+                *(f"{name} {value}" for name, value in shared.items() if value is not None and name != "seed"),
+            ]
         ),
         "",
     ]

@@ -62,7 +62,9 @@ def test_ways_of_measuring_stand_above_a_table_or_tell_its_rows_apart_and_are_in
     one = sweeps.job("flash", 100.0)
     text = table([one])
     assert "timer device, regime sustained, l2 cold, device cuda" in " ".join(text.split())
+    assert "seed" not in text, "one seed for all is in the CSV"
     burst = sweeps.job("flash", 90.0, measuring={"regime": "burst", "seed": 7})
+    assert "seed" in table([one, burst])
     lines = [line.split() for line in table([one, burst]).splitlines()]
     assert sorted(word for line in lines for word in line if word in ("sustained", "burst")) == ["burst", "sustained"]
     fresh = replace(one, request=replace(one.request, caches=False))
