@@ -10,10 +10,10 @@ from types import FrameType
 from typing import NoReturn
 
 import attn_exp
-from attn_exp.conf import conf_folder
-from attn_exp.errors import UserError
-from attn_exp.isolate import Worker
-from attn_exp.redaction import redacted
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError
+from attn_exp.core.redaction import redacted
+from attn_exp.run.worker_process import Worker
 
 # What decides how a worker is started, or where: tasks of a launcher have workers of their own.
 _WORKER_KEYS = ("isolation=", "isolation.variables=", "hydra/launcher=")
@@ -59,8 +59,8 @@ def _run(arguments: list[str]) -> int:
     measures = not any(argument.split("=")[0] in (*_NO_JOBS, "dry_run") for argument in arguments)
     if measures and not any(argument.lstrip("+~").startswith(_WORKER_KEYS) for argument in arguments):
         start_ahead(worker)
-    from attn_exp.session import session
-    from attn_exp.trackers.base import EndStatus
+    from attn_exp.run.session import session
+    from attn_exp.tracking.base import EndStatus
 
     session().adopt(worker)
     status: EndStatus = "FAILED"
@@ -86,9 +86,9 @@ def _hydra() -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from attn_exp.mistakes import sentence
-    from attn_exp.run import task
-    from attn_exp.sweeper import register
+    from attn_exp.config.check import sentence
+    from attn_exp.sweep.sweeper import register
+    from attn_exp.sweep.task_function import task
 
     register()
     try:

@@ -25,25 +25,23 @@ from typing import Any
 import msgspec
 from tabulate import tabulate
 
-from attn_exp.calibration import delta_for, device_key
-from attn_exp.compose import compose_config, split_config_dir
-from attn_exp.duel_metrics import duel_metrics
-from attn_exp.errors import UserError
-from attn_exp.flags import FLAGS, INTERFERENCE, median_clock
-from attn_exp.gpus import lease, visible_gpus
-from attn_exp.isolate import make_isolation
-from attn_exp.jobs import request_from_config, resolve_device
-from attn_exp.metrics import ranking_medians
-from attn_exp.plain import plain
-from attn_exp.plots import plot_ratios
-from attn_exp.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
-from attn_exp.redaction import redacted
-from attn_exp.report import time_text
-from attn_exp.run import dry_run
-from attn_exp.store import near, read_sweep
-from attn_exp.trackers import make_tracker
-from attn_exp.trackers.base import EndStatus, SweepInfo, Tracker
-from attn_exp.verdict import Comparison, compare_all
+from attn_exp.config.compose import compose_config, plain, split_config_dir
+from attn_exp.config.request import request_from_config, resolve_device
+from attn_exp.core.errors import UserError
+from attn_exp.core.flags import FLAGS, INTERFERENCE, median_clock
+from attn_exp.core.metrics import ranking_medians
+from attn_exp.core.paired_test import Comparison, compare_all
+from attn_exp.core.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
+from attn_exp.core.redaction import redacted
+from attn_exp.plots.duel import plot_ratios
+from attn_exp.results.calibration import delta_for, device_key
+from attn_exp.results.store import near, read_sweep
+from attn_exp.results.table import time_text
+from attn_exp.run.gpus import lease, visible_gpus
+from attn_exp.run.worker_process import make_isolation
+from attn_exp.sweep.task_function import dry_run
+from attn_exp.tracking import make_tracker
+from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker, duel_metrics
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _COMPILE = re.compile(r"\.compile[.=]")

@@ -21,11 +21,11 @@ from types import FrameType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from attn_exp.compare.mlflow import check_sweep
-from attn_exp.errors import UserError
-from attn_exp.redaction import redacted
-from attn_exp.trackers.client import ENVIRONMENT
-from attn_exp.trackers.location import DEFAULT_URI, absolute_uri, check_database, database_file
+from attn_exp.core.errors import UserError
+from attn_exp.core.redaction import redacted
+from attn_exp.tracking.client import ENVIRONMENT
+from attn_exp.tracking.location import DEFAULT_URI, absolute_uri, check_database, database_file
+from attn_exp.tracking.mlflow_read import check_sweep
 
 # A state of MLflow's run list that an address can name: kept as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."

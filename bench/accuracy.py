@@ -1,8 +1,9 @@
 """python bench/accuracy.py OUT_FOLDER [--seed N] [--cases N] [--processes N] [BACKEND ...]
 
 Checks output and gradients of every backend against the float32 reference over a matrix of cases drawn afresh from a
-seed, which is printed. The tolerance of each tensor is measured (attn_exp/tolerance.py). Outputs are poisoned: memory
-that a backend gets holds NaN before. Writes accuracy.csv, a row a case, backend and tensor, and summary.txt.
+seed, which is printed. The tolerance of each tensor is measured (attn_exp/attention/tolerance.py). Outputs are
+poisoned: memory that a backend gets holds NaN before. Writes accuracy.csv, a row a case, backend and tensor, and
+summary.txt.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from pathlib import Path
 import yaml
 from tabulate import tabulate
 
-from attn_exp.case import Case
-from attn_exp.conf import conf_folder
+from attn_exp.core.case import Case
+from attn_exp.core.conf import conf_folder
 
 FIELDS = ("index", "case", "backend", "status", "tensor", "error", "tolerance", "row_error", "row_tolerance", "reason")
 # In turn; sizes and the rest are up to the dice.
@@ -70,7 +71,7 @@ def check(task: tuple[dict[str, object], list[tuple[int, Case]], int, str]) -> l
     """The rows of one backend over some cases, in a process of its own."""
     import torch
 
-    from attn_exp.attempt import beyond_this_gpu, sentence
+    from attn_exp.worker.attempt import beyond_this_gpu, sentence
 
     config, cases, seed, device = task
     rows = []
@@ -100,13 +101,13 @@ def not_done(task: tuple[dict[str, object], list[tuple[int, Case]], int, str], w
 def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> list[dict[str, object]]:
     import torch
 
-    from attn_exp.accuracy import inaccuracy
+    from attn_exp.attention.error import inaccuracy
+    from attn_exp.attention.inputs import make_inputs
+    from attn_exp.attention.mask_edges import edge_error
+    from attn_exp.attention.tolerance import expected
     from attn_exp.backends.base import load_backend, supported_passes
+    from attn_exp.backends.compile import forget
     from attn_exp.backends.package import Refused, Unavailable
-    from attn_exp.compilation import forget
-    from attn_exp.edges import edge_error
-    from attn_exp.inputs import make_inputs
-    from attn_exp.tolerance import expected
 
     forget()
     try:

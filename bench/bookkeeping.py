@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_exp.record import Record
-from attn_exp.store import read_sweep
+from attn_exp.core.record import Record
+from attn_exp.results.store import read_sweep
 
 HERE = Path(__file__).resolve().parent
 PARTS = 10

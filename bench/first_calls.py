@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from attn_exp.record import Record
-from attn_exp.store import read_sweep
+from attn_exp.core.record import Record
+from attn_exp.results.store import read_sweep
 
 BACKENDS = "math,efficient,flash,cudnn,cudnn_graph,flex,triton,xformers_cutlass,fa4,helion"
 CHOICES = (

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from attn_exp.profile import Profile
-from attn_exp.record import Record
-from attn_exp.store import read_sweep
+from attn_exp.core.profile import Profile
+from attn_exp.core.record import Record
+from attn_exp.results.store import read_sweep
 
 CHOICES = ("model=flux", "dtype=bf16", "causal=false", "backend=cudnn,triton", "regime=burst")
 PROFILERS = ("torch", "proton", "ncu")

@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from attn_exp.record import Record
-from attn_exp.stats import summarize
-from attn_exp.store import read_sweep
+from attn_exp.core.record import Record
+from attn_exp.core.stats import summarize
+from attn_exp.results.store import read_sweep
 
 HERE = Path(__file__).resolve().parent
 SMALL_US = 50.0

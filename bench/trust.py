@@ -16,11 +16,11 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attn_exp.machine import Machine
-from attn_exp.nvml import GpuState
-from attn_exp.proofs.bench import attention
+from attn_exp.core.nvml import GpuState
+from attn_exp.doctor.bench import attention
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import StoppingRule, sample
+from attn_exp.worker.device import Machine
 
 SECONDS = 4.0
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)

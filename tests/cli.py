@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from attn_exp.record import Record
-from attn_exp.store import read_sweep
+from attn_exp.core.record import Record
+from attn_exp.results.store import read_sweep
 
 TESTS = Path(__file__).resolve().parent
 # Small and fast, on the CPU whatever the machine has.

@@ -8,9 +8,9 @@ import time
 import torch
 from fakes import Honest
 
+from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs
+from attn_exp.core.case import Case
 
 
 class _Hurts(Honest):

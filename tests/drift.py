@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attn_exp.verdict import abba_order
+from attn_exp.core.paired_test import abba_order
 
 KINDS = ("white", "walk", "thermal", "throttle")
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Calls, autograd_backward, calls_of
-from attn_exp.backends.eager import Eager, formula, hidden_keys
+from attn_exp.attention.autograd import autograd_backward
+from attn_exp.attention.formula import formula, hidden_keys
+from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.reference import reference_forward
+from attn_exp.backends.base import Calls, calls_of
+from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
-from attn_exp.backends.reference import reference_forward
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs
-from attn_exp.record import Kernel, Measuring, PassRecord, Record, Request, TensorError, Timing
+from attn_exp.core.case import Case
+from attn_exp.core.record import Kernel, Measuring, PassRecord, Record, Request, TensorError, Timing
 
 CASE = Case(
     batch=1, q_heads=2, kv_heads=2, q_len=16, kv_len=16, head_dim=8, value_dim=8, dtype="float32", causal=True

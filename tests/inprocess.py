@@ -11,8 +11,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 import attn_exp.__main__ as entry
-from attn_exp.isolate import Worker
-from attn_exp.session import session
+from attn_exp.run.session import session
+from attn_exp.run.worker_process import Worker
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -40,7 +40,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
     monkeypatch.setattr(Worker, "start", forbidden)
     # Started ahead of everything, in a process of its own: tests of that are end to end.
     monkeypatch.setattr("attn_exp.__main__.start_ahead", lambda worker: None)
-    monkeypatch.setattr("attn_exp.session.visible_gpus", list)
+    monkeypatch.setattr("attn_exp.run.session.visible_gpus", list)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for name in ("ATTN_EXP_SWEEP", "HYDRA_FULL_ERROR"):
         monkeypatch.setenv(name, "")

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
-from attn_exp.gpus import _lock_path
-from attn_exp.nvml import GpuInfo
-from attn_exp.record import REQUEST_NAME, Record, Request, write_record
-from attn_exp.worker import die_with_parent
+from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.process import die_with_parent
+from attn_exp.core.record import REQUEST_NAME, Record, Request, write_record
+from attn_exp.run.gpus import _lock_path
 
 
 def _leased(uuid: str) -> bool:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attn_exp.case import Case
-from attn_exp.compare.read import Sweep, read_folder
-from attn_exp.flops import flops
-from attn_exp.jobs import _identity
-from attn_exp.record import Compile, Kernel, Measuring, PassRecord, Record, Request, Timing, write_record
+from attn_exp.config.request import _identity
+from attn_exp.core.case import Case
+from attn_exp.core.flops import flops
+from attn_exp.core.record import Compile, Kernel, Measuring, PassRecord, Record, Request, Timing, write_record
+from attn_exp.results.read import Sweep, read_folder
 
 CASE = Case(
     batch=4, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16",

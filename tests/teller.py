@@ -5,7 +5,8 @@ from functools import partial
 
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attn_exp.backends.base import Calls, autograd_backward
+from attn_exp.attention.autograd import autograd_backward
+from attn_exp.backends.base import Calls
 
 
 class Teller:

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_exp import accuracy
-from attn_exp.accuracy import inaccuracy, tensor_error
-from attn_exp.case import Case
-from attn_exp.inputs import make_inputs
-from attn_exp.record import TensorError
-from attn_exp.tolerance import expected
+from attn_exp.attention import error as accuracy
+from attn_exp.attention.error import inaccuracy, tensor_error
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.tolerance import expected
+from attn_exp.core.case import Case
+from attn_exp.core.record import TensorError
 
 
 def normal(*shape, seed=11, dtype=torch.float32):

@@ -8,18 +8,20 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from strategies import NUMBER_DTYPES, cases
 
-from attn_exp.accuracy import inaccuracy
+from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.formula import hidden_keys
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.reference import reference
+from attn_exp.attention.tolerance import expected
 from attn_exp.backends import reference as reference_module
 from attn_exp.backends.base import load_backend
-from attn_exp.backends.eager import Eager, hidden_keys
+from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
-from attn_exp.backends.reference import Reference, reference
+from attn_exp.backends.reference import Reference
 from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math, Sdpa
-from attn_exp.case import Case
-from attn_exp.flops import unmasked_pairs
-from attn_exp.inputs import make_inputs
+from attn_exp.core.case import Case
+from attn_exp.core.flops import unmasked_pairs
 from attn_exp.timers.kernel import operators
-from attn_exp.tolerance import expected
 
 ON_CPU = (Eager, Sdpa, Flash, Math, Reference)
 

@@ -8,8 +8,8 @@ import pytest
 import sweeps
 
 from attn_exp.compare import compare
-from attn_exp.compare.canary import held_back_by, session
-from attn_exp.errors import UserError
+from attn_exp.compare.environment import held_back_by, session
+from attn_exp.core.errors import UserError
 
 
 @pytest.fixture(autouse=True)

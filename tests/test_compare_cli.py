@@ -16,7 +16,7 @@ import sweeps
 import attn_exp
 from attn_exp.compare.__main__ import main
 from attn_exp.compare.choice import Choice, choice_of
-from attn_exp.errors import UserError
+from attn_exp.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 

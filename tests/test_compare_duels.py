@@ -7,14 +7,13 @@ import sweeps
 from hypothesis import HealthCheck, given, settings
 from strategies import cases
 
-from attn_exp.compare.cell import Metric, cells_of
-from attn_exp.compare.duels import case_words, duels
-from attn_exp.compose import compose_config
+from attn_exp.compare.duel_command import case_words, duels
+from attn_exp.config.compose import compose_config, plain
+from attn_exp.config.request import request_from_config
+from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.record import Compile
 from attn_exp.duel import main, rivals_of
-from attn_exp.jobs import request_from_config
-from attn_exp.nvml import GpuInfo
-from attn_exp.plain import plain
-from attn_exp.record import Compile
+from attn_exp.results.cell import Metric, cells_of
 
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
 

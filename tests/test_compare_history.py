@@ -7,8 +7,8 @@ import pytest
 import sweeps
 
 from attn_exp.compare import compare
-from attn_exp.compare.shifts import FEWEST, first_shift, shifts
-from attn_exp.errors import UserError
+from attn_exp.compare.history import FEWEST, first_shift, shifts
+from attn_exp.core.errors import UserError
 
 DELTA = math.log(1.01)
 

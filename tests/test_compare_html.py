@@ -13,7 +13,7 @@ from attn_exp.compare import compare
 from attn_exp.compare.__main__ import main
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
-from attn_exp.record import Kernel
+from attn_exp.core.record import Kernel
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -149,7 +149,7 @@ def test_svg_alone_is_well_formed_whatever_the_names_are(tmp_path):
     pytest.importorskip("matplotlib")
     from xml.dom import minidom
 
-    from attn_exp.charts.all import write_charts
+    from attn_exp.plots.all import write_charts
 
     sweeps.write(tmp_path / "a", records(HOSTILE[3]))
     written = write_charts(compare(tmp_path / "a"), tmp_path / "plots")
@@ -161,7 +161,7 @@ def test_svg_alone_is_well_formed_whatever_the_names_are(tmp_path):
 
 def test_without_matplotlib_the_tables_are_there_and_a_sentence_says_what_is_missing(tmp_path, monkeypatch, capsys):
     sweeps.write(tmp_path / "a", records())
-    monkeypatch.setattr("attn_exp.charts.style.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("attn_exp.plots.style.importlib.util.find_spec", lambda name: None)
     text = report(tmp_path, monkeypatch, "sweep=a")
     assert "<svg" not in text and "flash" in text
     assert capsys.readouterr().err == (

@@ -11,10 +11,10 @@ import pytest
 import sweeps
 
 from attn_exp.compare import compare, load
-from attn_exp.compare.mlflow import _by_client, read_store
-from attn_exp.compare.result import Result
-from attn_exp.errors import UserError
-from attn_exp.trackers import SweepInfo, make_tracker
+from attn_exp.core.errors import UserError
+from attn_exp.results.result import Result
+from attn_exp.tracking import SweepInfo, make_tracker
+from attn_exp.tracking.mlflow_read import _by_client, read_store
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attn_exp import compare
-from attn_exp.charts.style import looks
 from attn_exp.compare.__main__ import main
 from attn_exp.compare.sheet import printable
-from attn_exp.errors import UserError
-from attn_exp.record import FILE_NAME, Compile
+from attn_exp.core.errors import UserError
+from attn_exp.core.record import FILE_NAME, Compile
+from attn_exp.plots.style import looks
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from attn_exp.compare import compare
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import FORMATS, text_of
 from attn_exp.compare.sheet import rounded, written
-from attn_exp.errors import UserError
+from attn_exp.core.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden" / "compare"
 LENGTHS = (512, 1024, 8192)

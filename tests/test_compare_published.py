@@ -4,8 +4,8 @@ import pytest
 import sweeps
 
 from attn_exp.compare import compare
-from attn_exp.errors import UserError
-from attn_exp.flops import flops_common_convention
+from attn_exp.core.errors import UserError
+from attn_exp.core.flops import flops_common_convention
 
 HEAD = (
     "source,gpu,library,version,dtype,batch,q_heads,kv_heads,head_dim,value_dim,q_len,kv_len,causal,window,pass,"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from attn_exp.compare import compare
-from attn_exp.compare.read import read_folder, sweep_folders
-from attn_exp.compare.result import decode, named
-from attn_exp.errors import UserError
-from attn_exp.record import FILE_NAME, SCHEMA, Compile, RecordError, read_record, write_record
+from attn_exp.core.errors import UserError
+from attn_exp.core.record import FILE_NAME, SCHEMA, Compile, RecordError, read_record, write_record
+from attn_exp.results.read import read_folder, sweep_folders
+from attn_exp.results.result import decode, named
 
 
 def lean(folder, record):

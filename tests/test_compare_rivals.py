@@ -8,9 +8,9 @@ import sweeps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_exp.calibration import Calibration, write_calibration
 from attn_exp.compare import compare
-from attn_exp.errors import UserError
+from attn_exp.core.errors import UserError
+from attn_exp.results.calibration import Calibration, write_calibration
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 import sweeps
 
 from attn_exp import compare
-from attn_exp.errors import UserError
+from attn_exp.core.errors import UserError
 
 
 def stored(folder, **records):

@@ -7,9 +7,9 @@ import sweeps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_exp.compare.cell import Metric, cells_of
 from attn_exp.compare.where import chosen
-from attn_exp.errors import UserError
+from attn_exp.core.errors import UserError
+from attn_exp.results.cell import Metric, cells_of
 
 
 @pytest.fixture(scope="module")

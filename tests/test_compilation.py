@@ -12,12 +12,12 @@ from torch.backends.cuda import SDPAParams
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from attn_exp import compilation
+from attn_exp.backends import compile as compilation
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
-from attn_exp.machine import Machine
-from attn_exp.measure import face_off, measure
-from attn_exp.record import Compile
+from attn_exp.core.record import Compile
+from attn_exp.worker.device import Machine
+from attn_exp.worker.measure import face_off, measure
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
 
@@ -162,7 +162,7 @@ def test_a_recompilation_while_timing_is_an_error_and_not_a_slow_sample(without_
     monkeypatch.setattr(
         Restless, "prepare", lambda self, case, inputs: (prepared.append(self), load(self, case, inputs))[1]
     )
-    monkeypatch.setattr("attn_exp.prepare.without_recompiling", restless)
+    monkeypatch.setattr("attn_exp.worker.prepare.without_recompiling", restless)
     record = measured(f"{__name__}:Restless")
     assert record.status == "error"
     assert "recompile" in record.reason
@@ -205,7 +205,7 @@ def tensors(*shape, count=3):
 CACHES = """
 import sys
 import torch
-from attn_exp.compilation import use_caches
+from attn_exp.backends.compile import use_caches
 
 use_caches(sys.argv[1] == "True")
 import torch._inductor.config

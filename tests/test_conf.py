@@ -5,12 +5,12 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from attn_exp.case import Case
-from attn_exp.conf import conf_folder
-from attn_exp.jobs import GPU_TIMERS, request_from_config
-from attn_exp.nvml import GpuInfo
-from attn_exp.plain import plain
-from attn_exp.sweeper import register
+from attn_exp.config.compose import plain
+from attn_exp.config.request import GPU_TIMERS, request_from_config
+from attn_exp.core.case import Case
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.nvml import GpuInfo
+from attn_exp.sweep.sweeper import register
 
 CONF = conf_folder()
 FILES = sorted(CONF.rglob("*.yaml"))

@@ -9,13 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import cases
 
+from attn_exp.attention.formula import hidden_keys
+from attn_exp.attention.inputs import make_inputs
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.cudnn_case import band_of, packed_operand
 from attn_exp.backends.cudnn_graph import CudnnGraph, cudnn_refusal, dotted
-from attn_exp.backends.eager import hidden_keys
 from attn_exp.backends.package import Refused, Unavailable
-from attn_exp.case import Case
-from attn_exp.inputs import make_inputs
+from attn_exp.core.case import Case
 
 CASE = Case(
     batch=2, q_heads=4, kv_heads=2, q_len=24, kv_len=24, head_dim=16, value_dim=8, dtype="float16", causal=True

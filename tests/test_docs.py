@@ -18,18 +18,17 @@ import yaml
 
 from attn_exp import ui
 from attn_exp.compare.__main__ import main as compare_main
-from attn_exp.compare.change import VERDICTS
+from attn_exp.compare.changes import VERDICTS
 from attn_exp.compare.render import FORMATS
-from attn_exp.compose import compose_config, split_config_dir
-from attn_exp.conf import conf_folder
+from attn_exp.config.compose import compose_config, plain, split_config_dir
+from attn_exp.config.request import request_from_config
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.flags import FLAGS
+from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.record import FINAL, Status
 from attn_exp.duel import rivals_of
 from attn_exp.explain.__main__ import main as explain_main
-from attn_exp.flags import FLAGS
-from attn_exp.jobs import request_from_config
-from attn_exp.nvml import GpuInfo
-from attn_exp.plain import plain
-from attn_exp.record import FINAL, Status
-from attn_exp.store import read_sweep
+from attn_exp.results.store import read_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -120,7 +119,7 @@ def test_there_are_commands_to_test():
 def test_every_command_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     typed = inprocess.typed(monkeypatch, tmp_path)
-    monkeypatch.setattr("attn_exp.session.visible_gpus", lambda: [GPU])
+    monkeypatch.setattr("attn_exp.run.session.visible_gpus", lambda: [GPU])
     # As on a host from which one submits to Slurm.
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     code, out, err = typed(*arguments, *(["dry_run=true"] if "--help" not in arguments else []))

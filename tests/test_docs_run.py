@@ -10,11 +10,11 @@ from test_docs import ROOT, commands, write_examples
 
 from attn_exp.backends.__main__ import main as backends_main
 from attn_exp.compare.__main__ import main as compare_main
+from attn_exp.core.record import read_record
 from attn_exp.duel import main as duel_main
 from attn_exp.explain.__main__ import main as explain_main
-from attn_exp.isolate import InProcess, Worker
 from attn_exp.log import main as log_main
-from attn_exp.record import read_record
+from attn_exp.run.worker_process import InProcess, Worker
 
 START = Worker.start
 # What cannot run here, by words that its command has, and where it is tried instead.
@@ -94,7 +94,7 @@ def here(tmp_path_factory):
             patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
         # The machine's ceilings are measured once for all commands, not for each.
         once = InProcess()
-        patch.setattr("attn_exp.session.make_isolation", lambda options: once)
+        patch.setattr("attn_exp.run.session.make_isolation", lambda options: once)
         yield folder, call
     for name in ("my_module", "sliced_attention"):
         sys.modules.pop(name, None)

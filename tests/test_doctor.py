@@ -2,13 +2,13 @@ import pytest
 import torch
 from cli import run
 
-from attn_exp.calibration import Calibration, calibration_path, delta_for, read_calibration, write_calibration
-from attn_exp.machine import Machine
-from attn_exp.proofs import __main__ as doctor
-from attn_exp.proofs import alarms, verdicts
-from attn_exp.proofs.__main__ import PROOFS
-from attn_exp.proofs.alarms import alarms_fire
-from attn_exp.proofs.bench import Bench, Finding, attention, side_by_side
+from attn_exp.doctor import clock_checks as verdicts
+from attn_exp.doctor import run_checks as alarms
+from attn_exp.doctor import run_checks as doctor
+from attn_exp.doctor.bench import Bench, Finding, attention, side_by_side
+from attn_exp.doctor.run_checks import PROOFS, alarms_fire
+from attn_exp.results.calibration import Calibration, calibration_path, delta_for, read_calibration, write_calibration
+from attn_exp.worker.device import Machine
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from attn_exp import compare, load
 from attn_exp.compare.__main__ import main as compare_main
-from attn_exp.profile import profile_folder
-from attn_exp.store import read_sweep
+from attn_exp.core.profile import profile_folder
+from attn_exp.results.store import read_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"

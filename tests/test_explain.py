@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 import sweeps
 
+from attn_exp.core.profile import Profile, ProfiledKernel
+from attn_exp.core.record import Kernel
 from attn_exp.explain.__main__ import main
-from attn_exp.explain.keep import keep_pages
+from attn_exp.explain.page import keep_pages
 from attn_exp.explain.rivals import short
-from attn_exp.profile import Profile, ProfiledKernel
-from attn_exp.record import Kernel
 
 CEILINGS = {"matmul_flops_per_s": 720e12, "copy_bytes_per_s": 4e12}
 STALLS = {"forward/stall_wait_share": 0.2, "forward/stall_gmma_share": 0.5, "forward/stall_selected_share": 0.9}

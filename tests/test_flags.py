@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from fakes import make_timing
 
-from attn_exp.flags import FLAGS, clocks_differ, median_clock, telemetry_flags, timing_flags
-from attn_exp.host import host_reading, others_cores
+from attn_exp.core.flags import (
+    FLAGS,
+    clocks_differ,
+    host_reading,
+    median_clock,
+    others_cores,
+    telemetry_flags,
+    timing_flags,
+)
 
 CALM = [100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0, 100.1, 99.9]
 

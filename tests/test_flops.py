@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from strategies import cases
 
-from attn_exp.case import DTYPE_BYTES, Case
-from attn_exp.flops import compulsory_bytes, flops, flops_sdpa_convention, seen_keys, unmasked_pairs
+from attn_exp.core.case import DTYPE_BYTES, Case
+from attn_exp.core.flops import compulsory_bytes, flops, flops_sdpa_convention, seen_keys, unmasked_pairs
 
 SQUARE = Case(
     batch=2, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"

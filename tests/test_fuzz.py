@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 from mutations import contents, texts, trees
 from omegaconf.errors import OmegaConfBaseException
 
-from attn_exp.combinations import Composer
-from attn_exp.compare.cell import Metric, cells_of
 from attn_exp.compare.choice import Choice, choice_of
-from attn_exp.compare.result import Result, decode
 from attn_exp.compare.where import chosen
-from attn_exp.conf import conf_folder
-from attn_exp.errors import UserError
-from attn_exp.jobs import request_from_config
-from attn_exp.mistakes import sentence
-from attn_exp.plain import plain
-from attn_exp.record import FILE_NAME, REQUEST_NAME, Record, RecordError, Request, read_record
-from attn_exp.report import csv_text, job_line, table
-from attn_exp.session import session
-from attn_exp.sweeper import register
-from attn_exp.trackers.base import metrics, params, run_name, samples_csv, tags
-from attn_exp.worker import read_requests
+from attn_exp.config.check import sentence
+from attn_exp.config.compose import plain
+from attn_exp.config.request import request_from_config
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError
+from attn_exp.core.record import FILE_NAME, REQUEST_NAME, Record, RecordError, Request, read_record
+from attn_exp.core.requests import read_requests
+from attn_exp.results.cell import Metric, cells_of
+from attn_exp.results.result import Result, decode
+from attn_exp.results.table import csv_text, job_line, table
+from attn_exp.run.session import session
+from attn_exp.sweep.product import Composer
+from attn_exp.sweep.sweeper import register
+from attn_exp.tracking.base import metrics, params, run_name, samples_csv, tags
 
 EXAMPLES = int(os.environ.get("ATTN_EXP_FUZZ", "0"))
 # Nothing may hang: ten seconds for one input are a hundred times what the slowest takes.

@@ -1,6 +1,6 @@
 import pytest
 
-from attn_exp.hardware import datasheet_peak
+from attn_exp.core.hardware import datasheet_peak
 
 
 @pytest.mark.parametrize(

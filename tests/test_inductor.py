@@ -8,14 +8,14 @@ from fakes import CASE, make_record, make_request
 
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
-from attn_exp.machine import Machine
-from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.config.request import chosen_profilers
+from attn_exp.core.profile import Profile, ProfiledKernel
+from attn_exp.core.record import Compile, CompileRecord
 from attn_exp.profilers.base import Subject
-from attn_exp.profilers.choice import chosen_profilers
 from attn_exp.profilers.inductor import Inductor
 from attn_exp.profilers.inductor_code import COLUMNS, read_generated, triton_columns
 from attn_exp.profilers.inductor_table import Bandwidth, read_bandwidth, row_of, table_csv
-from attn_exp.record import Compile, CompileRecord
+from attn_exp.worker.device import Machine
 
 EAGER = {"_target_": "attn_exp.backends.eager.Eager", "name": "eager"}
 # As torch 2.11 writes it for a GPU, shortened.

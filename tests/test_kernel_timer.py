@@ -2,7 +2,7 @@ import pytest
 import torch
 from fakes import FakeGpu
 
-from attn_exp.record import Kernel
+from attn_exp.core.record import Kernel
 from attn_exp.timers import kernel as kernel_timer
 from attn_exp.timers.kernel import Activity, KernelTimer, ProfilerLost, Trace, operators, split_calls, trace
 

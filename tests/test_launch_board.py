@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 from fakes import CASE, make_request
 
-from attn_exp.errors import UserError
-from attn_exp.launchers import board as board_module
-from attn_exp.launchers import sweep as sweep_module
-from attn_exp.launchers.board import GONE_S, Board, Line, Seat, running_elsewhere
-from attn_exp.launchers.plan import Group, Plan, group_jobs, read_plan, write_plan
-from attn_exp.launchers.sweep import _check_alone
-from attn_exp.launchers.task import _own, _taken
-from attn_exp.record import Record, read_record, write_record
-from attn_exp.session import Session
-from attn_exp.trackers.none import NoTracker
+from attn_exp.core.errors import UserError
+from attn_exp.core.record import Record, read_record, write_record
+from attn_exp.run.session import Session
+from attn_exp.sweep import board as board_module
+from attn_exp.sweep import parallel as sweep_module
+from attn_exp.sweep.board import GONE_S, Board, Line, Seat, running_elsewhere
+from attn_exp.sweep.parallel import _check_alone
+from attn_exp.sweep.plan import Group, Plan, group_jobs, read_plan, write_plan
+from attn_exp.sweep.task import _own, _taken
+from attn_exp.tracking.none import NoTracker
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from cli import QUICK, TESTS, environment, interrupt, left_behind, records, run,
 from filelock import FileLock
 from inprocess import typed
 
-from attn_exp.errors import UserError
-from attn_exp.gpus import _lock_path
-from attn_exp.launchers.base import load
-from attn_exp.launchers.slurm import _last_line
-from attn_exp.nvml import GpuInfo
-from attn_exp.record import FILE_NAME, Record
-from attn_exp.store import read_sweep
+from attn_exp.core.errors import UserError
+from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.record import FILE_NAME, Record
+from attn_exp.results.store import read_sweep
+from attn_exp.run.gpus import _lock_path
+from attn_exp.sweep.launcher import load
+from attn_exp.sweep.slurm import _last_line
 
 RIVALS = ("eager", "flash", "math")
 SLEEPY = ("-m", f"backend={','.join(RIVALS)}", "batch=range(1,9)", "plots=false", "hydra/launcher=local_gpus")

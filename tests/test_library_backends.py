@@ -24,19 +24,19 @@ from standins import (
 )
 from test_conf import CONF
 
+from attn_exp.attention.formula import hidden_keys
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.reference import reference
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.bshd import flash_window, sequence_starts
-from attn_exp.backends.eager import hidden_keys
 from attn_exp.backends.fa2 import FlashAttention2
 from attn_exp.backends.fa3 import FlashAttention3
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.helion import Helion
 from attn_exp.backends.package import Refused, Unavailable
-from attn_exp.backends.reference import reference
 from attn_exp.backends.te import TransformerEngine, mask_type
 from attn_exp.backends.xformers import XformersCutlass, XformersFlash3, attention_bias
-from attn_exp.case import Case
-from attn_exp.inputs import make_inputs
+from attn_exp.core.case import Case
 
 CASE = Case(
     batch=2, q_heads=4, kv_heads=2, q_len=12, kv_len=12, head_dim=16, value_dim=16, dtype="float32"
@@ -436,8 +436,8 @@ HELION_CASES = [
 def test_the_helion_kernels_are_right_in_helions_reference_mode(case, monkeypatch):
     if importlib.util.find_spec("helion") is None:
         pytest.skip("helion is not installed")
+    from attn_exp.attention.tolerance import expected
     from attn_exp.kernels import helion_attention
-    from attn_exp.tolerance import expected
 
     monkeypatch.setenv("HELION_INTERPRET", "1")
     for tiles in ("_FORWARD_TILES", "_DK_DV_TILES", "_DQ_TILES"):

@@ -7,14 +7,14 @@ import pytest
 import torch
 from fakes import CASE, FakeGpu, make_request
 
-from attn_exp.attempt import Attempt
 from attn_exp.backends.package import Unavailable
-from attn_exp.case import DTYPE_BYTES
-from attn_exp.machine import LOAD_S, Machine
-from attn_exp.measure import face_off, measure
-from attn_exp.record import read_record, write_record
+from attn_exp.core.case import DTYPE_BYTES
+from attn_exp.core.record import read_record, write_record
 from attn_exp.timers.kernel import Activity
 from attn_exp.timers.loop import Block, Cost
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.device import LOAD_S, Machine
+from attn_exp.worker.measure import face_off, measure
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
 
@@ -324,7 +324,7 @@ def test_where_nothing_was_blocked_the_event_timer_has_nothing_to_add(gpu_machin
 
 
 def test_events_beside_a_graph_are_asked_for_and_kept(gpu_machine, tmp_path, monkeypatch):
-    monkeypatch.setattr("attn_exp.measure.make_timer", lambda name, gpu: Unblocked(name))
+    monkeypatch.setattr("attn_exp.worker.measure.make_timer", lambda name, gpu: Unblocked(name))
     also = ON_GPU | {"timer": "graph", "also": ("event", "wall")}
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **also)
     assert [timing.timer for timing in record.passes["forward"].timings] == ["graph", "event", "wall"]
@@ -332,10 +332,12 @@ def test_events_beside_a_graph_are_asked_for_and_kept(gpu_machine, tmp_path, mon
 
 def test_the_load_of_a_sustained_job_comes_also_after_a_burst_one(machine, monkeypatch):
     loads = []
-    monkeypatch.setattr("attn_exp.machine.matmul_ceiling", lambda device, dtype, load_s: loads.append(load_s) or 1e14)
-    monkeypatch.setattr("attn_exp.machine.copy_ceiling", lambda device: 1e12)
-    monkeypatch.setattr("attn_exp.machine.load_libraries", lambda dtype: None)
-    monkeypatch.setattr("attn_exp.machine.canaries", lambda device: {"copy": 1.0})
+    monkeypatch.setattr(
+        "attn_exp.worker.device.matmul_ceiling", lambda device, dtype, load_s: loads.append(load_s) or 1e14
+    )
+    monkeypatch.setattr("attn_exp.worker.device.copy_ceiling", lambda device: 1e12)
+    monkeypatch.setattr("attn_exp.worker.device.load_libraries", lambda dtype: None)
+    monkeypatch.setattr("attn_exp.worker.device.canaries", lambda device: {"copy": 1.0})
     opened = Machine("cuda", gpu=FakeGpu())
     for dtype, load in (("bfloat16", False), ("bfloat16", True), ("float16", True), ("float16", False)):
         opened.ceilings_for(dtype, load=load)
@@ -439,8 +441,8 @@ def test_ranges_name_job_pass_and_phase_and_never_lie_inside_of_a_sample(gpu_mac
         yield
         log.append(("pop", f"{kind}:{name}"))
 
-    monkeypatch.setattr("attn_exp.measure.marked", marked)
-    monkeypatch.setattr("attn_exp.attempt.marked", marked)
+    monkeypatch.setattr("attn_exp.worker.measure.marked", marked)
+    monkeypatch.setattr("attn_exp.worker.attempt.marked", marked)
     record = measured(on_gpu(gpu_machine, 12.0, host_us=50.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     pushed = [name for what, name in log if what == "push"]
     assert pushed[0] == "job:fake-0"

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import cases
 
-from attn_exp.case import Case
-from attn_exp.flops import compulsory_bytes, flops
-from attn_exp.hardware import datasheet_peak
-from attn_exp.metrics import IMPLAUSIBLE_FACTOR, implausibility, pass_metrics
-from attn_exp.record import PassRecord, TensorError
+from attn_exp.core.case import Case
+from attn_exp.core.flops import compulsory_bytes, flops
+from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.metrics import IMPLAUSIBLE_FACTOR, implausibility, pass_metrics
+from attn_exp.core.record import PassRecord, TensorError
 
 # forward: 4 * 8 * 16 * 1024^2 * 128 FLOP and 4 * 8 * 16 * 1024 * 128 * 2 bytes
 CASE = Case(batch=8, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16")

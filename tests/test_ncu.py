@@ -18,7 +18,7 @@ from fakes import make_record, make_request
 
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
-from attn_exp.machine import Machine
+from attn_exp.core.record import REQUEST_NAME, Request, write_whole
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.ncu import Ncu
@@ -26,8 +26,8 @@ from attn_exp.profilers.ncu_csv import CsvError, Launch, read_launches
 from attn_exp.profilers.ncu_metrics import COUNTERS, counters_for, known_names, own_counter, stall_counter
 from attn_exp.profilers.ncu_program import NcuError, ask, failure, find_program
 from attn_exp.profilers.ncu_table import kernels, pass_figures, split_passes
-from attn_exp.profilers.second_pass import profile_job
-from attn_exp.record import REQUEST_NAME, Request, write_whole
+from attn_exp.worker.device import Machine
+from attn_exp.worker.profile_pass import profile_job
 
 FIXTURE = Path(__file__).parent / "fixtures" / "ncu_raw.csv"
 FORWARD, REDUCE, DKDV = "flash_fwd_kernel(Params)", "reduce_kernel<512>(float *)", "flash_bwd_kernel(Params)"

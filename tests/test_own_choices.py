@@ -4,9 +4,8 @@ import pytest
 from inprocess import typed
 
 from attn_exp.backends.__main__ import ask, configured
-from attn_exp.compose import compose_config, split_config_dir
-from attn_exp.errors import UserError
-from attn_exp.plain import plain
+from attn_exp.config.compose import compose_config, plain, split_config_dir
+from attn_exp.core.errors import UserError
 
 MINE = "_target_: elsewhere.Mine\nname: mine\nscale: null\n"
 

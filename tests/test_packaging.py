@@ -97,7 +97,7 @@ def test_the_source_distribution_has_what_is_tracked(tmp_path):
 
 
 def test_an_installed_wheel_composes_from_its_own_configuration(bin_, tmp_path):
-    where = told(bin_ / "python", "-c", "import attn_exp.conf as c; print(c.conf_folder())", cwd=tmp_path)
+    where = told(bin_ / "python", "-c", "import attn_exp.core.conf as c; print(c.conf_folder())", cwd=tmp_path)
     assert Path(where.stdout.strip()).is_relative_to(bin_.parent), where
     shown = told(bin_ / "python", "-m", "attn_exp", "--cfg", "job", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr

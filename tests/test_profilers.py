@@ -11,9 +11,8 @@ from cli import QUICK, records, run
 from fakes import make_request
 
 from attn_exp.backends.package import Unavailable
-from attn_exp.machine import Machine
-from attn_exp.measure import measure_and_keep
-from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.core.profile import Profile, ProfiledKernel
+from attn_exp.core.record import read_record
 from attn_exp.profilers.apart import ProcessLost
 from attn_exp.profilers.base import Early, Subject, load_profiler
 from attn_exp.profilers.chrome import PREFIX, TraceError, read_trace
@@ -22,9 +21,10 @@ from attn_exp.profilers.hatchet import HatchetError, kernels_of, lines_of, rates
 from attn_exp.profilers.proton import Proton
 from attn_exp.profilers.proton_lines import as_imported
 from attn_exp.profilers.proton_session import load_proton
-from attn_exp.profilers.second_pass import profile_job
 from attn_exp.profilers.torch import TorchProfiler, _missing
-from attn_exp.record import read_record
+from attn_exp.worker.device import Machine
+from attn_exp.worker.measure import measure_and_keep
+from attn_exp.worker.profile_pass import profile_job
 
 # Excerpts of what an H200 left: 3 calls of each pass of cuDNN's attention inside of one range, torch 2.11, Triton 3.6.
 KEPT = Path(__file__).parent / "profiles"

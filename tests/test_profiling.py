@@ -5,10 +5,10 @@ from cli import QUICK, left_behind, records, run
 from inprocess import typed as in_process
 from lookers import Works
 
-import attn_exp.worker as worker
-from attn_exp.profilers.choice import chosen_profilers
-from attn_exp.record import FILE_NAME, read_record
-from attn_exp.store import done_record
+import attn_exp.worker.__main__ as worker
+from attn_exp.config.request import chosen_profilers
+from attn_exp.core.record import FILE_NAME, read_record
+from attn_exp.results.store import done_record
 
 # One job, nothing but its forward.
 ONE = ("backend=eager", "passes=[forward]", "tracker=none", "sweep=a", *QUICK)
@@ -128,7 +128,7 @@ def test_what_is_typed_wrong_is_one_sentence(arguments, words, tmp_path, monkeyp
 
 
 def test_a_profiler_of_ones_own_needs_the_package_line():
-    from attn_exp.errors import UserError
+    from attn_exp.core.errors import UserError
 
     with pytest.raises(UserError, match=r"# @package profiler\.mine"):
         chosen_profilers({"profiler": {"_target_": "x.Y", "name": "mine"}})

@@ -13,26 +13,25 @@ from hypothesis import strategies as st
 from standins import install_fa3
 from test_conf import CONF
 
-from attn_exp import ceilings
-from attn_exp.accuracy import inaccuracy
+from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.fp8_formula import fp8_formula
+from attn_exp.attention.inputs import distribution, make_inputs, quantised, rounded
+from attn_exp.attention.reference import reference
+from attn_exp.attention.tolerance import expected, tolerances
 from attn_exp.backends import cudnn_fp8
 from attn_exp.backends.base import load_backend, supported_passes
 from attn_exp.backends.cudnn_fp8 import fp8_refusal
 from attn_exp.backends.cudnn_graph import CudnnGraph
 from attn_exp.backends.fa3 import FlashAttention3
-from attn_exp.backends.fp8_formula import fp8_formula
 from attn_exp.backends.package import Refused
-from attn_exp.backends.reference import reference
-from attn_exp.case import E4M3, Case
-from attn_exp.flops import compulsory_bytes, flops
-from attn_exp.hardware import datasheet_peak
-from attn_exp.inputs import distribution, make_inputs
-from attn_exp.machine import Machine
-from attn_exp.measure import measure
-from attn_exp.metrics import implausibility, pass_metrics
-from attn_exp.quantise import quantised, rounded
-from attn_exp.record import PassRecord
-from attn_exp.tolerance import expected, tolerances
+from attn_exp.core.case import E4M3, Case
+from attn_exp.core.flops import compulsory_bytes, flops
+from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.metrics import implausibility, pass_metrics
+from attn_exp.core.record import PassRecord
+from attn_exp.worker import ceilings
+from attn_exp.worker.device import Machine
+from attn_exp.worker.measure import measure
 
 CASE = Case(
     batch=1, q_heads=4, kv_heads=2, q_len=160, kv_len=160, head_dim=64, value_dim=64, dtype=E4M3, causal=True

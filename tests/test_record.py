@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import cases
 
-from attn_exp.litter import hidden_files, owner_mark, remove_litter
-from attn_exp.record import (
+from attn_exp.core.files import hidden_files, owner_mark, remove_litter
+from attn_exp.core.record import (
     FILE_NAME,
     FINAL,
     SCHEMA,
@@ -116,7 +116,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("attn_exp.record.os.fsync", full)
+    monkeypatch.setattr("attn_exp.core.record.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_record(make_record(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import sweeps
 
-from attn_exp.profile import Profile
-from attn_exp.roofline import roof_metrics, roof_of
-from attn_exp.trackers.base import metrics, tags
+from attn_exp.core.profile import Profile
+from attn_exp.core.roofline import roof_metrics, roof_of
+from attn_exp.tracking.base import metrics, tags
 
 # FLOP/s and bytes/s, as an H200 reaches them: the ridge lies at 180 FLOP per byte.
 CEILINGS = {"matmul_flops_per_s": 720e12, "copy_bytes_per_s": 4e12}

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from fakes import make_record, make_request
 
-from attn_exp.isolate import Outcome
-from attn_exp.profile import Profile
-from attn_exp.record import FILE_NAME, read_record, write_record
-from attn_exp.runner import Runner
-from attn_exp.store import done_record
+from attn_exp.core.profile import Profile
+from attn_exp.core.record import FILE_NAME, read_record, write_record
+from attn_exp.results.store import done_record
+from attn_exp.run.job_queue import Runner
+from attn_exp.run.worker_process import Outcome
 
 REQUEST = replace(make_request(), profilers=({"name": "ncu", "_target_": "x.Y"},))
 TIMED = replace(make_record(request=make_request()), started_at=1.0, finished_at=2.0)

@@ -12,16 +12,16 @@ import sweeps
 import yaml
 
 from attn_exp.compare.__main__ import main as compare_main
-from attn_exp.compare.read import read_folder
-from attn_exp.errors import UserError
-from attn_exp.isolate import make_isolation
+from attn_exp.core.errors import UserError
+from attn_exp.core.profile import Profile
+from attn_exp.core.record import FILE_NAME, LOG_NAME, RecordError, read_record
+from attn_exp.core.redaction import held_secret, redacted
+from attn_exp.core.requests import read_requests
 from attn_exp.log import main as log_main
-from attn_exp.profile import Profile
-from attn_exp.record import FILE_NAME, LOG_NAME, RecordError, read_record
-from attn_exp.redaction import held_secret, redacted
-from attn_exp.store import done_record, read_sweep, sweep_identity
-from attn_exp.variables import worker_variables
-from attn_exp.worker import _log_into, read_requests
+from attn_exp.results.read import read_folder
+from attn_exp.results.store import done_record, read_sweep, sweep_identity
+from attn_exp.run.worker_process import make_isolation, worker_variables
+from attn_exp.worker.__main__ import _log_into
 
 ROOT = Path(__file__).resolve().parent.parent
 # What runs code that it reads, or may: none of them is called anywhere in the package.

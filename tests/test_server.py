@@ -20,12 +20,12 @@ import pytest
 import servers
 import sweeps
 
-from attn_exp.errors import UserError
+from attn_exp.core.errors import UserError
+from attn_exp.core.record import FILE_NAME, Record, write_record
 from attn_exp.explain.__main__ import main as explain_main
 from attn_exp.log import main as log_main
-from attn_exp.record import FILE_NAME, Record, write_record
-from attn_exp.store import read_sweep
-from attn_exp.trackers import SweepInfo, make_tracker
+from attn_exp.results.store import read_sweep
+from attn_exp.tracking import SweepInfo, make_tracker
 
 PLANTED = "planted-9f8e7d6c5b"
 
@@ -84,8 +84,8 @@ def test_four_processes_log_one_sweep(server: servers.Server, home: Path, capsys
         from pathlib import Path
         from dataclasses import replace
         import sweeps
-        from attn_exp.record import write_record
-        from attn_exp.trackers import SweepInfo, make_tracker
+        from attn_exp.core.record import write_record
+        from attn_exp.tracking import SweepInfo, make_tracker
         me, folder = int(sys.argv[1]), Path("multirun/shared").absolute()
         tracker = make_tracker({{"name": "mlflow", "uri": "{server.uri}", "experiment": "four"}})
         tracker.open(SweepInfo("shared", folder, ""))  # a warning, where the machine is too busy for a fast answer

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from fakes import make_record, make_request
 
-from attn_exp import session as session_module
-from attn_exp.isolate import Outcome
-from attn_exp.progress import Progress
-from attn_exp.record import write_record
-from attn_exp.runner import Runner
-from attn_exp.session import Session
-from attn_exp.trackers.none import NoTracker
+from attn_exp.core.record import write_record
+from attn_exp.run import session as session_module
+from attn_exp.run.job_queue import Runner
+from attn_exp.run.progress import Progress
+from attn_exp.run.session import Session
+from attn_exp.run.worker_process import Outcome
+from attn_exp.tracking.none import NoTracker
 
 
 class Full(io.StringIO):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_exp.stats import log_half_width, quantile, round_medians, student_t_975, student_t_p, summarize
+from attn_exp.core.stats import log_half_width, quantile, round_medians, student_t_975, student_t_p, summarize
 
 # Upper 2.5 % points of Student's t: NIST/SEMATECH e-Handbook of Statistical Methods, table 1.3.6.7.2.
 TABLE = {

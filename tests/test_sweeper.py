@@ -13,12 +13,12 @@ from hydra.types import RunMode
 from inprocess import typed
 from omegaconf import OmegaConf
 
-from attn_exp.combinations import Composer, check_choices
-from attn_exp.conf import conf_folder
-from attn_exp.errors import UserError
-from attn_exp.record import FILE_NAME, Record, Request, write_record
-from attn_exp.session import session
-from attn_exp.sweeper import register
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError
+from attn_exp.core.record import FILE_NAME, Record, Request, write_record
+from attn_exp.run.session import session
+from attn_exp.sweep.product import Composer, check_choices
+from attn_exp.sweep.sweeper import register
 
 SPREAD = [
     [],
@@ -223,11 +223,13 @@ class FakeSession:
 
     def __init__(self, monkeypatch, folder):
         self.submitted, self.kept = [], []
-        monkeypatch.setattr("attn_exp.session.Session.submit", lambda s, request, _: self.submit(s, request, folder))
         monkeypatch.setattr(
-            "attn_exp.session.Session.keep", lambda s, record, _: self.kept.append(record.request.label)
+            "attn_exp.run.session.Session.submit", lambda s, request, _: self.submit(s, request, folder)
         )
-        monkeypatch.setattr("attn_exp.session.Session.close", lambda s, status: self.close(s))
+        monkeypatch.setattr(
+            "attn_exp.run.session.Session.keep", lambda s, record, _: self.kept.append(record.request.label)
+        )
+        monkeypatch.setattr("attn_exp.run.session.Session.close", lambda s, status: self.close(s))
         self.impossible = []
 
     def submit(self, current, request, folder):

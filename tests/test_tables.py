@@ -9,9 +9,9 @@ import sweeps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_exp.combinations import varied
-from attn_exp.report import csv_text, job_line, table
-from attn_exp.tables import figures, fitted, grid, plain
+from attn_exp.core.text import figures, fitted, grid, plain
+from attn_exp.results.table import csv_text, job_line, table
+from attn_exp.sweep.product import varied
 
 texts = st.text(alphabet="abc .1230+-%<>[],", max_size=12).map(str.strip) | st.none()
 names_of_columns = st.text(alphabet="abcd_ ", min_size=1, max_size=14).map(str.strip).filter(bool)

@@ -10,11 +10,11 @@ import pytest
 import sweeps
 from test_tracker_mlflow import config, logged, migrated, place, ready, runs_of  # noqa: F401
 
-from attn_exp import closing
 from attn_exp.compare import load
-from attn_exp.compare.read import read_folder
-from attn_exp.curves import curves
-from attn_exp.record import Record
+from attn_exp.core.record import Record
+from attn_exp.plots.curves import curves
+from attn_exp.results.read import read_folder
+from attn_exp.run import session as closing
 
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
 
@@ -115,9 +115,9 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
         raise RuntimeError("no room\nfor it")
 
     if missing:
-        monkeypatch.setattr("attn_exp.charts.all.available", lambda: False)
+        monkeypatch.setattr("attn_exp.plots.all.available", lambda: False)
     else:
-        monkeypatch.setattr("attn_exp.charts.all.write_charts", broken)
+        monkeypatch.setattr("attn_exp.plots.all.write_charts", broken)
     said: list[str] = []
     plots, found = closing.extras(sweeps.write(tmp_path / "a", records(512, 1024)), said.append)
     assert (plots, len(found), len(said)) == ([], 4, 1)

@@ -13,14 +13,14 @@ from typing import Any
 import cli
 import pytest
 
-from attn_exp.case import Case
-from attn_exp.errors import UserError
+from attn_exp.core.case import Case
+from attn_exp.core.errors import UserError
+from attn_exp.core.profile import Profile
+from attn_exp.core.record import Kernel, Measuring, PassRecord, Record, Request, Status, Timing, write_record
+from attn_exp.core.redaction import redacted
 from attn_exp.log import main as log_main
-from attn_exp.profile import Profile
-from attn_exp.record import Kernel, Measuring, PassRecord, Record, Request, Status, Timing, write_record
-from attn_exp.redaction import redacted
-from attn_exp.trackers import SweepInfo, client, location, make_tracker
-from attn_exp.trackers.background import Background
+from attn_exp.tracking import SweepInfo, client, location, make_tracker
+from attn_exp.tracking.background import Background
 
 # Not importorskip: processes that import this module would import MLflow before the tracker has silenced it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
@@ -186,8 +186,8 @@ def test_a_database_that_is_busy_when_a_sweep_has_ended_lacks_nothing(
     def locked(*_: object, **__: object) -> None:
         raise sqlite3.OperationalError("database is locked")
 
-    monkeypatch.setattr("attn_exp.trackers.runs.sqlite3.connect", locked)
-    monkeypatch.setattr("attn_exp.trackers.runs.jobs_in_database", lambda *_: [])
+    monkeypatch.setattr("attn_exp.tracking.runs.sqlite3.connect", locked)
+    monkeypatch.setattr("attn_exp.tracking.runs.jobs_in_database", lambda *_: [])
     assert logged(ready, a_record("a")) is None
     monkeypatch.undo()
     assert runs_of(ready)[0].info.status == "FINISHED"
@@ -365,7 +365,7 @@ def test_a_locked_database_is_a_warning(ready: Path) -> None:
 
 
 def python(code: str, folder: Path) -> "subprocess.Popen[str]":
-    head = "import sys, time; from pathlib import Path; from attn_exp.trackers import SweepInfo, make_tracker\n"
+    head = "import sys, time; from pathlib import Path; from attn_exp.tracking import SweepInfo, make_tracker\n"
     tests, root = Path(__file__).parent, Path(__file__).parent.parent
     environment = os.environ | {"PYTHONPATH": f"{root}:{tests}"}
     for name in client.ENVIRONMENT:
@@ -397,7 +397,7 @@ def test_opening_is_cheap_and_an_interrupt_does_not_wait_for_the_import(tmp_path
 
 
 def test_nothing_heavy_is_imported_with_the_package(tmp_path: Path) -> None:
-    code = "import attn_exp.trackers.mlflow; print([n for n in ('mlflow', 'torch', 'sqlalchemy') if n in sys.modules])"
+    code = "import attn_exp.tracking.mlflow; print([n for n in ('mlflow', 'torch', 'sqlalchemy') if n in sys.modules])"
     assert python(code, tmp_path).communicate(timeout=30) == ("[]\n", "")
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from attn_exp.backends.reference import reference
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs, make_inputs
+from attn_exp.attention.inputs import Inputs, make_inputs
+from attn_exp.attention.reference import reference
+from attn_exp.core.case import Case
 
 pytest.importorskip("triton")
 
@@ -227,7 +227,7 @@ def _errors(checked: Case, how: str = "") -> dict[str, float]:
 
 
 def _softcap_errors(checked: Case, softcap: float) -> dict[str, float]:
-    from attn_exp.backends.eager import hidden_keys
+    from attn_exp.attention.formula import hidden_keys
 
     inputs = make_inputs(checked, "cpu", 2, with_gradients=True)
     q, k, v = (tensor.detach().double().requires_grad_() for tensor in inputs.qkv)

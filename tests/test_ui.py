@@ -18,8 +18,8 @@ import pytest
 from fakes import make_record
 
 from attn_exp import ui
-from attn_exp.trackers import SweepInfo, make_tracker
-from attn_exp.trackers.base import params, tags
+from attn_exp.tracking import SweepInfo, make_tracker
+from attn_exp.tracking.base import params, tags
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
 

@@ -12,9 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_exp.stats import log_half_width
-from attn_exp.timers.cpu import CpuTimer
-from attn_exp.verdict import (
+from attn_exp.core.paired_test import (
     DELTA_FLOOR,
     abba_order,
     benjamini_hochberg,
@@ -22,6 +20,8 @@ from attn_exp.verdict import (
     compare_pair,
     delta_from_aa,
 )
+from attn_exp.core.stats import log_half_width
+from attn_exp.timers.cpu import CpuTimer
 
 ROUNDS = (7, 11, 15)
 OPPOSITE = {"faster": "slower", "slower": "faster", "equivalent": "equivalent", "undecided": "undecided"}

@@ -8,14 +8,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.eager import Eager
-from attn_exp.case import DTYPE_BYTES, Case
-from attn_exp.errors import UserError
-from attn_exp.flops import flops
-from attn_exp.hardware import datasheet_peak
-from attn_exp.machine import Machine
-from attn_exp.measure import face_off, measure
-from attn_exp.metrics import implausibility
-from attn_exp.record import Compile
+from attn_exp.core.case import DTYPE_BYTES, Case
+from attn_exp.core.errors import UserError
+from attn_exp.core.flops import flops
+from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.metrics import implausibility
+from attn_exp.core.record import Compile
+from attn_exp.worker.device import Machine
+from attn_exp.worker.measure import face_off, measure
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.rotary import rotary_tables, rotate
 

@@ -20,14 +20,13 @@ import yaml
 from tabulate import tabulate
 
 from attn_exp.backends.supports import Supports
-from attn_exp.case import DTYPES, Case
-from attn_exp.compose import compose_config, split_config_dir
-from attn_exp.conf import conf_folder
-from attn_exp.errors import UserError, nearest
-from attn_exp.gpus import visible_gpus
-from attn_exp.jobs import named, request_from_config, resolve_device
-from attn_exp.plain import plain
-from attn_exp.variables import worker_variables
+from attn_exp.config.compose import compose_config, plain, split_config_dir
+from attn_exp.config.request import named, request_from_config, resolve_device
+from attn_exp.core.case import DTYPES, Case
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.run.gpus import visible_gpus
+from attn_exp.run.worker_process import worker_variables
 
 FORMATS = ("table", "markdown")
 _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
@@ -85,7 +84,7 @@ def ask(device: str, case: Case | None, own_choices: Path | None = None) -> list
     configs = [configured(path) for folder in (conf_folder(), own_choices) if folder for path in _files(folder)]
     question = msgspec.json.encode({"backends": configs, "device": device, "case": case})
     ran = subprocess.run(
-        [sys.executable, "-m", "attn_exp.survey"],
+        [sys.executable, "-m", "attn_exp.worker.capabilities"],
         input=question,
         env=worker_variables(os.environ),
         capture_output=True,

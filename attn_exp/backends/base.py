@@ -10,17 +10,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from attn_exp.attention.autograd import Function, Gradients, autograd_backward
+from attn_exp.attention.inputs import Given, Inputs
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
-from attn_exp.case import PASSES, Case
-from attn_exp.inputs import Given, Inputs
-
-# dq, dk and dv; of a block, those of its inputs and weights.
-Gradients = tuple[torch.Tensor, ...]
-# From q, k and v, indexed (batch, heads, length, dim) whatever their layout, to the output likewise.
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-# The same of any number of tensors.
-Function = Callable[..., torch.Tensor]
+from attn_exp.core.case import PASSES, Case
 
 
 @dataclass(frozen=True)
@@ -120,11 +114,6 @@ def calls_of(
         inputs=inputs,
         notes=notes or {},
     )
-
-
-def autograd_backward(inputs: Given, out: torch.Tensor) -> Callable[[], Gradients]:
-    """A call of `torch.autograd.grad` on a real output, without gradients accumulating."""
-    return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True)
 
 
 def supported_passes(backend: Backend, case: Case) -> tuple[str, ...]:

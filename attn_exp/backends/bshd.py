@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from attn_exp.backends.base import Attention, Calls, calls_of
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs
+from attn_exp.attention.autograd import Attention
+from attn_exp.attention.inputs import Inputs
+from attn_exp.backends.base import Calls, calls_of
+from attn_exp.core.case import Case
 
 # From q, k and v, indexed (batch, length, heads, dim), to the output likewise.
 BshdAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

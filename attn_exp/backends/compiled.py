@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
+from attn_exp.backends.compile import compile_calls
 from attn_exp.backends.eager import Eager
-from attn_exp.case import Case
-from attn_exp.compilation import compile_calls
-from attn_exp.inputs import Inputs
-from attn_exp.record import Compile
+from attn_exp.core.case import Case
+from attn_exp.core.record import Compile
 
 
 class Compiled(Eager):

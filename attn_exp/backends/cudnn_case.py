@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.case import Case
+from attn_exp.core.case import Case
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Calls, Gradients
+from attn_exp.attention.autograd import Gradients
+from attn_exp.attention.inputs import E4M3_MAX, Inputs, Scales
+from attn_exp.backends.base import Calls
 from attn_exp.backends.cudnn_case import (
     Operand,
     backward_options,
@@ -25,9 +27,7 @@ from attn_exp.backends.cudnn_case import (
 )
 from attn_exp.backends.cudnn_plan import NODE, build
 from attn_exp.backends.package import Refused
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs, Scales
-from attn_exp.quantise import E4M3_MAX
+from attn_exp.core.case import Case
 
 _HOPPER = 9
 _DIM_MULTIPLE = 16

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Calls, Described, Gradients
+from attn_exp.attention.autograd import Gradients
+from attn_exp.attention.inputs import Inputs
+from attn_exp.backends.base import Calls, Described
 from attn_exp.backends.cudnn_case import (
     backward_options,
     mask_options,
@@ -21,8 +23,7 @@ from attn_exp.backends.cudnn_plan import NODE, build
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.sdpa import Cudnn
 from attn_exp.backends.supports import Supports
-from attn_exp.case import E4M3, LAYOUTS, Case
-from attn_exp.inputs import Inputs
+from attn_exp.core.case import E4M3, LAYOUTS, Case
 
 # The least cuDNN as `cudnn.backend_version` counts. The wrapper asks for 9.12 itself (cudnn/wrapper.py, Graph).
 LEAST_CUDNN = {"binding": 8903, "wrapper": 91200}

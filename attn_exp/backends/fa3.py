@@ -2,13 +2,13 @@
 
 import torch
 
+from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, Described
 from attn_exp.backends.bshd import bshd_calls, flash_window
 from attn_exp.backends.operators import Asked, operator_attention, register
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
-from attn_exp.case import E4M3, Case
-from attn_exp.inputs import Inputs
+from attn_exp.core.case import E4M3, Case
 
 PACKAGE = Package(
     "flash_attn_3",

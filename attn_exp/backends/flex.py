@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 
-from attn_exp.backends.base import Attention, Calls, Described, calls_of
-from attn_exp.backends.eager import sequence_ids
+from attn_exp.attention.autograd import Attention
+from attn_exp.attention.formula import sequence_ids
+from attn_exp.attention.inputs import Inputs
+from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.compile import with_code_of_its_own
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.supports import Supports
-from attn_exp.case import Case
-from attn_exp.compilation import with_code_of_its_own
-from attn_exp.inputs import Inputs
+from attn_exp.core.case import Case
 
 
 class Flex(Described):

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from attn_exp.attention.inputs import Inputs, Scales
 from attn_exp.backends.bshd import BshdAttention, sequence_starts
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs, Scales
+from attn_exp.core.case import Case
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
-from attn_exp.errors import first_line
+from attn_exp.core.errors import first_line
 
 
 class Unavailable(Exception):

@@ -18,11 +18,11 @@ from torch.backends.cuda import (
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, Described, calls_of
 from attn_exp.backends.supports import Supports
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs
-from attn_exp.record import Kernel
+from attn_exp.core.case import Case
+from attn_exp.core.record import Kernel
 
 # What PyTorch says of the backends that were not asked for.
 _OTHERS = re.compile(r"(not used because:|has been runtime disabled\.)$")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.case import ALIGNMENTS, PASSES, Case
+from attn_exp.core.case import ALIGNMENTS, PASSES, Case
 
 _OTHERS = "or see python -m attn_exp.backends"
 _DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}

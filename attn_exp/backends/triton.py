@@ -2,11 +2,11 @@
 
 from functools import partial
 
+from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, Described, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs
+from attn_exp.core.case import Case
 
 
 class Triton(Described):

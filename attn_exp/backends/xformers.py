@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, Described
 from attn_exp.backends.bshd import bshd_calls
 from attn_exp.backends.operators import Asked, operator_attention, register
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs
+from attn_exp.core.case import Case
 
 # With flash-attn-4 alone beside it xFormers cannot be imported: it takes that package's folder for flash-attn.
 PACKAGE = Package("xformers", "xformers.ops.fmha", 'pip install "xformers>=0.0.35,<0.1"')

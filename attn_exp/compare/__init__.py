@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attn_exp.compare.comparison import Comparison
-    from attn_exp.compare.read import Sweep
+    from attn_exp.results.read import Sweep
 
 __all__ = ["compare", "load"]
 
@@ -26,7 +26,7 @@ def load(
     """
     from attn_exp.compare.answer import read_sweeps
     from attn_exp.compare.choice import Choice
-    from attn_exp.errors import UserError
+    from attn_exp.core.errors import UserError
 
     found = read_sweeps(Choice(folder=folder, uri=uri, experiment=experiment), [str(name)])
     if len(found) != 1:
@@ -56,7 +56,7 @@ def compare(
 
 
 def _read(side: Any, folder: str, uri: str | None, experiment: str) -> "list[Sweep]":
-    from attn_exp.compare.read import Sweep
+    from attn_exp.results.read import Sweep
 
     several = [side] if isinstance(side, (str, Path, Sweep)) else list(side)
     return [

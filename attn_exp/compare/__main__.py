@@ -32,11 +32,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.errors import UserError
+from attn_exp.core.errors import UserError
 
 if TYPE_CHECKING:
-    from attn_exp.charts.style import Chart
     from attn_exp.compare.comparison import Comparison
+    from attn_exp.plots.style import Chart
 
 NOTHING_TO_DRAW = "there is nothing to draw of that"
 REGRESSION, MISTAKE, SKIPPED = 1, 2, 3
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             _write(Path(choice.out), text)
             print(f"{choice.out} is written", file=sys.stderr)
         if choice.plots is not None:
-            from attn_exp.charts.all import write_charts
+            from attn_exp.plots.all import write_charts
 
             count = len(write_charts(found, Path(choice.plots)))
             print(f"{count} plots are in {choice.plots}" if count else NOTHING_TO_DRAW, file=sys.stderr)
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def drawings(found: "Comparison") -> "list[Chart]":
     """The charts of a report; none, and a sentence on standard error, where there is nothing to draw with."""
-    from attn_exp.charts.all import charts
+    from attn_exp.plots.all import charts
 
     try:
         return list(charts(found))

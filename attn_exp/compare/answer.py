@@ -1,25 +1,62 @@
 """Answer: from a choice to a comparison. Reads, filters, and hands over to the kind of comparison asked for."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from attn_exp.calibration import delta_for, device_key
-from attn_exp.compare.cell import Cell, cells_of, metric_of
-from attn_exp.compare.changes import compare_sweeps
+from attn_exp.compare.changes import VERDICTS, Changes, compare_sweeps
 from attn_exp.compare.choice import MARGIN, Choice, check_ways
 from attn_exp.compare.comparison import Comparison
-from attn_exp.compare.history import compare_history
-from attn_exp.compare.published import compare_published
+from attn_exp.compare.history import History, compare_history
+from attn_exp.compare.published import Published, compare_published
 from attn_exp.compare.ratio import Spreads
-from attn_exp.compare.read import Sweep, read_folder, sweep_folders
-from attn_exp.compare.result import Result, named
-from attn_exp.compare.rivals import compare_rivals
-from attn_exp.compare.sorting import sorted_rows
+from attn_exp.compare.rivals import Rivals, compare_rivals
 from attn_exp.compare.where import chosen
-from attn_exp.errors import UserError
-from attn_exp.verdict import DELTA_FLOOR
+from attn_exp.core.errors import UserError
+from attn_exp.core.paired_test import DELTA_FLOOR
+from attn_exp.results.calibration import delta_for, device_key
+from attn_exp.results.cell import Cell, cells_of, metric_of
+from attn_exp.results.fields import fields, getter, sortable
+from attn_exp.results.read import Sweep, read_folder, sweep_folders
+from attn_exp.results.result import Result, named
+
+# Numbers of a row that are no field of its cell.
+_OWN: dict[type, dict[str, Callable[[Any], Any]]] = {
+    Rivals: {"gain": lambda row: row.gain.value if row.gain else None},
+    Changes: {"verdict": lambda row: VERDICTS.index(row.verdict), "change": lambda row: row.change},
+    History: {"change": lambda row: row.change, "scatter": lambda row: row.scatter},
+    Published: {"ratio": lambda row: row.ratio},
+}
+
+
+def sorted_rows(found: Comparison, word: str) -> Comparison:
+    """The comparison with its rows sorted by a name, `-name` from the largest down; what has no value comes last.
+
+    Raises:
+        UserError: there is no such name.
+    """
+    assert isinstance(found, (Rivals, Changes, History, Published))
+    name, down = word.removeprefix("-"), word.startswith("-")
+    own = _OWN[type(found)]
+    rows: tuple[Any, ...] = found.rows
+    if name in own:
+        get = own[name]
+    else:
+        of_cell = getter(name, fields([row.cell for row in rows]) | dict.fromkeys(own, _nothing), "sort=")
+
+        def get(row: Any) -> Any:
+            return of_cell(row.cell)
+
+    present = [row for row in rows if get(row) is not None]
+    missing = [row for row in rows if get(row) is None]
+    changed: Any = {"rows": (*sorted(present, key=lambda row: sortable(get(row)), reverse=down), *missing)}
+    return replace(found, **changed)
+
+
+def _nothing(cell: Any) -> None:
+    return None
 
 
 def answer(choice: Choice) -> Comparison:
@@ -89,7 +126,7 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
         UserError: there is no such sweep, or nothing in it.
     """
     if choice.uri is not None and words:
-        from attn_exp.compare.mlflow import read_store
+        from attn_exp.tracking.mlflow_read import read_store
 
         return read_store(choice.uri, choice.experiment, words)
     return [read_folder(folder) for folder in sweep_folders(words, Path(choice.folder))]

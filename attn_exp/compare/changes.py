@@ -9,20 +9,102 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from attn_exp.compare.canary import Session, session
-from attn_exp.compare.cell import Cell, Metric
-from attn_exp.compare.change import VERDICTS, Change, Verdict
-from attn_exp.compare.change_notes import kernel_notes, refused_notes, session_notes
 from attn_exp.compare.comparison import Comparison, about, case_order
-from attn_exp.compare.duels import Duel, duels
-from attn_exp.compare.environment import differences
-from attn_exp.compare.grouping import rivals_of
-from attn_exp.compare.join import Pair, joined, nothing_in_common
+from attn_exp.compare.duel_command import Duel, duels
+from attn_exp.compare.environment import Difference, Session, differences, session
+from attn_exp.compare.join import Pair, joined, nothing_in_common, rivals_of
 from attn_exp.compare.ratio import Spreads, gain, half_width, p_value
-from attn_exp.compare.read import Sweep
-from attn_exp.errors import UserError
-from attn_exp.verdict import LEVEL, benjamini_hochberg
+from attn_exp.core.errors import UserError
+from attn_exp.core.paired_test import LEVEL, benjamini_hochberg
+from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.read import Sweep
+
+Verdict = Literal["lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "same"]
+# In the order in which a reader wants them.
+VERDICTS: tuple[Verdict, ...] = ("lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "same")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One cell in the old and the new sweep, either of which may lack it.
+
+    `change` is the new value over the old one minus 1, the session divided out of it, `low` and `high` bound its 95 %
+    interval; `spread` is the part of that which is not the cells' own. `p` is two-sided, adjusted for the number of
+    cells. All None where there are no two values.
+    """
+
+    old: Cell | None
+    new: Cell | None
+    verdict: Verdict
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    spread: float | None = None
+    p: float | None = None
+    session: Session | None = None
+
+    @property
+    def cell(self) -> Cell:
+        """The new cell, or the old one where there is no new."""
+        found = self.new or self.old
+        assert found is not None
+        return found
+
+    @property
+    def other_kernel(self) -> tuple[str, str] | None:
+        """The longest kernels of the old and the new cell if they are not the same."""
+        if self.old is None or self.new is None:
+            return None
+        names = [cell.result.kernels.get(cell.direction, "") for cell in (self.old, self.new)]
+        return (names[0], names[1]) if names[0] and names[1] and names[0] != names[1] else None
+
+
+def refused_notes(unlike: Sequence[Difference]) -> list[str]:
+    """What would have been refused, had it not been told otherwise."""
+    return [f"compared all the same (anyway=true): {one}, in {one.cells} cells" for one in unlike]
+
+
+def session_notes(rows: Sequence[Change], metric: Metric) -> list[str]:
+    """What was divided out, by which canaries, and what was not."""
+    if not metric.follows_clock:
+        return []
+    found: dict[tuple[str, ...], list[Session]] = {}
+    without = 0
+    for row in rows:
+        if row.session is not None:
+            found.setdefault(row.session.names, []).append(row.session)
+        elif row.change is not None:
+            without += 1
+    said = []
+    for names, sessions in found.items():
+        low, high = (100 * (pick(one.factor for one in sessions) - 1) for pick in (min, max))
+        factor = f"{low:+.2f} %" if high - low < 0.005 else f"{low:+.2f} to {high:+.2f} %"
+        scatter = 100 * max(one.scatter for one in sessions)
+        said.append(
+            f"canaries {' and '.join(names)}: time {factor} in the new session, divided out of {len(sessions)} cells "
+            f"(they scatter by {scatter:.2f} %)"
+        )
+    if without:
+        said.append(
+            f"{without} cells have no canary in both sweeps: what lies between the sessions is still in their change, "
+            "and in what is taken for no difference"
+        )
+    return said
+
+
+def kernel_notes(rows: Sequence[Change]) -> list[str]:
+    """The kernels that took the place of others, the most frequent first."""
+    found = Counter(names for row in rows if (names := row.other_kernel) is not None)
+    return [
+        f"another kernel ran in {count} cells: {_cut(old)} -> {_cut(new)}" for (old, new), count in found.most_common(3)
+    ]
+
+
+def _cut(name: str) -> str:
+    name = name.split("(")[0]
+    return name if len(name) <= 60 else f"{name[:57]}..."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.compare.render import FORMATS
-from attn_exp.errors import UserError, nearest
+from attn_exp.core.errors import UserError, nearest
 
 # A difference that matters, unless told otherwise: what `same` rules out.
 MARGIN = 0.03

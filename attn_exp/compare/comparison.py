@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.case import case_columns
-from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.environment import Difference, told
-from attn_exp.compare.fields import sortable
-from attn_exp.compare.read import Sweep
+from attn_exp.core.case import case_columns
+from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.fields import sortable
+from attn_exp.results.read import Sweep
 
 if TYPE_CHECKING:
     import pandas

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_exp.case import DTYPES, PASSES, Case, case_columns
-from attn_exp.compare.cell import Cell, Metric
 from attn_exp.compare.comparison import Comparison, about, case_order
-from attn_exp.compare.read import Sweep
-from attn_exp.errors import UserError
-from attn_exp.flops import flops_common_convention
-from attn_exp.hardware import datasheet_peak
+from attn_exp.core.case import DTYPES, PASSES, Case, case_columns
+from attn_exp.core.errors import UserError
+from attn_exp.core.flops import flops_common_convention
+from attn_exp.core.hardware import datasheet_peak
+from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.read import Sweep
 
 # What a published file calls the libraries that our backends run, by how our names begin.
 _LIBRARIES = {

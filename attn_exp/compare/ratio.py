@@ -1,8 +1,8 @@
 """Ratios of two cells that were not measured side by side, and how far such ratios can be trusted.
 
-Nothing here is the test of `attn_exp.verdict`, which holds for interleaved rounds alone. A ratio's interval combines
-both cells' own intervals over rounds with the spread between rows: how far two equal things lie apart because they were
-measured at different moments. The constants are what was seen; `spread=` replaces them.
+Nothing here is the test of `attn_exp.core.paired_test`, which holds for interleaved rounds alone. A ratio's interval
+combines both cells' own intervals over rounds with the spread between rows: how far two equal things lie apart because
+they were measured at different moments. The constants are what was seen; `spread=` replaces them.
 """
 
 import math
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from attn_exp.calibration import device_key
-from attn_exp.compare.cell import Cell, Metric
-from attn_exp.compare.result import Result
-from attn_exp.verdict import DELTA_FLOOR
+from attn_exp.core.paired_test import DELTA_FLOOR
+from attn_exp.results.calibration import device_key
+from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.result import Result
 
 # Twelve medians of one call, one after another on an H200 under its power cap, spread by 0.8 to 2.2 %.
 POWER_CAPPED_SPREAD = 0.022

@@ -13,11 +13,11 @@ import msgspec
 
 from attn_exp.compare.sheet import Page, Sheet, Tone, commands_of, printable
 from attn_exp.compare.web import html
-from attn_exp.errors import UserError
-from attn_exp.tables import WIDTH, fitted, grid
+from attn_exp.core.errors import UserError
+from attn_exp.core.text import WIDTH, fitted, grid
 
 if TYPE_CHECKING:
-    from attn_exp.charts.style import Chart
+    from attn_exp.plots.style import Chart
 
 # Of what would decide, a screen shows the first few; files have all.
 _COMMANDS_SHOWN = 8

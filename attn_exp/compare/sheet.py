@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attn_exp.tables import figures, plain
+from attn_exp.core.text import figures, plain
 
 # How a value is written; percent (two decimals and a sign) and half (one decimal) are of shares.
 Form = Literal["text", "figure", "ratio", "percent", "half"]

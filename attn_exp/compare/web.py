@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from attn_exp.compare.sheet import Column, Page, Sheet, commands_of
 
 if TYPE_CHECKING:
-    from attn_exp.charts.style import Chart
+    from attn_exp.plots.style import Chart
 
 _LONG = 60
 
@@ -110,7 +110,7 @@ def _kind(column: Column, texts: Sequence[str]) -> str:
 def _charts(drawn: "Sequence[Chart]") -> str:
     if not drawn:
         return ""
-    from attn_exp.charts.style import svg
+    from attn_exp.plots.style import svg
 
     labels = [escape(f"{one.title}. {one.caption}") for one in drawn]
     figures = [

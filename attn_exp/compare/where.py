@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.case import DTYPES
-from attn_exp.compare.cell import Cell
-from attn_exp.compare.fields import Getter, distinct, fields, getter
-from attn_exp.errors import UserError, nearest
+from attn_exp.core.case import DTYPES
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.results.cell import Cell
+from attn_exp.results.fields import Getter, distinct, fields, getter
 
 Test = Callable[[Cell], bool]
 _TOKEN = re.compile(

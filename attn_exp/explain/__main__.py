@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attn_exp.errors import UserError, nearest
+from attn_exp.core.errors import UserError, nearest
 
 MISTAKE = 2
 _KEYS = ("plots", "uri", "folder")
@@ -33,8 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0 if arguments else MISTAKE
     from attn_exp.explain.find import find
-    from attn_exp.explain.page import job_page
-    from attn_exp.explain.sweep_page import sweep_page
+    from attn_exp.explain.page import job_page, sweep_page
 
     try:
         word, options = _split(arguments)
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         # Names and reasons may come from anywhere: they must not steer a terminal.
         print("".join(letter if letter.isprintable() or letter == "\n" else " " for letter in page), flush=True)
         if "plots" in options:
-            from attn_exp.explain.picture import write_picture
+            from attn_exp.explain.page import write_picture
 
             written = write_picture(found, Path(options["plots"]))
             print("\n" + ("; ".join(map(str, written)) if written else "there is no rate to draw a roofline of"))

@@ -4,12 +4,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_exp.compare.mlflow import read_run, read_store
-from attn_exp.compare.read import read_files, read_folder, sweep_folders
-from attn_exp.compare.result import Result
-from attn_exp.errors import UserError, nearest
-from attn_exp.record import FILE_NAME
-from attn_exp.trackers.location import DEFAULT_URI
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.record import FILE_NAME
+from attn_exp.results.read import read_files, read_folder, sweep_folders
+from attn_exp.results.result import Result
+from attn_exp.tracking.location import DEFAULT_URI
+from attn_exp.tracking.mlflow_read import read_run, read_store
 
 _SHOWN = 60
 _RUN = re.compile(r"[0-9a-f]{32}")

@@ -2,18 +2,163 @@
 
 import textwrap
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from attn_exp.compare.result import Result
-from attn_exp.errors import UserError
+from attn_exp.compare.join import way
+from attn_exp.core.errors import UserError
+from attn_exp.core.flags import flag_notes
+from attn_exp.core.profile import FOLDER
+from attn_exp.core.record import LOG_NAME, Record, RecordError, write_whole
+from attn_exp.core.roofline import Roof, roof_of
+from attn_exp.core.text import SHORT, WIDTH, figures, grid
+from attn_exp.explain.find import Found
 from attn_exp.explain.kernel_tables import kernel_tables
-from attn_exp.explain.rivals import standing
-from attn_exp.flags import flag_notes
-from attn_exp.record import LOG_NAME, Record, RecordError
-from attn_exp.report import duration, time_text
-from attn_exp.roofline import roof_of
-from attn_exp.store import near
-from attn_exp.tables import WIDTH, figures
+from attn_exp.explain.rivals import kind, short, standing
+from attn_exp.plots.roofline import roofline_chart
+from attn_exp.plots.style import MISSING, available, save
+from attn_exp.results.read import read_folder
+from attn_exp.results.result import Result, named
+from attn_exp.results.store import near
+from attn_exp.results.table import duration, time_text
+
+# One page: a sweep of more cases has comparisons.
+_CASES = 6
+
+
+def sweep_page(found: Found) -> str:
+    """A table a case, the fastest first, and below it who ran the same kernel."""
+    groups: dict[Any, list[Result]] = defaultdict(list)
+    for result in found.results:
+        groups[result.case, way(result), result.device_name].append(result)
+    cases = "one case" if len(groups) == 1 else f"{len(groups)} cases"
+    parts = [f"sweep {found.results[0].sweep}: {len(found.results)} jobs on {cases}"]
+    for key, results in list(groups.items())[:_CASES]:
+        passes = results[0].measuring.passes
+        several = sorted(named(results), key=lambda one: (one.status != "ok", _sum_us(one), one.label))
+        # Without a device: what could not be measured knows none.
+        parts.append(
+            "\n".join([f"{key[0].label()}, {results[0].device_name}".rstrip(", "), "", _table(several, passes)])
+        )
+        parts += ["\n".join(lines) for lines in [same_kernels(several)] if lines]
+    if len(groups) > _CASES:
+        parts.append(f"and {len(groups) - _CASES} more cases: python -m attn_exp.compare sweep=NAME has them all")
+    parts += [f"skipped: {said}" for said in found.broken]
+    parts.append("a page about one job: python -m attn_exp.explain SWEEP/JOB")
+    return "\n\n".join(parts)
+
+
+def same_kernels(results: Sequence[Result]) -> list[str]:
+    """For each pass, who spent most of it in which kernel; those of one kernel stand together.
+
+    Nothing is said of operators: SDPA's are one wrapper around whatever computes it.
+    """
+    lines: list[str] = []
+    if kind(results[0]) != "kernel":
+        return lines
+    for direction in SHORT:
+        ran: dict[str, list[str]] = defaultdict(list)
+        for result in results:
+            if result.status == "ok" and direction in result.kernels:
+                ran[result.kernels[direction]].append(result.label)
+        for name, labels in sorted(ran.items(), key=lambda one: -len(one[1])):
+            who = f"{', '.join(labels)} ran one and the same kernel:" if len(labels) > 1 else f"{labels[0]} alone ran"
+            lines.append(f"{direction}: {who} {short(name)}")
+    return lines
+
+
+def _table(results: Sequence[Result], passes: Sequence[str]) -> str:
+    rows = []
+    for result in results:
+        row = {"backend": result.label, "status": result.status}
+        for direction in passes:
+            for name, head in (("time_us", "us"), ("tflops", "TFLOPS")):
+                value = result.metrics.get(f"{direction}/{name}")
+                row[f"{SHORT[direction]} {head}"] = "" if value is None else figures(value)
+        rows.append(row)
+    return grid(rows, list(rows[0]))
+
+
+def _sum_us(result: Result) -> float:
+    return sum(value for name, value in result.metrics.items() if name.endswith("/time_us") and name.count("/") == 1)
+
+
+PAGE = "explain.txt"
+# No further picture is begun after so long; a page takes milliseconds.
+LIMIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The files of one job, by the name of its folder."""
+
+    job: str
+    files: tuple[Path, ...]
+
+
+def keep_pages(folder: Path, *, pictures: bool) -> list[Kept]:
+    """Write `explain.txt` and `roofline.svg` and `.png` into the `profiles/` of every job of a sweep that has one."""
+    began, kept = time.monotonic(), []
+    rivals: dict[Any, list[Result]] = defaultdict(list)
+    results = read_folder(folder).results
+    for result in results:
+        # Every page looks at its own rivals alone: a thousand times a thousand is a million.
+        rivals[result.case, way(result), result.device_name].append(result)
+    for job in results:
+        same = rivals[job.case, way(job), job.device_name]
+        own = job.path.parent / FOLDER
+        if job.status != "ok" or not own.is_dir():
+            continue
+        write_whole(own / PAGE, f"{job_page(job, same)}\n".encode())
+        files = [own / PAGE]
+        if pictures and available() and time.monotonic() - began < LIMIT_S:
+            files += _picture(job, tuple(same), own)
+        kept.append(Kept(job.job, tuple(files)))
+    return kept
+
+
+def _picture(job: Result, results: tuple[Result, ...], folder: Path) -> list[Path]:
+    try:
+        return write_picture(Found(results, job), folder)
+    except UserError:
+        return []
+
+
+def write_picture(found: Found, folder: Path) -> list[Path]:
+    """Write `roofline.svg` and `.png` into `folder`; their paths, none where there is no rate to draw.
+
+    Raises:
+        UserError: there is no matplotlib, or the folder cannot be written.
+    """
+    if not available():
+        raise UserError(MISSING)
+    job = found.job
+    shown = [one for one in found.results if job is None or (one.case, way(one)) == (job.case, way(job))]
+    # The last is the one whose device and data type count.
+    chart = roofline_chart([*(one for one in shown if one is not job), *([job] if job else [])], _measured(found))
+    if chart is None:
+        return []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return save(chart, folder)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with plots=FOLDER") from error
+
+
+def _measured(found: Found) -> dict[str, Roof]:
+    """By pass, where a job stands by the bytes that DRAM really moved."""
+    if found.job is None:
+        return {}
+    try:
+        record = found.job.record()
+    except RecordError:
+        return {}
+    roofs = {direction: roof_of(record, direction) for direction in record.request.measuring.passes}
+    return {direction: roof for direction, roof in roofs.items() if roof is not None and roof.measured}
+
 
 _BEYOND = "there is no job on the same case beside it"
 

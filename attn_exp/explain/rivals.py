@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable
 
-from attn_exp.compare.grouping import way
-from attn_exp.compare.result import Result, named
-from attn_exp.flags import flag_marks
-from attn_exp.tables import SHORT, figures
+from attn_exp.compare.join import way
+from attn_exp.core.flags import flag_marks
+from attn_exp.core.text import SHORT, figures
+from attn_exp.results.result import Result, named
 
 
 def rivals_of(job: Result, results: Iterable[Result], direction: str) -> list[Result]:

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.attempt import Attempt
-from attn_exp.errors import how_it_ended
-from attn_exp.machine import Machine
-from attn_exp.prepare import prepare
-from attn_exp.profile import Profile, profile_folder
+from attn_exp.core.errors import how_it_ended
+from attn_exp.core.process import die_with_parent
+from attn_exp.core.profile import Profile, profile_folder
+from attn_exp.core.record import LOG_NAME, read_record
 from attn_exp.profilers.base import Early, Subject, load_profiler
-from attn_exp.profilers.second_pass import tried
-from attn_exp.record import LOG_NAME, read_record
-from attn_exp.worker import die_with_parent
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.device import Machine
+from attn_exp.worker.prepare import prepare
+from attn_exp.worker.profile_pass import tried
 
 _RESULT = "profile.json"
 

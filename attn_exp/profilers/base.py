@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from attn_exp.backends.base import Backend, made_from
-from attn_exp.case import Case
-from attn_exp.machine import Machine
-from attn_exp.profile import Profile
-from attn_exp.record import Record, Request
+from attn_exp.core.case import Case
+from attn_exp.core.profile import Profile
+from attn_exp.core.record import Record, Request
 from attn_exp.timers.loop import Call
+from attn_exp.worker.device import Machine
 
 
 @dataclass(frozen=True)

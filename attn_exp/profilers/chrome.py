@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from attn_exp.profile import ProfiledKernel
+from attn_exp.core.profile import ProfiledKernel
 
 # The range around each call in a trace: `PREFIX` and the pass. Whatever is launched outside of them is no part of it.
 PREFIX = "attn_exp:"

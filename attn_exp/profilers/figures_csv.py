@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from attn_exp.profile import ProfiledKernel
+from attn_exp.core.profile import ProfiledKernel
 
 
 def kernels_csv(kernels: Sequence[ProfiledKernel]) -> str:

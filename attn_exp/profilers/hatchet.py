@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_exp.profile import ProfiledKernel
+from attn_exp.core.profile import ProfiledKernel
 
 _TIME = "time (ns)"
 _SAMPLES = "num_samples"

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from attn_exp.backends.package import Unavailable
-from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.core.profile import Profile, ProfiledKernel
+from attn_exp.core.record import LOG_NAME, write_whole
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.inductor_code import read_generated
 from attn_exp.profilers.inductor_run import BANDWIDTH, CODE, Graph, compile_again, graphs_in
 from attn_exp.profilers.inductor_table import Bandwidth, read_bandwidth, row_of, table_csv
-from attn_exp.record import LOG_NAME, write_whole
 
 _TABLE, _BANDWIDTH_LOG = "kernels.csv", "bandwidth.log"
 # What Inductor writes about a graph, and what it is called here: ATen as AOTAutograd made it, the same after Inductor's

@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.errors import how_it_ended, last_words
-from attn_exp.record import REQUEST_NAME, Request, write_whole
-from attn_exp.worker import die_with_parent, read_requests
+from attn_exp.core.errors import how_it_ended, last_words
+from attn_exp.core.process import die_with_parent
+from attn_exp.core.record import REQUEST_NAME, Request, write_whole
+from attn_exp.core.requests import read_requests
 
 # The code of a compiled graph among what Inductor writes about it, and the file of its bandwidth profile.
 CODE, BANDWIDTH = "output_code.py", "bandwidth.txt"
@@ -95,7 +96,7 @@ def main(arguments: list[str]) -> None:
     die_with_parent(int(arguments[-1]))
     import torch._inductor.config
 
-    from attn_exp.once import run_once
+    from attn_exp.worker.run_once import run_once
 
     # Whoever wants a bandwidth profile in a file gets every graph called while it is compiled, on inputs at random, and
     # torch 2.11 calls it without the argument that it takes: an error. The calls that follow are profiled anyway.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attn_exp.profile import ProfiledKernel
+from attn_exp.core.profile import ProfiledKernel
 from attn_exp.profilers.inductor_code import COLUMNS, Generated
 
 BANDWIDTH = ("ms", "gb", "gb_per_s", "share")

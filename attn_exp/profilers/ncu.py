@@ -11,16 +11,16 @@ from pathlib import Path
 import msgspec
 
 from attn_exp.backends.package import Unavailable
-from attn_exp.errors import how_it_ended
-from attn_exp.once import MARKER
-from attn_exp.profile import Profile
+from attn_exp.core.errors import how_it_ended
+from attn_exp.core.profile import Profile
+from attn_exp.core.record import LOG_NAME, REQUEST_NAME, write_whole
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.ncu_csv import CsvError, read_launches
+from attn_exp.profilers.ncu_marker import MARKER
 from attn_exp.profilers.ncu_metrics import Counter, counters_for, known_names, own_counter
 from attn_exp.profilers.ncu_program import NcuError, ask, check_version, failure, find_program, plain_environment
 from attn_exp.profilers.ncu_table import kernels, pass_figures, split_passes
-from attn_exp.record import LOG_NAME, REQUEST_NAME, write_whole
 
 _REPORT, _TABLE, _RAW = "report.ncu-rep", "kernels.csv", "launches.csv"
 CLOCKS = ("none", "base")

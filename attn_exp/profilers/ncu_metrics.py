@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.errors import nearest
+from attn_exp.core.errors import nearest
 from attn_exp.profilers.ncu_program import NcuError
 
 # How the values of several kernels make one: a sum, or a mean weighted by time.

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from attn_exp.profile import ProfiledKernel
+from attn_exp.core.profile import ProfiledKernel
 from attn_exp.profilers.ncu_csv import CsvError, Launch
 from attn_exp.profilers.ncu_metrics import Counter
 

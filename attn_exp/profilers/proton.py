@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from attn_exp.backends.package import Unavailable
-from attn_exp.errors import first_line
-from attn_exp.profile import Profile, ProfiledKernel
+from attn_exp.core.errors import first_line
+from attn_exp.core.profile import Profile, ProfiledKernel
+from attn_exp.core.record import write_whole
 from attn_exp.profilers.apart import ProcessLost, profile_apart
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.hatchet import kernels_of, rates, read_tree
 from attn_exp.profilers.proton_session import begin, load_proton, run_passes
-from attn_exp.record import write_whole
 
 # CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, as Proton words it.
 _HELD = re.compile(r"cupti\w+ with error 39\b")

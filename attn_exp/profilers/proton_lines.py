@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attn_exp.backends.package import Unavailable
-from attn_exp.profile import Profile
+from attn_exp.core.profile import Profile
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.hatchet import Line, lines_of, read_tree
 from attn_exp.profilers.proton_session import begin, load_proton, run_passes, version

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.backends.package import Package, Unavailable
-from attn_exp.ceilings import synchronize
-from attn_exp.errors import first_line
+from attn_exp.core.errors import first_line
+from attn_exp.core.roofline import work_of
 from attn_exp.profilers.base import Subject
-from attn_exp.roofline import work_of
+from attn_exp.timers.sync import synchronize
 
 _PACKAGE = Package("triton", "triton.profiler", "pip install 'triton>=3.6,<3.8'")
 

@@ -5,7 +5,7 @@ What a serving engine or a compiled training step sees: the same kernels without
 
 import torch
 
-from attn_exp.errors import first_line
+from attn_exp.core.errors import first_line
 from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.loop import Block, Call, Cost
 

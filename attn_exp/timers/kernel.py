@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.profiler import profile
 
-from attn_exp.record import Kernel
+from attn_exp.core.record import Kernel
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Call, Cost
 

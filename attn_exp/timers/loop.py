@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from attn_exp.record import Timing
-from attn_exp.stats import log_half_width, round_medians
+from attn_exp.core.record import Timing
+from attn_exp.core.stats import log_half_width, round_medians
 
 Call = Callable[[], Any]
 

@@ -1,6 +1,6 @@
 """Workloads: what is computed around the attention, nothing or a transformer block."""
 
-from attn_exp.case import Case
+from attn_exp.core.case import Case
 from attn_exp.workloads.attention import AttentionAlone
 from attn_exp.workloads.base import Workload
 from attn_exp.workloads.block import BlockWorkload

@@ -1,10 +1,10 @@
 """The attention alone: a backend's own calls."""
 
+from attn_exp.attention.inputs import Inputs, make_inputs
+from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.backends.base import Backend, Calls
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs, make_inputs
-from attn_exp.record import Work
-from attn_exp.tolerance import Expected, expected
+from attn_exp.core.case import Case
+from attn_exp.core.record import Work
 
 
 class AttentionAlone:
@@ -23,5 +23,5 @@ class AttentionAlone:
         return backend.prepare(case, inputs)
 
     def work(self, case: Case) -> dict[str, Work]:
-        """Nothing: attn_exp.flops has it in closed form."""
+        """Nothing: attn_exp.core.flops has it in closed form."""
         return {}

@@ -2,10 +2,10 @@
 
 from typing import Any, Protocol
 
+from attn_exp.attention.tolerance import Expected
 from attn_exp.backends.base import Backend, Calls
-from attn_exp.case import Case
-from attn_exp.record import Work
-from attn_exp.tolerance import Expected
+from attn_exp.core.case import Case
+from attn_exp.core.record import Work
 
 
 class Workload(Protocol):

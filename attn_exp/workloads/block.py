@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attn_exp.backends.base import NO_FUNCTION, Attention, Backend, Calls, autograd_backward, calls_of
-from attn_exp.backends.eager import formula, hidden_keys, masked
+from attn_exp.attention.autograd import Attention, autograd_backward
+from attn_exp.attention.formula import formula, hidden_keys, masked
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.reference import reference_attention
+from attn_exp.attention.tolerance import PART_SCORES, Expected, Tolerance, bounds
+from attn_exp.backends.base import NO_FUNCTION, Backend, Calls, calls_of
 from attn_exp.backends.package import Refused
-from attn_exp.backends.reference import reference_attention
-from attn_exp.case import PASSES, Case
-from attn_exp.flops import flops
-from attn_exp.inputs import make_inputs
-from attn_exp.record import Work
-from attn_exp.tolerance import PART_SCORES, Expected, Tolerance, bounds
+from attn_exp.core.case import PASSES, Case
+from attn_exp.core.flops import flops
+from attn_exp.core.record import Work
 from attn_exp.workloads.block_inputs import BlockInputs
 
 # Standard deviation of the scores. With flat ones attention averages over thousands of keys and nearly vanishes beside

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attn_exp.backends.base import Attention
-from attn_exp.case import Case
+from attn_exp.attention.autograd import Attention
+from attn_exp.core.case import Case
 from attn_exp.workloads.rotary import rotary_tables, rotate
 
 _EPS = 1e-6

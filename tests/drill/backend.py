@@ -7,9 +7,9 @@ from pathlib import Path
 
 from crashers import ExhaustsMemory, Exits, Hangs, Segfaults, _Hurts
 
+from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs
+from attn_exp.core.case import Case
 from drill.plan import struck
 
 _FAULTS = {

@@ -7,9 +7,9 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
-from attn_exp.record import FILE_NAME, Record, RecordError, read_record
-from attn_exp.trackers.base import metrics as shown
-from attn_exp.trackers.writers import LOCK_NAME
+from attn_exp.core.record import FILE_NAME, Record, RecordError, read_record
+from attn_exp.tracking.base import metrics as shown
+from attn_exp.tracking.lock import LOCK_NAME
 from drill.command import Command
 from drill.plan import Plan
 

@@ -3,11 +3,11 @@
 import torch
 from fakes import Honest
 
+from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.reference import reference
 from attn_exp.backends.base import Calls
-from attn_exp.backends.reference import reference
 from attn_exp.backends.sdpa import Flash, Math, Sdpa
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs
+from attn_exp.core.case import Case
 
 
 class Asserts(Honest):

@@ -6,16 +6,16 @@ import pytest
 import torch
 from fakes import make_request
 
-from attn_exp.accuracy import inaccuracy
+from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.tolerance import expected
 from attn_exp.backends import cudnn_fp8
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Refused
-from attn_exp.case import E4M3, Case
-from attn_exp.ceilings import matmul_ceiling
-from attn_exp.hardware import datasheet_peak
-from attn_exp.inputs import make_inputs
-from attn_exp.measure import measure
-from attn_exp.tolerance import expected
+from attn_exp.core.case import E4M3, Case
+from attn_exp.core.hardware import datasheet_peak
+from attn_exp.worker.ceilings import matmul_ceiling
+from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu
 

@@ -9,19 +9,19 @@ import torch
 from cli import left_behind, run, runs
 from fakes import make_request
 
-from attn_exp.accuracy import tensor_error
+from attn_exp.attention.error import tensor_error
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.reference import reference
 from attn_exp.backends.base import load_backend
-from attn_exp.backends.reference import reference
-from attn_exp.case import Case
-from attn_exp.inputs import make_inputs
-from attn_exp.measure import measure
-from attn_exp.proofs.bench import Bench
-from attn_exp.proofs.clocks import the_flush_makes_caches_cold
-from attn_exp.record import Record
-from attn_exp.store import read_sweep
+from attn_exp.core.case import Case
+from attn_exp.core.paired_test import abba_order
+from attn_exp.core.record import Record
+from attn_exp.doctor.bench import Bench
+from attn_exp.doctor.clock_checks import the_flush_makes_caches_cold
+from attn_exp.results.store import read_sweep
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Entry, StoppingRule, sample, sample_rivals
-from attn_exp.verdict import abba_order
+from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu
 

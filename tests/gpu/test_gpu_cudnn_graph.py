@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from fakes import make_request
 
-from attn_exp.accuracy import inaccuracy
+from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.tolerance import expected
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Refused
-from attn_exp.case import Case
-from attn_exp.inputs import make_inputs
-from attn_exp.measure import measure
+from attn_exp.core.case import Case
 from attn_exp.timers.kernel import trace
-from attn_exp.tolerance import expected
+from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu
 

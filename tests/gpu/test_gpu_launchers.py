@@ -5,8 +5,8 @@ from collections import defaultdict
 import pytest
 from cli import records, run
 
-from attn_exp.gpus import visible_gpus
-from attn_exp.store import read_sweep
+from attn_exp.results.store import read_sweep
+from attn_exp.run.gpus import visible_gpus
 
 pytestmark = pytest.mark.gpu
 

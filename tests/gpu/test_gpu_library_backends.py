@@ -9,13 +9,13 @@ import torch
 import yaml
 
 import attn_exp
-from attn_exp.accuracy import inaccuracy
+from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.tolerance import expected
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Unavailable
-from attn_exp.case import Case
-from attn_exp.inputs import make_inputs
+from attn_exp.core.case import Case
 from attn_exp.timers.kernel import activities
-from attn_exp.tolerance import expected
 
 pytestmark = pytest.mark.gpu
 

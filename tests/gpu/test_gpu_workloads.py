@@ -6,10 +6,10 @@ import pytest
 from fakes import make_request
 from test_gpu import SDPA
 
-from attn_exp.case import Case
-from attn_exp.hardware import datasheet_peak
-from attn_exp.measure import measure
-from attn_exp.record import Compile
+from attn_exp.core.case import Case
+from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.record import Compile
+from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu
 

@@ -2,14 +2,14 @@
 
 import os
 
-import attn_exp.gpus
-import attn_exp.isolate
-from attn_exp.nvml import GpuInfo
+import attn_exp.run.gpus
+import attn_exp.run.worker_process
+from attn_exp.core.nvml import GpuInfo
 
 
 def gpus() -> list[GpuInfo]:
     return [GpuInfo(index, "Sleeper", f"GPU-fake-{index}") for index in range(int(os.environ["FAKE_GPUS"]))]
 
 
-attn_exp.gpus.list_gpus = gpus
-attn_exp.isolate.WORKER = "sleeper"
+attn_exp.run.gpus.list_gpus = gpus
+attn_exp.run.worker_process.WORKER = "sleeper"

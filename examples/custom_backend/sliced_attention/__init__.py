@@ -5,10 +5,10 @@ from functools import partial
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, Described, calls_of
 from attn_exp.backends.supports import Supports
-from attn_exp.case import Case
-from attn_exp.inputs import Inputs
+from attn_exp.core.case import Case
 
 
 class SlicedAttention(Described):

@@ -1,0 +1,1 @@
+"""The operator and its correctness: inputs, formula, float32 reference, tolerances."""

@@ -1,0 +1,43 @@
+"""The plain formula at fp8: float32, and rounded to e4m3 wherever a fused kernel has to hand codes on.
+
+Those are p before it meets v, the output, and in the backward p and ds before they meet the inputs, and the gradients.
+Scores and sums stay float32, as the matrix units give them. p is at most 1, so its scale is known; ds and what is
+written get their own amax / 448. Nobody is timed with it: it is what tolerances at fp8 are measured by.
+"""
+
+import torch
+
+from attn_exp.attention.formula import hidden_keys, masked
+from attn_exp.attention.inputs import E4M3_MAX, Inputs, rounded
+from attn_exp.core.case import Case
+
+_P_SCALE = 1 / E4M3_MAX
+
+
+@torch.no_grad()
+def fp8_formula(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
+    """`out`, and with gradients `dq`, `dk`, `dv`, of inputs in codes: the numbers that come out, in float32."""
+    numbers = inputs.numbers()
+    group = case.q_heads // case.kv_heads
+    q, d_out = numbers.q_bhsd, numbers.d_out_bhsd
+    k, v = (tensor.repeat_interleave(group, dim=1) for tensor in (numbers.k_bhsd, numbers.v_bhsd))
+    scores = q @ k.mT * case.head_dim**-0.5
+    slope = None
+    if case.softcap is not None:
+        bent = torch.tanh(scores / case.softcap)
+        scores, slope = case.softcap * bent, 1 - bent * bent
+    if masked(case):
+        scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
+    # Relative to its row's largest, as an online softmax has it, and divided by its sum at the end.
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    sums = weights.sum(-1, keepdim=True)
+    out = rounded(rounded(weights, _P_SCALE) @ v / sums)
+    if not with_gradients:
+        return {"out": out}
+    p = weights / sums
+    ds = p * (d_out @ v.mT - (d_out * out).sum(-1, keepdim=True))
+    ds = rounded(ds if slope is None else ds * slope)
+    scale = case.head_dim**-0.5
+    dq, dk, dv = ds @ k * scale, ds.mT @ q * scale, rounded(p, _P_SCALE).mT @ d_out
+    dk, dv = (tensor.unflatten(1, (case.kv_heads, group)).sum(2) for tensor in (dk, dv))
+    return {"out": out, "dq": rounded(dq), "dk": rounded(dk), "dv": rounded(dv)}

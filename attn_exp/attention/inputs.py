@@ -1,0 +1,175 @@
+"""Inputs of a case: seeded, normally distributed, never zeros (zeros draw less power and run faster)."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from attn_exp.core.case import Case
+
+# The largest finite e4m3 (arXiv:2209.05433, table 1).
+E4M3_MAX = 448.0
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Codes in `torch.float8_e4m3fn`, and the scale that they are multiplied by to be numbers."""
+
+    codes: torch.Tensor
+    scale: float
+
+    def numbers(self) -> torch.Tensor:
+        """What the codes mean, in float32."""
+        return self.codes.float() * self.scale
+
+
+def quantised(numbers: torch.Tensor, scale: float | None = None) -> Quantised:
+    """Round float32 numbers to codes; without a `scale` the largest number gets the largest code (amax / 448)."""
+    if scale is None:
+        # A tensor of zeros fits any scale.
+        scale = (numbers.abs().amax() / E4M3_MAX).item() or 1.0
+    # Whether a cast saturates or makes NaN of what is too large, PyTorch's versions do not agree.
+    return Quantised((numbers / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale)
+
+
+def rounded(numbers: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+    """The numbers as they come back from codes."""
+    return quantised(numbers, scale).numbers()
+
+
+_DISTRIBUTION = "normal(0, 1)"
+_QUANTISED = "normal(0, 1) in float32, then e4m3 with one scale a tensor (amax / 448)"
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What the codes of quantised inputs are multiplied by to be numbers, one factor a tensor."""
+
+    q: float
+    k: float
+    v: float
+    d_out: float
+
+
+class Given(Protocol):
+    """What a function is called with, and what its gradients are taken of: attention's tensors, or a block's."""
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """The function's arguments, in order."""
+        ...
+
+    @property
+    def leaves(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that the backward computes gradients of: operands, and weights if there are any."""
+        ...
+
+    @property
+    def gradient_names(self) -> tuple[str, ...]:
+        """What the gradient of each leaf is called in records."""
+        ...
+
+    @property
+    def d_out(self) -> torch.Tensor:
+        """The gradient of the output."""
+        ...
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors of a case, indexed (batch, heads, length, dim) and contiguous in the case's layout.
+
+    q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim), v (batch, kv_heads, kv_len, value_dim)
+    and d_out (batch, q_heads, q_len, value_dim), the gradient of the output. q, k and v require gradients if and only
+    if the backward pass is measured: saving for backward changes the forward's work. `scales` go with codes alone.
+    """
+
+    q_bhsd: torch.Tensor
+    k_bhsd: torch.Tensor
+    v_bhsd: torch.Tensor
+    d_out_bhsd: torch.Tensor
+    scales: Scales | None = None
+
+    @property
+    def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k and v."""
+        return self.q_bhsd, self.k_bhsd, self.v_bhsd
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """q, k and v: attention has no other arguments."""
+        return self.qkv
+
+    @property
+    def leaves(self) -> tuple[torch.Tensor, ...]:
+        """q, k and v: attention has no weights."""
+        return self.qkv
+
+    @property
+    def gradient_names(self) -> tuple[str, ...]:
+        """The gradients of q, k and v."""
+        return ("dq", "dk", "dv")
+
+    @property
+    def d_out(self) -> torch.Tensor:
+        """The output's gradient, as every function has one."""
+        return self.d_out_bhsd
+
+    def laid_out(self, layout: str) -> "Inputs":
+        """The same numbers, indexed as before, contiguous in `layout` (`bhsd` or `bshd`); copied only if they are not.
+
+        Copies are leaves of the graph: gradients are theirs.
+        """
+        tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
+        q, k, v, d_out = (_laid_out(tensor, layout) for tensor in tensors)
+        return Inputs(q, k, v, d_out, self.scales)
+
+    def numbers(self) -> "Inputs":
+        """What the tensors mean: these inputs themselves, and of codes the numbers in float32, without gradients."""
+        if self.scales is None:
+            return self
+        tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
+        scales = (self.scales.q, self.scales.k, self.scales.v, self.scales.d_out)
+        q, k, v, d_out = (
+            Quantised(codes.detach(), scale).numbers() for codes, scale in zip(tensors, scales, strict=True)
+        )
+        return Inputs(q, k, v, d_out)
+
+
+def distribution(case: Case) -> str:
+    """How the inputs of a case are distributed, in words."""
+    return _QUANTISED if case.quantised else _DISTRIBUTION
+
+
+def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
+    """Fresh inputs from `seed`; the same seed, device model and shapes give the same numbers."""
+    generator = torch.Generator(device).manual_seed(seed)
+    # Codes are rounded from numbers that are drawn in float32.
+    dtype: torch.dtype = torch.float32 if case.quantised else getattr(torch, case.dtype)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    q = normal(case.batch, case.q_heads, case.q_len, case.head_dim)
+    k = normal(case.batch, case.kv_heads, case.kv_len, case.head_dim)
+    v = normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
+    d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
+    made = _codes(q, k, v, d_out) if case.quantised else Inputs(q, k, v, d_out)
+    for tensor in made.qkv:
+        tensor.requires_grad_(with_gradients)
+    return made.laid_out(case.layout)
+
+
+def _codes(*numbers: torch.Tensor) -> Inputs:
+    q, k, v, d_out = (quantised(tensor) for tensor in numbers)
+    scales = Scales(q.scale, k.scale, v.scale, d_out.scale)
+    return Inputs(q.codes, k.codes, v.codes, d_out.codes, scales)
+
+
+def _laid_out(tensor_bhsd: torch.Tensor, layout: str) -> torch.Tensor:
+    if layout == "bhsd":
+        lying = tensor_bhsd.detach().contiguous()
+    else:
+        lying = tensor_bhsd.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    # `contiguous` gives the tensor itself where it lies so already.
+    return tensor_bhsd if lying.stride() == tensor_bhsd.stride() else lying.requires_grad_(tensor_bhsd.requires_grad)

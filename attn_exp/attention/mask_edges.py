@@ -1,0 +1,138 @@
+"""Edges: whether an output is as if a key at the edge of a query's mask were left out, or one beyond it let in.
+
+Among thousands of keys one weighs less than 16-bit rounding, so norms of errors cannot tell. But it moves an output in
+one known direction, v_j - out_i, and rounding spreads over all `value_dim` of them: on that direction the error is
+projected, in a sample of rows and in float64.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from attn_exp.attention.inputs import Inputs
+from attn_exp.core.case import Case
+
+# Scores of one head's sampled rows, and keys of all heads that are looked at: what float64 may take of memory.
+_SCORES = {"cuda": 1 << 21, "cpu": 1 << 17}
+_KEYS = 1 << 17
+_MOST_ROWS, _MOST_HEADS = 256, 8
+# A key whose weight is nearly all there is: its loss shows anyway.
+_HEAVIEST = 0.9
+# Of the movement that the key would cause, and in standard errors of the rounding seen beside it.
+_SHARE, _ERRORS = 0.5, 8.0
+# With fewer directions a row's own rounding is too badly known to be judged alone.
+_LEAST_DIM = 32
+# One key, and blocks: of unlike sizes the nearest still shows most of itself.
+_COUNTS = (1, 4, 16, 64)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Some rows of some heads: which keys (rows, kv_len) they see, what keys weigh, what comes out and what came out.
+
+    `weights` (heads, rows, kv_len) are of hidden keys those that they would have beside the seen ones.
+    """
+
+    first: torch.Tensor
+    last: torch.Tensor
+    weights: torch.Tensor
+    values: torch.Tensor
+    out: torch.Tensor
+    error: torch.Tensor
+
+
+@torch.no_grad()
+def edge_error(case: Case, inputs: Inputs, out_bhsd: torch.Tensor) -> str | None:
+    """What is wrong at the edges of the mask, as a sentence, or None.
+
+    `out_bhsd` (batch, q_heads, q_len, value_dim) is a backend's output on `inputs`. Codes are not looked at: e4m3 has
+    no numbers for the weights of single keys among thousands.
+    """
+    if case.quantised:
+        return None
+    sample = _sampled(case, inputs, out_bhsd)
+    found = [(what, *_moved(sample, keys, seen=seen)) for what, keys, seen in _edges(sample)]
+    # A block of keys shows in each part of it: named is what explains most rows, and nearest to wholly.
+    moved = [one for one in found if one[2]]
+    if not moved:
+        return None
+    what, share, rows, of = max(moved, key=lambda one: (one[2] / one[3], -abs(one[1] - 1)))
+    return f"out is as if {what}, in {rows} of {of} rows looked at, by {share:.2f} of what that would move"
+
+
+def _edges(sample: _Sample) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """What would be wrong, the keys (rows, kv_len) that it is about, and whether the rows should see them."""
+    key = torch.arange(sample.values.shape[1], device=sample.out.device)
+    first, last = sample.first[:, None], sample.last[:, None]
+    seen = (key >= first) & (key <= last)
+    for count in _COUNTS:
+        keys = "key" if count == 1 else f"{count} keys"
+        yield f"the last {keys} that a query sees were left out", seen & (key > last - count), True
+        yield f"the first {keys} that a query sees were left out", seen & (key < first + count), True
+    yield "the key after the last that a query sees were let in", key == last + 1, False
+    yield "the key before the first that a query sees were let in", key == first - 1, False
+
+
+def _sampled(case: Case, inputs: Inputs, out_bhsd: torch.Tensor) -> _Sample:
+    device = out_bhsd.device
+    dice = torch.Generator().manual_seed(case.kv_len)
+    count = min(case.q_len, _MOST_ROWS, max(8, _SCORES[device.type] // case.kv_len))
+    rows = torch.randperm(case.q_len, generator=dice)[:count].to(device)
+    most = max(1, min(_MOST_HEADS, _KEYS // case.kv_len))
+    heads = torch.randperm(case.batch * case.q_heads, generator=dice)[:most].to(device)
+    batch, q_head = heads // case.q_heads, heads % case.q_heads
+    kv_head = q_head // (case.q_heads // case.kv_heads)
+    q = inputs.q_bhsd[batch, q_head][:, rows].double()
+    k, v = inputs.k_bhsd[batch, kv_head].double(), inputs.v_bhsd[batch, kv_head].double()
+    scores = q @ k.mT * case.head_dim**-0.5
+    if case.softcap is not None:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    first, last = _seen(case, rows)
+    key = torch.arange(case.kv_len, device=device)
+    hidden = (key < first[:, None]) | (key > last[:, None])
+    weights = (scores - scores.masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True)).exp()
+    out = weights.masked_fill(hidden, 0.0) @ v
+    return _Sample(first, last, weights, v, out, out_bhsd[batch, q_head][:, rows].double() - out)
+
+
+def _seen(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first and the last key that each of these queries sees; the last comes before the first if it sees none."""
+    first, last = torch.zeros_like(rows), torch.full_like(rows, case.kv_len - 1)
+    if case.lengths is not None:
+        lengths = torch.tensor(case.lengths, device=rows.device)
+        ends = lengths.cumsum(0)
+        sequence = torch.searchsorted(ends, rows, right=True)
+        first, last = (ends - lengths)[sequence], ends[sequence] - 1
+    if case.causal:
+        last = torch.minimum(last, rows + case.offset)
+    if case.window is not None:
+        first = torch.maximum(first, rows + case.offset - case.window + 1)
+    return first, last
+
+
+def _moved(sample: _Sample, keys: torch.Tensor, *, seen: bool) -> tuple[float, int, int]:
+    """How far the error goes the way that wrong keys would take it (1 all of it), in how many rows, and of how many.
+
+    Rows are counted that cannot be rounding alone, or all of those looked at if their sum cannot be.
+    """
+    dim = sample.values.shape[-1]
+    weights = sample.weights * keys
+    weight = weights.sum(-1)
+    judged = (weight > 0) & (weight < _HEAVIEST) & (sample.first <= sample.last)
+    if not judged.any():
+        return 0.0, 0, 0
+    weight, error = weight[judged], sample.error[judged]
+    direction = (weights @ sample.values)[judged] / weight[:, None] - sample.out[judged]
+    # Leaving out keys of weight p moves the output by -p / (1 - p) of theirs - out, letting in by w / (1 + w).
+    step = -weight / (1 - weight) if seen else weight / (1 + weight)
+    length, along = direction.square().sum(-1), (error * direction).sum(-1)
+    beside = (error.square().sum(-1) - along.square() / length).clamp(min=0) / max(1, dim - 1)
+    known = step.square() * length
+    share = (step * along).sum() / known.sum()
+    if (share - 1).abs() < _SHARE and share > _ERRORS * (known * beside).sum().sqrt() / known.sum():
+        return float(share), len(step), len(step)
+    own = along / (step * length)
+    clear = (own > _SHARE) & (own < 2) & (along.square() > _ERRORS**2 * beside * length)
+    alone = int(clear.sum()) if dim >= _LEAST_DIM else 0
+    return (float(own[clear].median()) if alone else 0.0), alone, len(step)

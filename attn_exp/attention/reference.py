@@ -1,0 +1,128 @@
+"""The float32 reference that accuracy is judged against, computed in slices."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from attn_exp.attention.autograd import Attention
+from attn_exp.attention.formula import hidden_keys, masked
+from attn_exp.attention.inputs import Inputs
+from attn_exp.core.case import Case
+
+# Scores of one slice; larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200).
+SLICE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
+
+
+CAUSAL_ROWS = 1024
+
+
+def reference_forward(case: Case, inputs: Inputs) -> torch.Tensor:
+    """The output (batch, q_heads, q_len, value_dim) in float32. A query that sees no key gets zeros."""
+    return _sliced(case, inputs, with_gradients=False)[0]
+
+
+def reference(
+    case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """`out`, and with gradients `dq`, `dk`, `dv`: in `precision`, in the shapes of output, q, k and v.
+
+    Of codes, of the numbers that they mean: what quantising the inputs costs is no error of whoever computes with them.
+    """
+    found = _sliced(case, inputs, with_gradients=with_gradients, precision=precision)
+    return dict(zip(("out", "dq", "dk", "dv"), found, strict=False))
+
+
+def reference_attention(case: Case) -> Attention:
+    """The reference as a differentiable function of q, k and v, in their own precision: float32 or float64."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Reference.apply(q, k, v, case)  # type: ignore[no-untyped-call]
+        return out
+
+    return attention
+
+
+class _Reference(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, case: Case) -> torch.Tensor:
+        ctx.case = case
+        ctx.save_for_backward(q, k, v)
+        shape_of_out = q.new_empty(1).expand(*q.shape[:-1], v.shape[-1])
+        return _sliced(case, Inputs(q, k, v, shape_of_out), with_gradients=False, precision=q.dtype)[0]
+
+    @staticmethod
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v = ctx.saved_tensors
+        inputs = Inputs(q, k, v, d_out)
+        return *_sliced(ctx.case, inputs, with_gradients=True, precision=d_out.dtype)[1:], None
+
+
+@torch.no_grad()
+def _sliced(
+    case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
+    inputs = inputs.numbers()
+    device = inputs.q_bhsd.device
+    group = case.q_heads // case.kv_heads
+    # (batch * kv_heads, group, length, dim): the queries of a group share their keys.
+    q = inputs.q_bhsd.reshape(-1, group, case.q_len, case.head_dim)
+    d_out = inputs.d_out_bhsd.reshape(-1, group, case.q_len, case.value_dim)
+    k = inputs.k_bhsd.reshape(-1, 1, case.kv_len, case.head_dim)
+    v = inputs.v_bhsd.reshape(-1, 1, case.kv_len, case.value_dim)
+    out = torch.empty(d_out.shape, dtype=precision, device=device)
+    made = [out]
+    if with_gradients:
+        made += [torch.zeros(tensor.shape, dtype=precision, device=device) for tensor in (q, k, v)]
+    for heads, rows in _slices(case, len(q), device.type):
+        seen = slice(0, _last_seen_key(case, rows))
+        keys, values = k[heads, :, seen].to(precision), v[heads, :, seen].to(precision)
+        queries = q[heads, :, rows].to(precision) * case.head_dim**-0.5
+        scores = queries @ keys.mT
+        if case.softcap is not None:
+            scores = torch.tanh(scores / case.softcap)
+            slope = 1 - scores * scores  # d(softcap * tanh(s / softcap)) / ds, for the gradients
+            scores *= case.softcap
+        weights = _softmax(case, scores, rows)
+        out[heads, :, rows] = result = weights @ values
+        if with_gradients:
+            _, dq, dk, dv = made
+            d_result = d_out[heads, :, rows].to(precision)
+            dv[heads, :, seen] += (weights.mT @ d_result).sum(1, keepdim=True)
+            d_scores = d_result @ values.mT
+            d_scores -= (d_result * result).sum(-1, keepdim=True)
+            d_scores *= weights
+            if case.softcap is not None:
+                d_scores *= slope
+            dq[heads, :, rows] = d_scores @ keys * case.head_dim**-0.5
+            dk[heads, :, seen] += (d_scores.mT @ queries).sum(1, keepdim=True)
+    shapes = (inputs.d_out_bhsd, *inputs.qkv)
+    return tuple(tensor.reshape(like.shape) for tensor, like in zip(made, shapes, strict=False))
+
+
+def _softmax(case: Case, scores: torch.Tensor, rows: slice) -> torch.Tensor:
+    if not masked(case):
+        return torch.softmax(scores, dim=-1)
+    hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device)[:, : scores.shape[-1]]
+    weights = torch.softmax(scores.masked_fill_(hidden, float("-inf")), dim=-1)
+    return weights.masked_fill_(hidden.all(-1, keepdim=True), 0.0)
+
+
+def _last_seen_key(case: Case, rows: slice) -> int:
+    """One past the last key that any of these queries sees, at least 1: the rest need not be computed."""
+    if not case.causal:
+        return case.kv_len
+    last: int = rows.stop + case.offset
+    return max(1, min(case.kv_len, last))
+
+
+def _slices(case: Case, heads: int, device: str) -> Iterator[tuple[slice, slice]]:
+    """Slices over key-value heads and, where one head's scores are too large, over queries."""
+    row_bytes = 4 * (case.q_heads // case.kv_heads) * case.kv_len
+    rows_that_fit = max(1, SLICE_BYTES[device] // row_bytes)
+    # Under a causal mask shorter slices skip more of what is hidden.
+    rows_at_once = min(case.q_len, rows_that_fit, CAUSAL_ROWS if case.causal else case.q_len)
+    heads_at_once = max(1, rows_that_fit // rows_at_once)
+    for head in range(0, heads, heads_at_once):
+        for row in range(0, case.q_len, rows_at_once):
+            yield slice(head, min(head + heads_at_once, heads)), slice(row, min(row + rows_at_once, case.q_len))

@@ -1,0 +1,131 @@
+"""Duels: the command that would decide what two separate measurements leave open."""
+
+import shlex
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Any
+
+from attn_exp.core.case import Case
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.record import Compile
+from attn_exp.core.text import flat, word
+from attn_exp.results.cell import Cell
+from attn_exp.results.result import Result
+
+# Sizes that a model brings along; all other fields of a case are keys of their own.
+_OF_MODEL = ("q_heads", "kv_heads", "head_dim", "value_dim")
+_DEFAULT_TIMER = {"cuda": "device", "cpu": "cpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """Two cells of one case that cannot be told apart, or that would tell more side by side, and how to do that."""
+
+    a: Cell
+    b: Cell
+    command: str
+
+
+def duels(pairs: Sequence[tuple[Cell, Cell]]) -> tuple[Duel, ...]:
+    """The duels of pairs of cells, each pair of one case and pass; one command where both passes are open."""
+    passes: dict[Any, set[str]] = defaultdict(set)
+    for a, b in pairs:
+        passes[frozenset((a.result.key, b.result.key))].add(a.direction)
+    return tuple(
+        Duel(a, b, duel_command(a.result, b.result, passes[frozenset((a.result.key, b.result.key))])) for a, b in pairs
+    )
+
+
+def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
+    """The command that measures two backends side by side on the case of `a`, which is that of `b`.
+
+    A comment of the shell's where there is none: a duel compiles all its rivals alike, or none.
+    """
+    if a.compile != b.compile:
+        return _comment(f"{a.label} and {b.label} are compiled differently: no duel can set that for one rival")
+    words = ["python", "-m", "attn_exp.duel", *_rival("a", a), *_rival("b", b), *case_words(a.case, a.model)]
+    if set(passes) == {"forward"}:
+        # A backward needs its forward.
+        words.append("passes=[forward]")
+    if a.device == "cpu":
+        words.append("device=cpu")
+    if a.measuring.timer != _DEFAULT_TIMER.get(a.device):
+        words.append(f"timer={a.measuring.timer}")
+    if a.measuring.regime != "sustained":
+        words.append(f"regime={a.measuring.regime}")
+    if a.device == "cuda" and a.measuring.l2 != "cold":
+        words.append(f"l2={a.measuring.l2}")
+    return shlex.join([*words, *_compile_words(a.compile)])
+
+
+def _comment(text: str) -> str:
+    """The text as a comment, whatever a record put into it."""
+    return f"# {' '.join(text.split())}"
+
+
+def _compile_words(compiled: Compile) -> list[str]:
+    if compiled.mode == "none":
+        return []
+    more = [f"++compile.options.{name}={word(value)}" for name, value in flat(compiled.options).items()]
+    return [f"compile={compiled.mode}", *(["compile.fullgraph=true"] if compiled.fullgraph else []), *more]
+
+
+def case_words(case: Case, model: str) -> list[str]:
+    """The choices that compose to a case: its model's name if that alone brings its sizes, else the sizes."""
+    words = [f"dtype={_dtypes().get(case.dtype, case.dtype)}"]
+    if _sizes(_yaml(f"model/{model}")) == {name: getattr(case, name) for name in _OF_MODEL}:
+        words.append(f"model={model}")
+    else:
+        # On top of the default model, whose value_dim follows head_dim and which has no embedding.
+        names = _OF_MODEL[:3] if case.value_dim == case.head_dim else _OF_MODEL
+        words += [f"model.{name}={getattr(case, name)}" for name in names]
+    for field in fields(Case):
+        value = getattr(case, field.name)
+        # Truth values are always given: the command line's default need not be the case's.
+        told = field.default is MISSING or value != field.default or isinstance(value, bool)
+        if field.name in (*_OF_MODEL, "dtype", "q_len", "kv_len") or not told:
+            continue
+        words.append(f"{field.name}={word(value)}")
+    return [*words, *([f"seq_len={case.q_len}"] if case.square else [f"q_len={case.q_len}", f"kv_len={case.kv_len}"])]
+
+
+def _rival(letter: str, result: Result) -> list[str]:
+    """One rival's backend and those of its options that its YAML does not bring."""
+    name, options = str(result.backend.get("name")), dict(result.backend)
+    own = _yaml(f"backend/{name}")
+    base = name if own else "eager"
+    known = own or _yaml("backend/eager")
+    words = [f"{letter}={base}"]
+    words += [
+        f"{letter}.{key}={word(value)}"
+        for key, value in flat(options).items()
+        if flat(known).get(key, MISSING) != value
+    ]
+    return words
+
+
+def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
+    q_heads, embedding = model.get("q_heads"), model.get("embedding")
+    head_dim = model.get("head_dim") or (embedding // q_heads if embedding and q_heads else None)
+    kv_heads, value_dim = model.get("kv_heads") or q_heads, model.get("value_dim") or head_dim
+    return {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
+
+
+@cache
+def _yaml(name: str) -> dict[str, Any]:
+    """A choice of the configuration by `group/name`; empty if there is none of that name."""
+    import yaml
+
+    path = conf_folder() / f"{name}.yaml"
+    found = yaml.safe_load(path.read_text()) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+@cache
+def _dtypes() -> dict[str, str]:
+    """The name of each data type's choice: `bfloat16` is `bf16`."""
+    return {
+        str(_yaml(f"dtype/{path.stem}").get("name")): path.stem for path in (conf_folder() / "dtype").glob("*.yaml")
+    }

@@ -1,0 +1,204 @@
+"""Keys: whether a composed configuration has any that nothing reads.
+
+Hydra refuses an unknown key, but not one with a `+` before it, nor one in a file of the user's own.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError, nearest, no_config_dir
+
+
+def sentence(error: Exception) -> str:
+    """What was typed wrong, and what is right, in one sentence; `error` is a UserError, or Hydra's or OmegaConf's."""
+    if isinstance(error, UserError):
+        return str(error)
+    text = f"{error}" if error.args and str(error) else f"{error.__cause__}"
+    if isinstance(error, OverrideParseException):
+        # What else its message says of a sweep is told below.
+        text = f"Error parsing override '{error.override}'\n{text}"
+    for explain in (_no_folder, _unknown_option, _there_already, _unknown_key, _several_values, _sweep, _grammar):
+        said = explain(text)
+        if said:
+            return said
+    return " ".join(text.split())
+
+
+def _no_folder(text: str) -> str | None:
+    found = re.search(r"Additional config directory '([^']*)' not found", text)
+    return no_config_dir(found[1]) if found else None
+
+
+def _unknown_option(text: str) -> str | None:
+    """`Could not find 'backend/flsh'`, and for a group that may be chosen only with `+`."""
+    # Of a list of choices Hydra says that it could not load one, and not which there are.
+    found = re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text)
+    if found:
+        group, option = found.groups()
+        listed = [line for line in text.splitlines() if line.startswith("\t") and "=" not in line]
+        options = [line.strip() for line in listed]
+        options = options or sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+        near = nearest(option, options)
+        return f"{group}={option} does not exist: {near}the choices are {', '.join(options)}"
+    found = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)
+    if found:
+        group = found[1]
+        return f"{group} is not chosen by default: write +{group}=..."
+    found = re.search(r"Could not find '([^']+)'", text)
+    return f"{found[1]} does not exist" if found else None
+
+
+def _unknown_key(text: str) -> str | None:
+    found = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
+    if not found:
+        return None
+    key = found[1] or found[2]
+    if (conf_folder() / key).is_dir():
+        several = f", or several in brackets: {key}=[NAME,NAME]" if key == "profiler" else f": {key}=NAME"
+        return f"{key} takes the name of a choice{several}"
+    if key.startswith("profiler."):
+        return _option_of_a_profiler(key)
+    if key == "launcher":
+        return f"there is no key 'launcher': did you mean 'hydra/launcher=...', one of {', '.join(_launchers())}?"
+    launcher = key.startswith("hydra.launcher.")
+    if launcher and key in _launcher_keys(conf_folder()):
+        return f"there is no key '{key}' without a launcher: choose hydra/launcher={', '.join(_launchers())} first"
+    keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
+    near = nearest(key, keys)
+    top = sorted(name for name in keys if launcher or "." not in name)
+    return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
+
+
+def _option_of_a_profiler(key: str) -> str:
+    """Its options are there only once it is chosen, since several may be."""
+    name = key.split(".")[1]
+    path = conf_folder() / "profiler" / f"{name}.yaml"
+    own = sorted(_flat(path, "") - {"name", "_target_"}) if path.exists() else []
+    options = f"; its options are {', '.join(own)}" if own else ""
+    return f"there is no key '{key}': options of a profiler come with it, choose profiler={name}{options}"
+
+
+def _there_already(text: str) -> str | None:
+    found = re.search(r"Either remove \+ prefix: '([^']*)'", text)
+    return f"that key is there already: write {found[1]} without the +" if found else None
+
+
+def _several_values(text: str) -> str | None:
+    if "Ambiguous value for argument" in text or "requires --multirun" in text:
+        return "several values need -m (--multirun): python -m attn_exp -m " + text.split("'")[1]
+    return None
+
+
+def _sweep(text: str) -> str | None:
+    if re.search(r"does not support sweep type|Unexpected type annotation.*Sweep", text, re.DOTALL):
+        return "a sweep takes a list of values or a range: batch=1,8,16 or batch='range(1,9)'"
+    return None
+
+
+def _grammar(text: str) -> str | None:
+    example = "for example backend=flash or batch=1,8,16"
+    if "Config group override" in text:
+        return f"a group takes the name of a choice, {example}"
+    found = re.search(r"Error parsing override '(.*)'\n", text)
+    return f"'{found[1]}' is not of the form key=value, {example}" if found else None
+
+
+def _keys(conf: Path) -> set[str]:
+    """All keys that the configuration has: plain ones, groups, and the keys inside of groups."""
+    keys = {path.name for path in conf.iterdir() if path.is_dir()}
+    keys |= _flat(conf / "config.yaml", "")
+    for path in conf.glob("*/*.yaml"):
+        if path.parent.name != "experiment":
+            keys |= _flat(path, f"{path.parent.name}.")
+    return {key for key in keys if not key.startswith(("hydra", "defaults"))}
+
+
+def _launchers() -> list[str]:
+    return sorted(path.stem for path in (conf_folder() / "hydra" / "launcher").glob("*.yaml"))
+
+
+def _launcher_keys(conf: Path) -> set[str]:
+    return {key for path in conf.glob("hydra/launcher/*.yaml") for key in _flat(path, "hydra.launcher.")}
+
+
+def _flat(path: Path, prefix: str) -> set[str]:
+    loaded = OmegaConf.load(path)
+    found: set[str] = set()
+    if isinstance(loaded, DictConfig):
+        for key, value in loaded.items_ex(resolve=False):
+            found.add(f"{prefix}{key!s}")
+            if isinstance(value, DictConfig):
+                found |= {f"{prefix}{key!s}.{inner!s}" for inner in value}
+    return found
+
+
+# Nodes that take the keys of our own files and no others. A backend, a profiler and a launcher check their own.
+_CLOSED = ("model", "dtype", "compile", "timer", "tracker", "isolation", "stopping")
+
+
+def check_keys(config: Mapping[str, Any]) -> None:
+    """Raise UserError for a key that neither the configuration declares nor any `${...}` in it refers to.
+
+    Args:
+        config: the whole configuration as a dictionary, not resolved, without its `hydra` node.
+    """
+    known = declared_keys()
+    given = [str(key) for key in config]
+    for group in _CLOSED:
+        node = config.get(group)
+        given += [f"{group}.{key}" for key in node] if isinstance(node, Mapping) else []
+    unknown = [key for key in given if key not in known]
+    if not unknown:
+        return
+    references = [text for text in _texts(config) if "${" in text]
+    for key in unknown:
+        name = re.escape(key.rpartition(".")[2])
+        if not any(re.search(rf"\$\{{.*(?<!\w){name}(?!\w)", text) for text in references):
+            raise UserError(_sentence(key, known))
+
+
+def _sentence(key: str, known: frozenset[str]) -> str:
+    if key == "experiment":
+        return "an experiment's file has to begin with the line # @package _global_, else none of its keys is set"
+    node, dot, name = key.rpartition(".")
+    there = sorted(one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == node)
+    near = nearest(name, there) or f"the keys{dot and ' of '}{node} are {', '.join(there)}; "
+    return f"there is no key '{key}': {near}one of your own has to be used by another, as in batch='${{{key}}}'"
+
+
+@functools.cache
+def declared_keys() -> frozenset[str]:
+    """Keys of the configuration and its groups, and those within the groups that take no others."""
+    conf = conf_folder()
+    top = _load(conf / "config.yaml")
+    found = {str(key) for key in top} | {path.name for path in conf.iterdir() if path.is_dir()}
+    found -= {"defaults", "hydra", "experiment"}
+    for group in _CLOSED:
+        nodes = [top.get(group, {}), *(_load(path) for path in (conf / group).glob("*.yaml"))]
+        found |= {f"{group}.{key}" for node in nodes for key in node}
+    return frozenset(found)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    # By libyaml, where it is: ten times as fast, and some forty files are read at every start.
+    found: dict[str, Any] = msgspec.yaml.decode(path.read_bytes()) or {}
+    return found
+
+
+def _texts(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping):
+        for value in node.values():
+            yield from _texts(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _texts(value)

@@ -1,0 +1,321 @@
+"""Jobs: from a composed configuration to the request that a worker gets, and the identity that names its folder."""
+
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from attn_exp.core.case import PASSES, Case, case_from_config
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError, check_name, nearest
+from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.record import Compile, Measuring, Request, Status, backend_label
+from attn_exp.core.redaction import held_secret
+from attn_exp.core.text import flat
+
+# What a value has to be that stands for one of such a type in a profiler's YAML.
+_KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
+
+
+def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The options of each profiler under `profiler`, its `name` and `_target_` among them; none by default.
+
+    Raises:
+        UserError: a profiler without a class, or with a name that its files could not lie under.
+    """
+    # None of them: Hydra leaves the key out for `profiler=[]`.
+    found = config.get("profiler") or {}
+    if not isinstance(found, dict):
+        raise UserError(f"profiler={found} is no choice of profilers: write profiler=torch or profiler=[proton,torch]")
+    if "_target_" in found:
+        name = found.get("name", "NAME")
+        raise UserError(f"a profiler of your own begins with the line '# @package profiler.{name}': add it to its YAML")
+    checked = [_checked(str(name), options) for name, options in found.items()]
+    # It joins what others found in this job, so it comes after them however they were typed.
+    return tuple(sorted(checked, key=lambda options: options["name"] == "inductor"))
+
+
+def size_limit_mb(config: dict[str, Any]) -> float:
+    """The largest file that a profiler may leave, in units of 10^6 bytes.
+
+    Raises:
+        UserError: it is no positive number.
+    """
+    limit = config["profiler_limit_mb"]
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit <= 0:
+        raise UserError(f"profiler_limit_mb={limit} is not a positive number of megabytes")
+    return float(limit)
+
+
+def _checked(name: str, options: Any) -> dict[str, Any]:
+    target = options.get("_target_") if isinstance(options, dict) else None
+    if not isinstance(target, str) or not target:
+        raise UserError(f"profiler.{name} has no class: choose profiler={name}, or set +profiler.{name}._target_=...")
+    if not name.isidentifier() or name in PASSES:
+        raise UserError(f"profiler.{name} cannot be the name of a profiler: use letters, digits and '_'")
+    for key, default in _defaults(conf_folder() / "profiler" / f"{name}.yaml", target).items():
+        value, kind = options.get(key), type(default)
+        right = type(value) is kind and (kind is not int or value > 0)
+        if kind in _KINDS and not right:
+            raise UserError(f"profiler.{name}.{key}={value} is {_KINDS[kind]}; it is {default} by default")
+    return {**options, "name": name}
+
+
+@cache
+def _defaults(path: Path, target: str) -> dict[str, Any]:
+    """What stands in the profiler's own YAML; nothing for a profiler of somebody else's, or of another class."""
+    found: dict[str, Any] = msgspec.yaml.decode(path.read_bytes()) if path.exists() else {}
+    return found if found.get("_target_") == target else {}
+
+
+GPU_TIMERS = ("device", "event", "kernel", "graph", "wall", "dispatch")
+CPU_TIMERS = ("cpu",)
+REGIMES = ("sustained", "burst")
+COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+L2_STATES = ("cold", "written")
+# What every configuration has.
+_GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping", "compile")
+_KEYS = (
+    "batch",
+    "q_len",
+    "kv_len",
+    "causal",
+    "align",
+    "passes",
+    "device",
+    "seed",
+    "sweep",
+    "folder",
+    "regime",
+    "l2",
+    "window",
+    "softcap",
+    "lengths",
+    "layout",
+    "workload",
+    "mlp_dim",
+    "caches",
+    "stop_on",
+    "profiler_timeout_s",
+    "profiler_limit_mb",
+)
+_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
+# Where results go says nothing about the job, and a tracking URI may hold a password.
+_NOT_KEPT = ("tracker", "folder", "dry_run", "plots")
+
+
+def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
+    """The request of one composed, resolved configuration.
+
+    Args:
+        config: the configuration without its `hydra` node.
+        gpus: the GPUs that may be used, for `device=auto`.
+
+    Raises:
+        UserError: whatever cannot be measured as typed.
+    """
+    _check_whole(config)
+    case = case_from_config(config)
+    device = resolve_device(str(config["device"]), gpus)[0]
+    backend = named(dict(config["backend"]))
+    check_name("sweep", config["sweep"])
+    measuring = _measuring(config, device)
+    compile_ = _compile(config["compile"])
+    _check_statuses(config["stop_on"])
+    kept = {key: value for key, value in config.items() if key not in _NOT_KEPT}
+    _check_no_secret(kept)
+    if not isinstance(config["caches"], bool):
+        raise UserError(f"caches={config['caches']} is neither true nor false")
+    return Request(
+        job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device)}",
+        sweep=config["sweep"],
+        model=str(config["model"].get("name", "custom")),
+        device=device,
+        case=case,
+        backend=backend,
+        measuring=measuring,
+        compile=compile_,
+        caches=config["caches"],
+        profilers=chosen_profilers(config),
+        profiler_limit_mb=size_limit_mb(config),
+        label=f"{backend_label(backend['name'], compile_)} {case.label()}",
+        config=kept,
+    )
+
+
+def _check_whole(config: dict[str, Any]) -> None:
+    """Raise UserError if something was deleted, or replaced by what it cannot be."""
+    for key in _GROUPS:
+        if not isinstance(config.get(key), dict):
+            raise UserError(f"{key} is not what it should be: leave ~{key} and {key}={{...}} out, choose {key}=...")
+    for key in _KEYS:
+        if key not in config:
+            raise UserError(f"there is no {key}: leave ~{key} out")
+    for group, key in _INSIDE:
+        if key not in config[group]:
+            raise UserError(f"{group} has no {key}: leave ~{group}.{key} out, or add {key} to its YAML")
+
+
+def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:
+    """`cpu` or `cuda`, and the GPUs that the choice allows.
+
+    Raises:
+        UserError: no such device.
+    """
+    if device == "cpu" or (device == "auto" and not gpus):
+        return "cpu", []
+    if device in ("auto", "cuda"):
+        if not gpus:
+            raise UserError("device=cuda needs an NVIDIA GPU and there is none here: use device=cpu or device=auto")
+        return "cuda", gpus
+    match = re.fullmatch(r"cuda:([0-9]{1,4})", device)
+    if not match:
+        raise UserError(f"device={device} is none of auto, cpu, cuda, cuda:N")
+    index = int(match[1])
+    if index >= len(gpus):
+        there = f"cuda:0 to cuda:{len(gpus) - 1}" if gpus else "none"
+        raise UserError(f"device={device} is not there; the GPUs here: {there}, use device=auto or device=cpu")
+    return "cuda", [gpus[index]]
+
+
+def named(backend: dict[str, Any]) -> dict[str, Any]:
+    """The backend's options with a name that is its own: a class from elsewhere never runs under one of our labels."""
+    target = backend.get("_target_")
+    if not isinstance(target, str) or not target:
+        raise UserError("the backend has no class: set backend._target_=package.module.Class, or choose backend=...")
+    _check_keys("backend", backend)
+    name = backend.get("name")
+    if name is not None:
+        check_name("backend.name", name)
+    ours = (conf_folder() / "backend" / f"{name}.yaml").exists()
+    if name is None or (ours and not target.startswith("attn_exp.backends.")):
+        name = re.split(r"[.:]", target)[-1].lower()
+    check_name("backend.name", name)
+    return {**backend, "name": name}
+
+
+def _check_keys(key: str, tree: Any) -> None:
+    """Raise UserError unless all keys are text: options are named, and their order says nothing."""
+    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        if isinstance(tree, dict) and not isinstance(name, str):
+            raise UserError(f"{key} has the key {name!r}, which is no text: write '{name}'")
+        _check_keys(f"{key}.{name}", value)
+
+
+def _measuring(config: dict[str, Any], device: str) -> Measuring:
+    timers = GPU_TIMERS if device == "cuda" else CPU_TIMERS
+    name = config["timer"]["name"]
+    timer = timers[0] if name == "auto" else name
+    if timer not in timers:
+        where = "a GPU" if device == "cuda" else "the CPU"
+        raise UserError(f"timer={name} does not measure on {where}: use timer={timers[0]} or timer=auto")
+    passes = config["passes"]
+    passes = (passes,) if isinstance(passes, str) else tuple(passes) if isinstance(passes, list) else ()
+    for direction in passes:
+        if direction not in PASSES:
+            raise UserError(f"passes has {direction!r}: {nearest(str(direction), PASSES)}use [forward,backward]")
+    if not passes or len(set(passes)) != len(passes):
+        raise UserError("passes must name forward, backward or both, each once: passes=[forward,backward]")
+    also = config["timer"]["also"]
+    if not isinstance(also, list):
+        raise UserError(f"timer.also={also} is no list of timers: write timer.also=[] or timer.also=[event]")
+    for other in also:
+        if other not in GPU_TIMERS + CPU_TIMERS:
+            raise UserError(
+                f"timer.also has {other!r}: {nearest(str(other), timers)}the timers are {', '.join(timers)}"
+            )
+    fields = {
+        "timer": timer,
+        "also": tuple(other for other in also if other in timers and other != timer),
+        "passes": tuple(direction for direction in PASSES if direction in passes),
+        "seed": config["seed"],
+        "regime": config["regime"],
+        "l2": config["l2"] if device == "cuda" else "warm",
+        **config["stopping"],
+    }
+    if config["regime"] not in REGIMES:
+        raise UserError(f"regime={config['regime']} is not one of {', '.join(REGIMES)}")
+    if config["l2"] not in L2_STATES:
+        raise UserError(f"l2={config['l2']} is not one of {', '.join(L2_STATES)}")
+    try:
+        measuring = msgspec.convert(fields, Measuring)
+    except msgspec.ValidationError as error:
+        raise UserError(_misfit(str(error), fields)) from error
+    if not 0 <= measuring.seed < 2**63:
+        raise UserError(f"seed={measuring.seed} is not a whole number from 0 to 2^63 - 1")
+    if not 0 < measuring.precision < 1:
+        raise UserError(f"stopping.precision={measuring.precision} is not between 0 and 1")
+    if not 2 <= measuring.min_rounds <= measuring.max_rounds <= 10_000:
+        raise UserError("stopping needs 2 <= min_rounds <= max_rounds <= 10000")
+    if not 0 <= measuring.budget_s <= 3600:
+        raise UserError(f"stopping.budget_s={measuring.budget_s} is not between 0 and 3600 seconds")
+    return measuring
+
+
+def _misfit(error: str, fields: dict[str, Any]) -> str:
+    """What msgspec words as ``Expected `int`, got `str` - at `$.seed` `` in the user's words."""
+    found = re.search(r"Expected `(\w+)`.*at `\$\.(\w+)", error)
+    if not found:
+        return f"the measuring options do not fit: {error}"
+    kind = {"int": "a whole number", "float": "a number"}.get(found[1], "what it should be")
+    key = "seed" if found[2] == "seed" else f"stopping.{found[2]}"
+    return f"{key}={fields.get(found[2])} is not {kind}"
+
+
+def _check_no_secret(kept: dict[str, Any]) -> None:
+    """Raise UserError if what goes into the record holds a secret of the environment."""
+    values = {key: str(value) for key, value in flat(kept).items()}
+    name = held_secret(values.values())
+    if name is not None:
+        key = next(key for key, value in values.items() if held_secret([value]))
+        raise UserError(
+            f"{key} holds the value of the variable {name}, and would be kept in the record: let the backend read the "
+            f"variable itself, with isolation.variables=[{name}]"
+        )
+
+
+def _check_statuses(stop_on: Any) -> None:
+    known = get_args(Status)
+    for status in stop_on if isinstance(stop_on, list) else [stop_on]:
+        if status not in known:
+            raise UserError(
+                f"stop_on={status} is no list of statuses: {nearest(str(status), known)}write stop_on=[inaccurate]"
+            )
+
+
+def _compile(config: dict[str, Any]) -> Compile:
+    try:
+        found = msgspec.convert({key: value for key, value in config.items() if key != "name"}, Compile)
+    except msgspec.ValidationError as error:
+        raise UserError(f"compile does not fit ({error}): choose compile=default or another mode") from error
+    _check_keys("compile.options", found.options)
+    if found.mode not in COMPILE_MODES:
+        near = nearest(found.mode, COMPILE_MODES)
+        raise UserError(f"compile.mode={found.mode} is no mode: {near}choose one of {', '.join(COMPILE_MODES)}")
+    if found.mode == "none" and (found.options or found.fullgraph):
+        raise UserError("compile.options and compile.fullgraph need a compilation: set compile=default")
+    return found
+
+
+def _identity(
+    case: Case, backend: dict[str, Any], measuring: Measuring, compile_: Compile, caches: bool, device: str
+) -> str:
+    """What makes two jobs the same job: case, backend and compiler with their options, measuring, kind of device."""
+    what: dict[str, Any] = msgspec.to_builtins(
+        {
+            "case": case,
+            "backend": backend,
+            "measuring": measuring,
+            "compile": compile_,
+            "caches": caches,
+            "device": device,
+        }
+    )
+    if case.workload is None:
+        # Attention alone is named as it was before there were blocks around it.
+        del what["case"]["workload"], what["case"]["mlp_dim"]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]

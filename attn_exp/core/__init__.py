@@ -1,0 +1,1 @@
+"""Data and arithmetic: no torch, no Hydra, no MLflow."""

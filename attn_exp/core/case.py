@@ -1,0 +1,267 @@
+"""The case: shapes, dtype and mask of one attention problem; nothing about who computes it."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from attn_exp.core.errors import UserError, nearest
+
+E4M3 = "float8_e4m3fn"
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
+# What people type for the data types.
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3}
+ALIGNMENTS = ("bottom_right", "top_left")
+LAYOUTS = ("bhsd", "bshd")
+# What is computed around the attention. The first is the attention alone, and `None` in a case.
+WORKLOADS = ("attention", "dit_block", "decoder_layer")
+PASSES = ("forward", "backward")
+
+# Beyond these a number is a typo, not an experiment.
+_LARGEST = {
+    "batch": 1 << 20,
+    "q_heads": 1 << 14,
+    "kv_heads": 1 << 14,
+    "q_len": 1 << 25,
+    "kv_len": 1 << 25,
+    "head_dim": 1 << 12,
+    "value_dim": 1 << 12,
+}
+_LARGEST_EMBEDDING = 1 << 24
+_LARGEST_TENSOR_BYTES = 1 << 40
+_LARGEST_MLP = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One attention problem.
+
+    Tensors are q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim) and
+    v (batch, kv_heads, kv_len, value_dim). `align` says where a causal mask starts when q_len != kv_len:
+    `bottom_right`, the last query sees every key (FlashAttention >= 2.1), or `top_left`, query i sees keys
+    0..i (PyTorch's `is_causal`). `window` is a sliding window's number of keys kept, the query's own included; it needs
+    a causal mask. Libraries count differently (FlashAttention's left window L keeps L + 1 keys, cuDNN's keeps L):
+    backends translate. `softcap` bounds the scores, softcap * tanh(scores / softcap), before the mask. `lengths` packs
+    several sequences into one row of the batch: a query sees keys of its own sequence alone, and masks count within
+    it. `layout` is how tensors lie in memory: `bhsd` or, heads of one token side by side, `bshd`. Tensors of dtype
+    `float8_e4m3fn` are codes, each tensor with a scale of its own (attn_exp/attention/inputs.py). `workload` is the
+    transformer block that the attention stands in, q_heads x head_dim wide, and `mlp_dim` the width of its MLP;
+    None and None is the attention alone.
+
+    Raises:
+        UserError: a size that is no positive integer or absurdly large, query heads that are no multiple of the
+            key-value heads, an unknown dtype, alignment, layout or workload, lengths that do not add up, a mask or
+            heads that the workload does not have.
+    """
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    value_dim: int
+    dtype: str
+    causal: bool = False
+    align: str = "bottom_right"
+    window: int | None = None
+    softcap: float | None = None
+    lengths: tuple[int, ...] | None = None
+    layout: str = "bhsd"
+    workload: str | None = None
+    mlp_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, largest in _LARGEST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+                raise UserError(f"{name}={value!r} is not a whole number from 1 to {largest:,}")
+        if self.q_heads % self.kv_heads:
+            raise UserError(
+                f"kv_heads={self.kv_heads} does not divide q_heads={self.q_heads}: "
+                f"use model.kv_heads={_nearest_divisor(self.q_heads, self.kv_heads)}, or another divisor"
+            )
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
+            raise UserError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        if not isinstance(self.causal, bool):
+            raise UserError(f"causal={self.causal!r} is neither true nor false")
+        if self.align not in ALIGNMENTS:
+            raise UserError(f"align={self.align!r} is not one of {', '.join(ALIGNMENTS)}")
+        if self.window is not None:
+            if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
+                raise UserError(f"window={self.window!r} is not a positive number of keys; null is no window")
+            if not self.causal:
+                raise UserError(f"window={self.window} slides along a causal mask: set causal=true, or window=null")
+        cap = self.softcap
+        if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < 1e6):
+            raise UserError(f"softcap={cap!r} is not a positive number; null is no softcap")
+        if self.layout not in LAYOUTS:
+            raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
+        if self.lengths is not None:
+            self._check_lengths(self.lengths)
+        if self.workload is not None:
+            self._check_workload(self.workload)
+        largest_bytes = (
+            max(
+                self.batch * self.q_heads * self.q_len * max(self.head_dim, self.value_dim),
+                self.batch * self.kv_heads * self.kv_len * max(self.head_dim, self.value_dim),
+            )
+            * DTYPE_BYTES[self.dtype]
+        )
+        if largest_bytes > _LARGEST_TENSOR_BYTES:
+            raise UserError(f"one tensor of this case takes {largest_bytes / 2**40:.1f} TiB: lower batch or seq_len")
+
+    def _check_lengths(self, lengths: tuple[int, ...]) -> None:
+        whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
+        if not lengths or not whole:
+            raise UserError(f"lengths={list(lengths)} must be whole positive numbers, for example lengths=[512,1536]")
+        if self.batch != 1 or not self.q_len == self.kv_len == sum(lengths):
+            raise UserError(
+                f"lengths={list(lengths)} pack {sum(lengths)} tokens into one row: set batch=1 and leave seq_len out"
+            )
+
+    def _check_workload(self, workload: str) -> None:
+        if workload not in WORKLOADS[1:]:
+            near = nearest(workload, WORKLOADS)
+            raise UserError(f"workload={workload} does not exist: {near}the choices are {', '.join(WORKLOADS)}")
+        diffusion = workload == "dit_block"
+        checks = (
+            (not (diffusion and self.causal), "has no causal mask: set causal=false, or choose model=flux"),
+            (diffusion or self.causal, "has a causal mask: set causal=true, or choose workload=dit_block"),
+            (
+                not diffusion or self.q_heads == self.kv_heads,
+                "has as many key-value heads as query heads: set model.kv_heads=null, or choose model=flux",
+            ),
+            (self.square, "attends to its own tokens: leave q_len and kv_len out, and set seq_len=..."),
+            (self.lengths is None, "has no packed sequences: set lengths=null"),
+            (self.head_dim == self.value_dim, "has values as wide as its keys: set model.value_dim=null"),
+            (self.head_dim % 2 == 0, "rotates pairs of dimensions: set an even model.head_dim"),
+            (not self.quantised, "has weights in the case's dtype, and none in fp8: set dtype=bf16"),
+            (self.layout == LAYOUTS[0], "has tensors as its projections leave them: leave layout out"),
+        )
+        for fits, otherwise in checks:
+            if not fits:
+                raise UserError(f"workload={workload} {otherwise}")
+        mlp = self.mlp_dim
+        if mlp is None:
+            raise UserError(f"workload={workload} needs its MLP's width: set mlp_dim=14336, or choose model=llama3_8b")
+        if not isinstance(mlp, int) or isinstance(mlp, bool) or not 1 <= mlp <= _LARGEST_MLP:
+            raise UserError(f"mlp_dim={mlp!r} is not a whole number from 1 to {_LARGEST_MLP:,}")
+
+    @property
+    def quantised(self) -> bool:
+        """Whether tensors are codes with a scale, and no numbers by themselves."""
+        return self.dtype == E4M3
+
+    @property
+    def square(self) -> bool:
+        """Whether both alignments mean the same mask."""
+        return self.q_len == self.kv_len
+
+    @property
+    def offset(self) -> int:
+        """The last key that query 0 sees under a causal mask."""
+        return self.kv_len - self.q_len if self.align == "bottom_right" else 0
+
+    @property
+    def dense(self) -> bool:
+        """Whether every query sees every key: without a mask, or with one that hides nothing, as in decoding."""
+        if self.lengths is not None:
+            return False
+        hidden = self.window is not None and self.window < self.kv_len
+        return not self.causal or (self.q_len == 1 and self.align == "bottom_right" and not hidden)
+
+    @property
+    def keyless(self) -> str | None:
+        """Which queries see no key, so that their softmax is 0 / 0, and what to set instead; None if all see one."""
+        if self.causal and self.align == "bottom_right" and self.q_len > self.kv_len:
+            return "the first queries see no key, their softmax is undefined: set align=top_left or q_len <= kv_len"
+        if self.window is not None and self.align == "top_left" and self.q_len - self.window >= self.kv_len:
+            return "the last queries see no key, their softmax is undefined: widen the window, or lower q_len"
+        return None
+
+    def label(self) -> str:
+        """The case in a few characters, e.g. `b8 h16 s1024 d128 bfloat16 causal`."""
+        heads = f"h{self.q_heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.q_heads else "")
+        length = f"s{self.q_len}" if self.square else f"q{self.q_len} kv{self.kv_len}"
+        dim = f"d{self.head_dim}" + (f"/{self.value_dim}" if self.value_dim != self.head_dim else "")
+        mask = "causal" if self.causal else "full"
+        if self.causal and not self.square:
+            mask += f" {self.align}"
+        if self.window is not None:
+            mask += f" w{self.window}"
+        more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
+        more += [f"{len(self.lengths)} packed"] if self.lengths is not None else []
+        more += [self.layout] if self.layout != LAYOUTS[0] else []
+        more += [f"{self.workload} mlp{self.mlp_dim}"] if self.workload is not None else []
+        return " ".join([f"b{self.batch} {heads} {length} {dim} {self.dtype} {mask}", *more])
+
+
+def case_from_config(config: dict[str, Any]) -> Case:
+    """The case that a composed configuration asks for: `model`, `dtype`, and the fields of `Case` that are keys.
+
+    Raises:
+        UserError: as `Case`; also an embedding that the heads do not divide, or a missing size.
+    """
+    model = config["model"]
+    head_dim = model.get("head_dim")
+    if head_dim is None:
+        embedding, q_heads = model.get("embedding"), model.get("q_heads")
+        if not _size(embedding) or not _size(q_heads):
+            raise UserError("the model needs model.head_dim, or whole model.embedding and model.q_heads")
+        if embedding % q_heads:
+            raise UserError(
+                f"q_heads={q_heads} does not divide embedding={embedding}: "
+                f"use model.q_heads={_nearest_divisor(embedding, q_heads)}, or another divisor"
+            )
+        head_dim = embedding // q_heads
+    elif (
+        model.get("embedding") is not None
+        and _size(model.get("q_heads"))
+        and _size(head_dim)
+        and model["embedding"] != model["q_heads"] * head_dim
+    ):
+        raise UserError(
+            f"embedding={model['embedding']} is not q_heads x head_dim = {model['q_heads']} x {head_dim}: "
+            "set model.head_dim=null, or leave the embedding out"
+        )
+    lengths = config["lengths"]
+    if lengths is not None and not isinstance(lengths, list | tuple):
+        raise UserError(f"lengths={lengths} is no list: write lengths=[512,1536]")
+    if lengths and all(isinstance(length, int) for length in lengths):
+        # A packed case's length is their sum; a length that was typed as well has to agree.
+        model_len = model.get("seq_len")
+        config = config | {key: sum(lengths) for key in ("q_len", "kv_len") if config[key] == model_len}
+    alone = config["workload"] == WORKLOADS[0]
+    sizes = {
+        "batch": config["batch"],
+        "q_heads": model.get("q_heads"),
+        "kv_heads": model.get("kv_heads") if model.get("kv_heads") is not None else model.get("q_heads"),
+        "q_len": config["q_len"],
+        "kv_len": config["kv_len"],
+        "head_dim": head_dim,
+        "value_dim": model.get("value_dim") if model.get("value_dim") is not None else head_dim,
+        "dtype": config["dtype"]["name"],
+        "causal": config["causal"],
+        "align": config["align"],
+        "window": config["window"],
+        "softcap": config["softcap"],
+        "lengths": None if lengths is None else tuple(lengths),
+        "layout": config["layout"],
+        "workload": None if alone else str(config["workload"]),
+        "mlp_dim": None if alone else config["mlp_dim"],
+    }
+    return Case(**sizes)
+
+
+def case_columns() -> tuple[str, ...]:
+    """The names of a case's fields, in the order in which tables and files show them."""
+    return tuple(field.name for field in fields(Case))
+
+
+def _size(value: Any) -> bool:
+    """Whether it is a whole positive number that is no typo."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_EMBEDDING
+
+
+def _nearest_divisor(whole: int, wanted: int) -> int:
+    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+    return min(divisors, key=lambda d: (abs(d - wanted), d))

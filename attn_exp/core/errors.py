@@ -1,0 +1,69 @@
+"""The user's mistakes: found in the parent, told in one sentence, exit code 2."""
+
+import difflib
+import re
+import signal
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+_LONGEST = 101
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check_name(key: str, name: Any) -> None:
+    """Raise UserError unless `name` can name a folder inside another, and nothing outside of it."""
+    if isinstance(name, str) and len(name) > _LONGEST:
+        raise UserError(f"{key}={name[:20]}... has {len(name)} characters: use at most {_LONGEST}")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(
+            f"{key}={name} cannot name a folder: begin with a letter or digit, and use those, '.', '_' and '-'"
+        )
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, links followed, lies in a folder."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(: \S|$)")
+
+
+class UserError(Exception):
+    """Something to type differently. The message is one sentence that says what to type instead."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def last_words(output: str) -> str:
+    """What a program said at last: the exception that ended it, not the hints below that, or its last line."""
+    lines = [line.rstrip() for line in output.strip().splitlines()]
+    for above, line in reversed(list(pairwise(lines))):
+        # A traceback's frames are indented, what was raised is not.
+        if above.startswith("  ") and _RAISED.match(line):
+            return line
+    return lines[-1] if lines else ""
+
+
+def how_it_ended(code: int) -> str:
+    """`was killed by SIGSEGV` or `exited with code 1`, of a process' return code as `subprocess` gives it."""
+    if code >= 0:
+        return f"exited with code {code}"
+    # Of the real-time signals only the first and the last have a name.
+    named = -code in {*signal.Signals}
+    return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """`did you mean 'flash'? ` if one of `choices` is close to `word`, else an empty string."""
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'? " if near else ""
+
+
+def no_config_dir(folder: str) -> str:
+    """What to say of a `--config-dir` that is not there."""
+    return f"--config-dir {folder} is not a folder: give one that has backend/, model/ or other groups"

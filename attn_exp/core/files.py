@@ -1,0 +1,36 @@
+"""Litter: temporary files whose process was killed before it could remove them, told by the process in their names."""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from attn_exp.core.profile import FOLDER as PROFILES
+
+_OWNER = re.compile(r"@([^@]*)@(\d+)@")
+
+
+def owner_mark() -> str:
+    """Who makes a temporary file: this host and process, to be put into its name."""
+    return f"@{os.uname().nodename}@{os.getpid()}@"
+
+
+def remove_litter(paths: Iterable[Path]) -> None:
+    """Remove those of `paths` that a process of this host made which is no more; others stay, whatever they are."""
+    for path in paths:
+        owner = _OWNER.search(path.name)
+        if owner is None or owner[1] != os.uname().nodename or Path("/proc", owner[2]).exists():
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        # It may be another user's.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def hidden_files(folder: Path) -> list[Path]:
+    """The hidden files of a sweep's folder, its jobs' and their profiles': where `write_whole` makes its own."""
+    return [path for pattern in (".*", "*/.*", f"*/{PROFILES}/.*") for path in folder.glob(pattern)]

@@ -1,0 +1,95 @@
+"""FLOPs and compulsory bytes of a case, in closed form (convention `exact_mask`)."""
+
+from dataclasses import replace
+
+from attn_exp.core.case import DTYPE_BYTES, Case
+
+CONVENTION = "exact_mask"
+
+
+def unmasked_pairs(case: Case) -> int:
+    """The (query, key) pairs of one head that the mask lets through.
+
+    A query that no key is left for (causal, bottom-right, q_len > kv_len) counts nothing.
+    """
+    if case.lengths is not None:
+        return sum(unmasked_pairs(one) for one in _sequences(case))
+    if not case.causal:
+        return case.q_len * case.kv_len
+    offset = case.offset
+    up_to_own = _pairs_up_to(case, offset)
+    return up_to_own if case.window is None else up_to_own - _pairs_up_to(case, offset - case.window)
+
+
+def seen_keys(case: Case) -> int:
+    """How many keys at least one query sees."""
+    if case.lengths is not None or not case.causal:
+        return case.kv_len
+    offset = case.offset
+    first = 0 if case.window is None else max(0, offset - case.window + 1)
+    last = min(case.kv_len - 1, case.q_len - 1 + offset)
+    return max(0, last - first + 1)
+
+
+def _sequences(case: Case) -> list[Case]:
+    """The sequences of a packed case, each as a case of its own."""
+    return [replace(case, lengths=None, q_len=length, kv_len=length) for length in case.lengths or ()]
+
+
+def _pairs_up_to(case: Case, offset: int) -> int:
+    """The pairs of query i and key j with 0 <= j <= i + offset: the sum of i + offset + 1 within 0 and kv_len."""
+
+    def held_sum(n: int) -> int:
+        """The sum of m, held between 0 and kv_len, over all m <= n."""
+        n, beyond = min(max(n, 0), case.kv_len), max(0, n - case.kv_len)
+        return n * (n + 1) // 2 + beyond * case.kv_len
+
+    return held_sum(offset + case.q_len) - held_sum(offset)
+
+
+def flops(case: Case, direction: str) -> int:
+    """Floating-point operations of the matrix products of one pass, `forward` or `backward`.
+
+    Forward has two (q kT, p v); backward has five, of which one is recomputed (FlashAttention, arXiv:2205.14135,
+    appendix B). Softmax, scale and mask do not count. Grouped heads save bytes, not operations: q_heads counts.
+    """
+    pairs = case.batch * case.q_heads * unmasked_pairs(case)
+    if direction == "forward":
+        return 2 * pairs * (case.head_dim + case.value_dim)
+    return 2 * pairs * (3 * case.head_dim + 2 * case.value_dim)
+
+
+def flops_sdpa_convention(case: Case, direction: str) -> float:
+    """The count of PyTorch's attention benchmark (benchmarks/transformer/sdpa.py), to meet figures people know.
+
+    4 M N D and 2 M N for the softmax, halved under a causal mask, 2.5 times for backward.
+    """
+    per_head = 2 * case.q_len * case.kv_len * (case.head_dim + case.value_dim + 1)
+    total = case.batch * case.q_heads * per_head * (0.5 if case.causal else 1.0)
+    return total * (1.0 if direction == "forward" else 2.5)
+
+
+def flops_common_convention(case: Case, direction: str) -> float:
+    """The count of most published figures (flash-attention's benchmarks, cuDNN frontend's): matrix products alone.
+
+    4 M N D a head (2 M N (d_qk + d_v)), halved exactly under a causal mask, 2.5 times for backward.
+    """
+    total = case.batch * case.q_heads * 2 * case.q_len * case.kv_len * (case.head_dim + case.value_dim)
+    return total * (0.5 if case.causal else 1.0) * (1.0 if direction == "forward" else 2.5)
+
+
+def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
+    """Bytes that one pass must move: every input read once, every output written once.
+
+    Forward reads q, k, v and writes the output, and the float32 log-sum-exp if a backward will need it
+    (`saves_lse`). Backward reads q, k, v, output, output gradient and log-sum-exp and writes dq, dk, dv.
+    """
+    size = DTYPE_BYTES[case.dtype]
+    dims = case.head_dim + case.value_dim
+    q_side = case.batch * case.q_heads * case.q_len * dims
+    kv_read = case.batch * case.kv_heads * seen_keys(case) * dims
+    kv_written = case.batch * case.kv_heads * case.kv_len * dims
+    lse = 4 * case.batch * case.q_heads * case.q_len
+    if direction == "forward":
+        return size * (q_side + kv_read) + (lse if saves_lse else 0)
+    return size * (2 * q_side + kv_read + kv_written) + lse

@@ -1,0 +1,37 @@
+"""Tie the life of one process to that of another."""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the parent dies, however it dies (Linux, prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def end_with(process: int) -> None:
+    """End this process once another has ended that is not its parent: a profiler's program stands between the two."""
+    try:
+        alive = os.pidfd_open(process)
+    except ProcessLookupError:
+        sys.exit(1)
+
+    def watch() -> None:
+        select.select([alive], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()

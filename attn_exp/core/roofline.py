@@ -1,0 +1,132 @@
+"""Roofline: what bounds a pass, by its work, its bytes, and this machine's measured ceilings."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attn_exp.core.flags import LAUNCH_BOUND
+from attn_exp.core.record import Record
+
+Bound = Literal["compute", "memory", "latency", "launch"]
+# Of the roof that is above it. Nsight Compute too calls a kernel below 60 % of both its limits bound by latency.
+NEAR_THE_ROOF = 0.6
+# The measured bytes of a pass, as the profiler `ncu` names them.
+MEASURED_BYTES = "dram_bytes"
+
+
+@dataclass(frozen=True)
+class Roof:
+    """Where a pass stands under the roofline. Rates in FLOP/s and bytes/s, `of_...` as shares of a measured ceiling.
+
+    `intensity` is FLOP per byte, of the bytes that DRAM really moved if `measured`, else `compulsory`, of those that
+    must move at least. `roof` is what can be reached at `intensity`.
+    """
+
+    direction: str
+    rate: float
+    intensity: float
+    compulsory: float
+    measured: bool
+    roof: float
+    ridge: float
+    of_compute: float
+    of_memory: float
+    bound: Bound
+
+    @property
+    def of_roof(self) -> float:
+        """The rate as a share of what can be reached at this intensity."""
+        return self.rate / self.roof
+
+    @property
+    def sentence(self) -> str:
+        """What bounds the pass, and by which figures."""
+        bytes_ = "counted bytes" if self.measured else "compulsory bytes"
+        # Of a kernel that moves more than it must, time is spent on bytes that nobody has counted yet.
+        beyond = ", or bytes beyond the compulsory ones, which profiler=ncu counts"
+        more = "" if self.measured or self.bound != "latency" else beyond
+        where = (
+            f"{self.rate / 1e12:.4g} TFLOPS is {100 * self.of_roof:.0f} % of the roof at {self.intensity:.4g} FLOP per "
+            f"byte ({bytes_}), {100 * self.of_compute:.0f} % of the matrix units' and {100 * self.of_memory:.0f} % of "
+            "the memory's measured ceiling"
+        )
+        return f"{self.direction} is bound by {self.bound}: {_WHY[self.bound]}{more}; {where}"
+
+
+_WHY: dict[Bound, str] = {
+    "compute": f"the matrix units are above {100 * NEAR_THE_ROOF:.0f} % of their ceiling",
+    "memory": f"the memory is above {100 * NEAR_THE_ROOF:.0f} % of its ceiling",
+    "latency": f"neither the matrix units nor the memory are above {100 * NEAR_THE_ROOF:.0f} % of their ceiling, and "
+    "the host keeps up: waiting inside of kernels, too few of their blocks, gaps between them",
+    "launch": "issuing the call takes longer than running it",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call of a pass does: FLOP, the bytes that it must move at least, and its measured seconds."""
+
+    flops: float
+    least_bytes: float
+    seconds: float
+
+
+def work_of(record: Record, direction: str) -> Work | None:
+    """The work of one pass as the record's own metrics have it; None where its timer measured none."""
+    time_us, rate, least = (record.metrics.get(f"{direction}/{name}") for name in ("time_us", "tflops", "min_bytes"))
+    return Work(rate * time_us * 1e6, least, time_us / 1e6) if time_us and rate and least else None
+
+
+def roof_of(record: Record, direction: str) -> Roof | None:
+    """Where one pass of an ok record stands; None where no ceilings or no work are known."""
+    work = work_of(record, direction)
+    top, speed = (record.ceilings.get(name) for name in ("matmul_flops_per_s", "copy_bytes_per_s"))
+    if work is None or not top or not speed:
+        return None
+    counted = measured_bytes(record, direction)
+    moved = counted or work.least_bytes
+    rate, of_memory = work.flops / work.seconds, moved / work.seconds / speed
+    return Roof(
+        direction=direction,
+        rate=rate,
+        intensity=work.flops / moved,
+        compulsory=work.flops / work.least_bytes,
+        measured=counted is not None,
+        roof=min(top, work.flops / moved * speed),
+        ridge=top / speed,
+        of_compute=rate / top,
+        of_memory=of_memory,
+        bound=_bound(record, direction, rate / top, of_memory),
+    )
+
+
+def roof_metrics(record: Record) -> dict[str, float]:
+    """The roofline's figures of an ok record by name, each under `roofline/PASS/`."""
+    found: dict[str, float] = {}
+    for roof in filter(None, (roof_of(record, direction) for direction in record.request.measuring.passes)):
+        key = f"roofline/{roof.direction}"
+        found |= {f"{key}/flop_per_byte": roof.compulsory, f"{key}/roof_tflops": roof.roof / 1e12}
+        found |= {f"{key}/flop_per_dram_byte": roof.intensity} if roof.measured else {}
+        found |= {f"{key}/of_roof": roof.of_roof, f"{key}/of_memory": roof.of_memory}
+    return found
+
+
+def measured_bytes(record: Record, direction: str) -> float | None:
+    """The bytes that DRAM moved in one call, as `ncu` counted them; None if it did not."""
+    profile = record.profiles.get("ncu")
+    counted = profile.metrics.get(f"{direction}/{MEASURED_BYTES}") if profile else None
+    return counted if counted and counted > 0 else None
+
+
+def _bound(record: Record, direction: str, of_compute: float, of_memory: float) -> Bound:
+    """The rule that docs/profiling.md states."""
+    if max(of_compute, of_memory) >= NEAR_THE_ROOF:
+        return "compute" if of_compute >= of_memory else "memory"
+    if _launch_bound(record, direction):
+        return "launch"
+    return "latency"
+
+
+def _launch_bound(record: Record, direction: str) -> bool:
+    """Whether this pass itself was slower unblocked: the record's flag is of any of its passes."""
+    event, time = (record.metrics.get(f"{direction}/{name}") for name in ("event_time_us", "time_us"))
+    return "launch_bound" in record.flags and (event is None or time is None or event > LAUNCH_BOUND * time)

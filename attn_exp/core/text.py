@@ -1,0 +1,106 @@
+"""Tables: the figures and grids that all tables share."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Options inside of options under dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def word(value: Any) -> str:
+    """A value as the command line takes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return f"[{','.join(map(word, value))}]"
+    return str(value)
+
+
+def told_apart(labels: Sequence[str], options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The labels made unique: where one stands for several sets of (flat) options, what differs stands with it."""
+    sets: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for label, own in zip(labels, options, strict=True):
+        sets.setdefault(label, {}).setdefault(json.dumps(own, sort_keys=True), own)
+    several = {label: _differing(list(own.values())) for label, own in sets.items() if len(own) > 1}
+    return [
+        f"{label}({_typed(own, several[label])})" if label in several else label
+        for label, own in zip(labels, options, strict=True)
+    ]
+
+
+def _typed(options: Mapping[str, Any], names: Sequence[str]) -> str:
+    return ",".join(f"{name}={word(options.get(name))}" for name in names)
+
+
+def _differing(sets: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = sorted({name for options in sets for name in options})
+    return [name for name in names if len({json.dumps(options.get(name)) for options in sets}) > 1]
+
+
+WIDTH = 120
+SHORT = {"forward": "fwd", "backward": "bwd"}
+
+
+def figures(value: float) -> str:
+    """Four significant digits, and never an exponent."""
+    if value >= 1000:
+        return f"{value:.0f}"
+    digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def plain(value: Any) -> Any:
+    """`yes` and `no` for truth values, all else as it is."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+
+
+def grid(rows: Sequence[Mapping[str, Any]], shown: Sequence[str], form: str = "simple") -> str:
+    """The columns `shown` of all rows, numbers to the right; `form` is a format of tabulate's."""
+    from tabulate import tabulate
+
+    numbers = [all(_is_number(row[name]) for row in rows) for name in shown]
+    return tabulate(
+        [[row[name] for name in shown] for row in rows],
+        headers=[name.replace("_", "\n") if form == "simple" else " ".join(name.split()) for name in shown],
+        tablefmt=form,
+        disable_numparse=True,
+        colalign=["right" if number else "left" for number in numbers] if rows else None,
+    )
+
+
+def fitted(
+    rows: Sequence[Mapping[str, Any]], shown: Sequence[str], dispensable: Sequence[str], width: int
+) -> tuple[str, list[str]]:
+    """The grid in `width` columns, and the names that it had to leave out; the first of `dispensable` goes first."""
+    kept, left_out = list(shown), []
+    waiting = [name for name in dispensable if name in kept]
+    while waiting and len(kept) > 1 and _width(rows, kept) > width:
+        left_out.append(waiting.pop(0))
+        kept.remove(left_out[-1])
+    return grid(rows, kept), left_out
+
+
+def _width(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> int:
+    """How wide tabulate's `simple` form will be: a header has two spaces of its own, and two stand between columns."""
+    widths = [max((len(line) for line in name.replace("_", "\n").split("\n")), default=0) + 2 for name in shown]
+    for index, name in enumerate(shown):
+        widths[index] = max(widths[index], max((len(_text(row[name])) for row in rows), default=0))
+    return sum(widths) + 2 * (len(shown) - 1)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    text = _text(value).lstrip(">+-")
+    return not text or text.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()

@@ -1,0 +1,85 @@
+"""The bench that all proofs stand on: a machine, a call on it, and how calls are timed and compared here."""
+
+import statistics
+from dataclasses import dataclass
+
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.backends.base import Calls, load_backend
+from attn_exp.core.case import Case
+from attn_exp.core.paired_test import DELTA_FLOOR, abba_order
+from attn_exp.core.record import Timing
+from attn_exp.core.stats import round_medians
+from attn_exp.timers import make_timer
+from attn_exp.timers.loop import Call, Entry, StoppingRule, sample, sample_rivals
+from attn_exp.worker.device import Machine
+
+# Seven rounds whatever they say: every comparison costs the same.
+SEVEN = StoppingRule(precision=0.0, min_rounds=7, max_rounds=7, budget_s=0.0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    name: str
+    passed: bool
+    seen: str
+
+
+@dataclass
+class Bench:
+    """The machine, a call of about a millisecond on it, and what the proofs found that later runs need."""
+
+    machine: Machine
+    call: Call
+    call_us: float
+    delta: float = DELTA_FLOOR
+    comparisons: int = 0
+
+    @property
+    def timer(self) -> str:
+        """The timer that ranks on this device."""
+        return "device" if self.machine.gpu is not None else "cpu"
+
+
+def attention(
+    device: str, *, batch: int, length: int, heads: int = 16, dim: int = 128, gradients: bool = False
+) -> tuple[Case, Calls]:
+    """SDPA's flash attention on fresh inputs."""
+    case = Case(
+        batch=batch,
+        q_heads=heads,
+        kv_heads=heads,
+        q_len=length,
+        kv_len=length,
+        head_dim=dim,
+        value_dim=dim,
+        dtype="bfloat16" if device == "cuda" else "float32",
+    )
+    inputs = make_inputs(case, device, 7, with_gradients=gradients)
+    return case, load_backend({"_target_": "attn_exp.backends.sdpa.Flash", "name": "flash"}).prepare(case, inputs)
+
+
+def open_bench(device: str) -> Bench:
+    """A machine under load, and attention on it for about a millisecond. Raises Unavailable without the device."""
+    machine = Machine.open(device)
+    machine.ceilings_for("bfloat16" if device == "cuda" else "float32")
+    if device == "cuda":
+        _, calls = attention(device, batch=8, length=4096)
+    else:
+        _, calls = attention(device, batch=1, length=128, heads=2, dim=32)
+    bench = Bench(machine, calls.forward, 0.0)
+    bench.call_us = median_us(bench, bench.timer, bench.call)
+    return bench
+
+
+def median_us(bench: Bench, timer: str, call: Call) -> float:
+    """The median of seven rounds by a timer, in microseconds."""
+    return statistics.median(sample(make_timer(timer, bench.machine.gpu), call, SEVEN).times_us)
+
+
+def side_by_side(bench: Bench, *calls: Call, rule: StoppingRule = SEVEN, rest_s: float = 0.0) -> list[list[float]]:
+    """The round medians of each call in microseconds, sampled in turns by the timer that ranks."""
+    entries = [Entry(make_timer(bench.timer, bench.machine.gpu), call) for call in calls]
+    timings: list[Timing] = sample_rivals(entries, rule, order=abba_order, rest_s=rest_s)
+    return [round_medians(timing.times_us, timing.rounds) for timing in timings]

@@ -1,0 +1,234 @@
+"""Proofs 1 to 7: clocks, timers and caches of a GPU tell the truth, and time grows with the work."""
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from attn_exp.core.flags import timing_flags
+from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.paired_test import Comparison, abba_order, compare_pair, delta_from_aa
+from attn_exp.doctor.bench import SEVEN, Bench, Finding, attention, median_us, side_by_side
+from attn_exp.timers import make_timer
+from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
+from attn_exp.timers.loop import Call, Entry, StoppingRule, sample, sample_rivals
+from attn_exp.worker.measure import BURST_REST_S
+
+# How often each is compared: A/A, the injected difference, the one below the floor.
+COMPARISONS = {"cuda": (200, 60, 40), "cpu": (40, 20, 20)}
+# Until the ratio is known to half a percent: what is smaller than delta must not be called by chance.
+PRECISE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=3.0)
+INJECTED = {"cuda": (0.03, 0.003), "cpu": (0.5, 0.003)}
+
+
+def equal_things_are_equal(bench: Bench) -> Finding:
+    """8: A/A comparisons are told apart no more often than chance allows; gives the machine's delta."""
+    count = COMPARISONS[bench.machine.device][0]
+    found = [_compare(bench, bench.call, bench.call) for _ in range(count)]
+    bench.delta, bench.comparisons = delta_from_aa([comparison.effect for comparison in found]), count
+    by_interval = sum(comparison.low > 0 or comparison.high < 0 for comparison in found) / count
+    by_rule = sum(comparison.verdict in ("faster", "slower") for comparison in found) / count
+    limit_interval, limit_rule = (0.05, 0.01) if bench.machine.gpu is not None else (0.25, 0.15)
+    # Two hundred draws at 5 % scatter by 1.5 %; the limit is on what they are drawn from.
+    most = limit_interval + 1.64 * math.sqrt(limit_interval * (1 - limit_interval) / count)
+    seen = (
+        f"{count} A/A: {100 * by_interval:.1f} % false by interval (at most {100 * most:.1f}, which {count} draws at "
+        f"{100 * limit_interval:.0f} % reach), "
+        f"{100 * by_rule:.1f} % with the floor (limit {100 * limit_rule:.0f}), delta {100 * bench.delta:.2f} %"
+    )
+    return Finding("equal things are equal", by_interval <= most and by_rule <= limit_rule, seen)
+
+
+def differences_are_found(bench: Bench) -> Finding:
+    """9: an injected difference is found, one below the floor is never called one."""
+    _, *counts = COMPARISONS[bench.machine.device]
+    large, small = INJECTED[bench.machine.device]
+    clearly = _slowed(bench, large)
+    found = [_compare(bench, bench.call, clearly) for _ in range(counts[0])]
+    slightly = _slowed(bench, small)
+    called = [_compare(bench, bench.call, slightly, PRECISE) for _ in range(counts[1])]
+    power = sum(comparison.verdict == "faster" for comparison in found) / len(found)
+    false = sum(comparison.verdict in ("faster", "slower") for comparison in called)
+    allowed = 0 if bench.machine.gpu is not None else len(called) * 15 // 100
+    effect = statistics.median(comparison.effect for comparison in found)
+    seen = (
+        f"+{100 * large:.0f} % (seen: {100 * effect:+.2f}) found in {100 * power:.0f} % of {len(found)} (at least 95), "
+        f"+{100 * small:.1f} % called a difference in {false} of {len(called)} (at most {allowed})"
+    )
+    return Finding("differences are found", power >= 0.95 and false <= allowed, seen)
+
+
+def _compare(bench: Bench, one: Call, two: Call, rule: StoppingRule = SEVEN) -> Comparison:
+    medians_one, medians_two = side_by_side(bench, one, two, rule=rule)
+    return compare_pair(medians_one, medians_two, bench.delta)
+
+
+def _slowed(bench: Bench, share: float) -> Call:
+    """The bench's call with so much more to do."""
+    if bench.machine.gpu is not None:
+
+        def with_sleep(cycles: int) -> None:
+            bench.call()
+            torch.cuda._sleep(cycles)
+
+        # The launch of a second kernel takes time of its own, which is part of what is added.
+        alone, launched = side_by_side(bench, bench.call, partial(with_sleep, 1))
+        overhead_us = statistics.median(launched) - statistics.median(alone)
+        return partial(with_sleep, max(1, int((share * bench.call_us - overhead_us) * SLEEP_CYCLES_PER_US)))
+
+    def with_spin() -> None:
+        bench.call()
+        until = time.perf_counter() + share * bench.call_us / 1e6
+        while time.perf_counter() < until:
+            pass
+
+    return with_spin
+
+
+def sleep_is_linear(bench: Bench) -> Finding:
+    """1: the GPU's sleep kernel is linear, and its slope is the SM clock."""
+    gpu = bench.machine.gpu
+    assert gpu is not None
+    cycles = [200_000, 400_000, 800_000, 1_600_000]
+    times = [median_us(bench, "device", partial(torch.cuda._sleep, count)) for count in cycles]
+    slopes = [(high - low) / (more - less) for low, high, less, more in _steps(times, cycles)]
+    slope = (times[-1] - times[0]) / (cycles[-1] - cycles[0])
+    bend = max(abs(one / slope - 1) for one in slopes)
+    seen = f"bends by {100 * bend:.2f} % (limit 1), slope {1 / slope:.0f} MHz"
+    clock = bench.machine.environment.get("max_sm_clock_mhz")
+    off = abs(1 / slope / clock - 1) if clock else 0.0
+    seen += (
+        f", {100 * off:.2f} % from the SM clock of {clock:.0f} MHz (limit 1)" if clock else ", no NVML to compare with"
+    )
+    return Finding("a sleep of known length is measured", bend <= 0.01 and off <= 0.01, seen)
+
+
+def event_floor_is_known(bench: Bench) -> Finding:
+    """2: event quantum and floor."""
+    floor, quantum = (bench.machine.environment[name] for name in ("event_floor_us", "event_quantum_us"))
+    seen = f"an empty pair of events measures {floor:.2f} us, in steps of {1000 * quantum:.0f} ns"
+    return Finding("the events' floor and step", 0 <= floor < 20, seen)
+
+
+def copy_reaches_the_datasheet(bench: Bench) -> Finding:
+    """3: a copy of 1 GiB at 85 to 100 % of the datasheet's bandwidth."""
+    speed = bench.machine.ceilings_for("bfloat16")["copy_bytes_per_s"]
+    peak = datasheet_peak(bench.machine.environment.get("gpu", ""))
+    if peak is None:
+        return Finding("a large copy", True, f"{speed / 1e12:.2f} TB/s; no datasheet figure for this GPU")
+    share = speed / peak.bytes_per_s
+    return Finding("a large copy", 0.85 <= share <= 1.0, f"{speed / 1e12:.2f} TB/s, {100 * share:.0f} % of {peak.name}")
+
+
+def twice_the_work_takes_twice_as_long(bench: Bench) -> Finding:
+    """4: time scales with batch, and with the square of the length."""
+    on_gpu = bench.machine.gpu is not None
+    # At 4,096 tokens the blocks' fixed work still makes doubling the length cost 3.77 to 3.93 times (H200).
+    device, batch, length, heads = ("cuda", 1, 8192, 16) if on_gpu else ("cpu", 2, 256, 2)
+    if on_gpu:
+        # So many blocks of 128 queries that all multiprocessors finish together, at every size.
+        heads = bench.machine.environment["multiprocessors"] // 4
+    ratios = []
+    for larger_batch, larger_length in ((2 * batch, length), (batch, 2 * length)):
+        _, small = attention(device, batch=batch, length=length, heads=heads)
+        _, large = attention(device, batch=larger_batch, length=larger_length, heads=heads)
+        # Rested before every block: the longer call would meet the power cap, and the shorter not.
+        one, two = side_by_side(bench, small.forward, large.forward, rest_s=BURST_REST_S if on_gpu else 0.0)
+        ratios.append(statistics.median(two) / statistics.median(one))
+    by_batch, by_length = ratios
+    limit_batch, limit_length = (0.03, 0.2) if on_gpu else (0.5, 1.5)
+    passed = abs(by_batch - 2) <= limit_batch and abs(by_length - 4) <= limit_length
+    seen = (
+        f"twice the batch {by_batch:.3f} x (2 +-{limit_batch}), twice the length {by_length:.3f} x (4 +-{limit_length})"
+    )
+    return Finding("time grows with the work", passed, seen)
+
+
+def timers_agree(bench: Bench) -> Finding:
+    """5: device, kernel and graph time one call alike, side by side."""
+    gpu, seen, passed = bench.machine.gpu, [], True
+    for batch, length in ((5, 4096), (2, 1024)):
+        _, calls = attention("cuda", batch=batch, length=length)
+        entries = [Entry(make_timer(name, gpu), calls.forward) for name in ("device", "kernel", "graph")]
+        # Rested before every block: a profiler session begins with a pause, which a capped GPU comes out of faster.
+        timings = sample_rivals(entries, SEVEN, order=abba_order, rest_s=BURST_REST_S)
+        device_us, kernel_us, graph_us = (statistics.median(timing.times_us) for timing in timings)
+        limit = 0.01 * device_us if device_us >= 1000 else 2 + 0.03 * device_us
+        off = {"kernel": device_us - kernel_us, "graph": device_us - graph_us}
+        passed &= all(abs(difference) <= limit for difference in off.values())
+        said = ", ".join(f"{name} {difference:+.1f}" for name, difference in off.items())
+        seen.append(f"at {device_us:.0f} us {said} us (limit {limit:.1f})")
+    return Finding("timers agree", passed, "; ".join(seen))
+
+
+def a_busy_host_does_not_count(bench: Bench) -> Finding:
+    """6: a spin of the host between launches moves `event`, not `device`, and sets launch_bound."""
+    gpu = bench.machine.gpu
+    assert gpu is not None
+    # Copies, since their time does not hang on how the GPU was rested and clocked.
+    source = torch.randn(1 << 26, device="cuda")
+    copy = partial(torch.empty_like(source).copy_, source)
+
+    def twice() -> None:
+        copy()
+        copy()
+
+    def late() -> None:
+        copy()
+        until = gpu.now_us() + 1000
+        while gpu.now_us() < until:
+            pass
+        copy()
+
+    prompt_us, late_us = (statistics.median(times) for times in side_by_side(bench, twice, late))
+    event = sample(make_timer("event", gpu), late, SEVEN)
+    event_us = statistics.median(event.times_us)
+    flags = timing_flags(replace(event, times_us=(late_us,) * 7, rounds=tuple(range(7)), timer="device"), (event,))
+    moved = late_us / prompt_us - 1
+    flag = "set" if "launch_bound" in flags else "missing"
+    seen = f"device {100 * moved:+.2f} % (limit 1), event {event_us / late_us:.1f} x, flag {flag}"
+    return Finding("a busy host does not count", abs(moved) <= 0.01 and "launch_bound" in flags, seen)
+
+
+def the_flush_makes_caches_cold(bench: Bench) -> Finding:
+    """7: a small read is faster hot than cold, a large one is not."""
+    launch_us, _ = _read_us(bench, 0.001)
+    hot, cold = _read_us(bench, 16)
+    hot_large, cold_large = _read_us(bench, 512)
+    # Without the launch, which is as long as the read itself.
+    small, large = (cold - launch_us) / (hot - launch_us), cold_large / hot_large
+    seen = (
+        f"16 MB cold {small:.2f} x hot (at least 1.5; {cold:.1f} and {hot:.1f} us, {launch_us:.1f} of them launch), "
+        f"512 MB {large:.3f} x (1 +-0.02)"
+    )
+    return Finding("the flush makes caches cold", small >= 1.5 and abs(large - 1) <= 0.02, seen)
+
+
+def _read_us(bench: Bench, megabytes: float) -> tuple[float, float]:
+    """How long a read of so much takes hot and cold, in microseconds: medians of twenty each, taken in turns."""
+    gpu = bench.machine.gpu
+    assert gpu is not None
+    # Sums of rows, so that no second pass has to join them.
+    source = torch.randn(max(1, int(megabytes * 2**20) // 16384), 4096, device="cuda")
+    sums = torch.empty(len(source), device="cuda")
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for index in range(40):
+        hot = index % 2 == 0
+        gpu.sleep_us(300)
+        gpu.flush()
+        if hot:
+            torch.sum(source, 1, out=sums)
+        first = gpu.event()
+        torch.sum(source, 1, out=sums)
+        second = gpu.event()
+        gpu.synchronize()
+        times[hot].append(gpu.elapsed_us(first, second))
+    return statistics.median(times[True]), statistics.median(times[False])
+
+
+def _steps(times: list[float], cycles: list[int]) -> Iterator[tuple[float, float, int, int]]:
+    return zip(times, times[1:], cycles, cycles[1:], strict=False)

@@ -1,0 +1,168 @@
+"""python -m attn_exp.doctor.run_checks DEVICE: the proofs that a machine is measured right.
+
+`python -m attn_exp.doctor` runs them.
+
+Each proof is a function from a bench to a finding: what was asked, what was seen, and whether that is good enough.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from attn_exp.attention.inputs import Inputs
+from attn_exp.backends.base import Calls
+from attn_exp.backends.package import Unavailable
+from attn_exp.backends.sdpa import Flash, Math
+from attn_exp.core.case import Case
+from attn_exp.core.flags import host_reading, others_cores, telemetry_flags
+from attn_exp.core.record import Measuring, Request
+from attn_exp.doctor.bench import Bench, Finding, attention, open_bench
+from attn_exp.doctor.clock_checks import (
+    a_busy_host_does_not_count,
+    copy_reaches_the_datasheet,
+    differences_are_found,
+    equal_things_are_equal,
+    event_floor_is_known,
+    sleep_is_linear,
+    the_flush_makes_caches_cold,
+    timers_agree,
+    twice_the_work_takes_twice_as_long,
+)
+from attn_exp.results.calibration import Calibration, device_key, write_calibration
+from attn_exp.timers.kernel import Activity, split_calls
+from attn_exp.worker.measure import measure
+
+MEASURING = Measuring(
+    timer="device",
+    also=("kernel", "event"),
+    precision=0.01,
+    min_rounds=5,
+    max_rounds=10,
+    budget_s=0.1,
+    regime="sustained",
+    passes=("forward",),
+    seed=7,
+)
+
+
+def alarms_fire(bench: Bench) -> Finding:
+    """10: throttling, company on the GPU, a wrong backend behind a label, a NaN, a lost profiler record."""
+    throttled = [{"held_back_ns": {"power": 0, "thermal": 0}}, {"held_back_ns": {"power": 5, "thermal": 5}}]
+    shared = [{"processes": 2, "sm_clock_mhz": 300}]
+    alarms = {
+        "throttle": telemetry_flags(throttled, None) == {"power_capped", "thermal"},
+        "shared GPU, low clock": telemetry_flags(shared, 1980) == {"shared_gpu", "clock_low"},
+        "lost record": split_calls([Activity(name, 0, 1.0) for name in ("flush", "a", "flush")], 2).lossy,
+        "wrong kernel": _status(bench, f"{__name__}:Mislabelled") == "wrong_kernel",
+        "NaN": _status(bench, f"{__name__}:Spoiled") == "inaccurate",
+    }
+    silent = [name for name, fired in alarms.items() if not fired]
+    return Finding(
+        "alarms fire", not silent, "silent: " + ", ".join(silent) if silent else f"all {len(alarms)} of them"
+    )
+
+
+class Mislabelled(Flash):
+    """Says flash and runs the formula."""
+
+    choice = Math.choice
+
+
+class Spoiled(Flash):
+    """One element of its output is NaN."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """As flash, and then it spoils the result."""
+        calls = super().prepare(case, inputs)
+
+        def forward() -> torch.Tensor:
+            out = calls.forward().clone()
+            out[0, 0, 0, 0] = math.nan
+            return out
+
+        return replace(calls, forward=forward)
+
+
+def _status(bench: Bench, target: str) -> str:
+    device = bench.machine.device
+    case, _ = attention(device, batch=1, length=128, heads=2, dim=64)
+    timer, also = ("device", ("kernel",)) if device == "cuda" else ("cpu", ())
+    measuring = replace(MEASURING, timer=timer, also=also)
+    request = Request(
+        job="proof", sweep="doctor", model="proof", device=device, case=case,
+        backend={"_target_": target, "name": "flash"}, measuring=measuring,
+    )  # fmt: skip
+    return measure(request, bench.machine).status
+
+
+# Half a processor: the doctor itself is not counted.
+_COMPANY = 0.5
+PROOFS: dict[str, tuple[Callable[[Bench], Finding], ...]] = {
+    "cuda": (
+        sleep_is_linear,
+        event_floor_is_known,
+        copy_reaches_the_datasheet,
+        twice_the_work_takes_twice_as_long,
+        timers_agree,
+        a_busy_host_does_not_count,
+        the_flush_makes_caches_cold,
+        equal_things_are_equal,
+        differences_are_found,
+        alarms_fire,
+    ),
+    "cpu": (twice_the_work_takes_twice_as_long, equal_things_are_equal, differences_are_found, alarms_fire),
+}
+
+
+def run(device: str) -> int:
+    """Run the proofs of a device, a line each; how many failed."""
+    try:
+        bench = open_bench(device)
+    except Unavailable as error:
+        print(f"FAIL {error}")
+        return 1
+    if device == "cpu":
+        print("proofs 1 to 3 and 5 to 7 are about a GPU's clocks and caches: there is none to test here")
+    broken = []
+    before = host_reading()
+    for proof in PROOFS[device]:
+        number = int((proof.__doc__ or "0").split(":")[0])
+        began = time.perf_counter()
+        try:
+            finding = proof(bench)
+        except Exception as error:  # a proof that cannot be led is a failed one, and the others still count
+            finding = Finding(proof.__name__.replace("_", " "), False, f"{type(error).__name__}: {error}")
+        if not finding.passed:
+            broken.append(proof)
+        seconds = time.perf_counter() - began
+        word = "pass" if finding.passed else "FAIL"
+        print(f"{word} {number:>2} {finding.name}: {finding.seen}  [{seconds:.0f} s]", flush=True)
+    company = others_cores(before, host_reading())
+    if company > _COMPANY:
+        print(f"other programs kept {company:.1f} processors busy meanwhile: repeat alone what failed")
+    if broken or not bench.comparisons:
+        print("delta is not kept, since not every proof passed")
+        return len(broken)
+    kept = Calibration(
+        device=device_key(bench.machine.environment),
+        delta=bench.delta,
+        ceilings=bench.machine.ceilings_for("bfloat16" if device == "cuda" else "float32"),
+        measured_at=time.time(),
+        comparisons=bench.comparisons,
+    )
+    try:
+        print(f"delta {100 * kept.delta:.2f} % and ceilings are kept in {write_calibration(kept)}")
+    except OSError as error:
+        print(f"delta {100 * kept.delta:.2f} % could not be kept ({error}): set ATTN_EXP_STATE to a folder of yours")
+    return len(broken)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(1 if run(sys.argv[1]) else 0)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,79 @@
+"""All charts of a comparison: those that make sense for what it holds, in the order in which one reads them."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_exp.compare.changes import Changes
+from attn_exp.compare.comparison import Comparison
+from attn_exp.compare.history import History
+from attn_exp.compare.published import Published
+from attn_exp.compare.rivals import Rivals
+from attn_exp.core.errors import UserError
+from attn_exp.plots.changes import changes_chart
+from attn_exp.plots.data import one_each
+from attn_exp.plots.dots import accuracy_chart, first_call_chart
+from attn_exp.plots.heatmap import heatmap_chart
+from attn_exp.plots.lengths import lengths_chart
+from attn_exp.plots.roofline import roofline_chart
+from attn_exp.plots.samples import samples_chart
+from attn_exp.plots.style import MISSING, Chart, available, save
+
+if TYPE_CHECKING:
+    from attn_exp.results.result import Result
+
+_OF_RESULTS: "tuple[Callable[[Sequence[Result]], Chart | None], ...]" = (
+    lengths_chart,
+    roofline_chart,
+    accuracy_chart,
+    first_call_chart,
+    samples_chart,
+)
+
+
+def charts(found: Comparison) -> Iterator[Chart]:
+    """The charts of a comparison, drawn one by one as they are asked for.
+
+    Raises:
+        UserError: there is no matplotlib.
+    """
+    if not available():
+        raise UserError(MISSING)
+    own = None
+    if isinstance(found, Rivals):
+        own = heatmap_chart(found)
+    elif isinstance(found, Changes):
+        own = changes_chart(found)
+    if own is not None:
+        yield own
+    results = one_each(results_of(found))
+    for draw in _OF_RESULTS:
+        chart = draw(results)
+        if chart is not None:
+            yield chart
+
+
+def results_of(found: Comparison) -> "list[Result]":
+    """The results that a comparison is about, each once: of several sweeps the latest ones."""
+    if not isinstance(found, (Rivals, Changes, History, Published)):
+        raise TypeError(f"there are no charts for {type(found).__name__}")
+    return list({id(row.cell.result): row.cell.result for row in found.rows}.values())
+
+
+def write_charts(found: Comparison, folder: Path, *, limit_s: float | None = None) -> list[Path]:
+    """Write all charts as SVG and PNG; their paths. After `limit_s` seconds no further one is begun.
+
+    Raises:
+        UserError: there is no matplotlib, or the folder cannot be written.
+    """
+    began, written = time.monotonic(), []
+    try:
+        for chart in charts(found):
+            folder.mkdir(parents=True, exist_ok=True)
+            written += save(chart, folder)
+            if limit_s is not None and time.monotonic() - began > limit_s:
+                break
+    except OSError as error:
+        raise UserError(f"cannot write plots to {folder} ({error.strerror}): choose another folder") from error
+    return written

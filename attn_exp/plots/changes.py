@@ -1,0 +1,53 @@
+"""Changes: how much each cell of a sweep differs from the earlier one, with its interval."""
+
+from typing import TYPE_CHECKING
+
+from attn_exp.core.text import SHORT
+from attn_exp.plots.data import caption, case_names, shared_case
+from attn_exp.plots.style import Chart, finish, looks, new_figure
+
+if TYPE_CHECKING:
+    from attn_exp.compare.changes import Changes
+
+_MOST_ROWS = 40
+
+
+def changes_chart(found: "Changes") -> Chart | None:
+    """The cells with two values, the largest changes first, at most 40; None where there are none."""
+    # In the order of the table, which puts what asks for attention first.
+    every = [row for row in found.rows if row.change is not None and row.low is not None and row.high is not None]
+    if not every:
+        return None
+    rows = sorted(every, key=lambda row: -abs(row.change or 0.0))[:_MOST_ROWS]
+    results = list({id(row.cell.result): row.cell.result for row in rows}.values())
+    style, name_of = looks(results), case_names(results)
+    figure = new_figure(8.5, 2.1 + 0.22 * len(rows))
+    panel = figure.subplots()
+    for at, row in enumerate(rows):
+        assert row.change is not None and row.low is not None and row.high is not None
+        look = style[row.cell.result.label]
+        told = row.verdict in ("slower", "faster")
+        panel.plot([100 * row.low, 100 * row.high], [at, at], color=look.colour, linewidth=1.4)
+        panel.plot(
+            100 * row.change, at, look.marker, color=look.colour, fillstyle="full" if told else "none", markersize=5
+        )
+    panel.axvline(0, color="#777777", linewidth=0.8)
+    panel.axvspan(-100 * found.margin, 100 * found.margin, color="#000000", alpha=0.06, linewidth=0)
+    names = [
+        " ".join(filter(None, [row.cell.result.label, SHORT[row.cell.direction], name_of(row.cell.result)]))
+        for row in rows
+    ]
+    panel.set_yticks(range(len(rows)), names, fontsize=8)
+    panel.set_ylim(len(rows) - 0.4, -0.6)
+    panel.set_xlabel(f"change of {found.metric}, %, sessions divided out where canaries allow")
+    panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)
+    left_out = len(every) - len(rows)
+    said = caption(
+        results,
+        "Filled: told from no change; lines: 95 % intervals; the grey band is the margin.",
+        f"All: {shared_case(results)}.",
+        f"{left_out} cells that changed less are not shown." if left_out else "",
+    )
+    new, old = (", ".join(one.name for one in part) for part in (found.sweeps[found.old :], found.sweeps[: found.old]))
+    return finish(figure, "changes", f"{new} against {old}", said)

@@ -1,0 +1,114 @@
+"""First-call cost, and accuracy against speed: a dot a job, coloured by backend."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from attn_exp.plots.data import caption, measured, passes_of, shared_case
+from attn_exp.plots.style import Chart, finish, looks, new_figure
+
+if TYPE_CHECKING:
+    from attn_exp.results.result import Result
+
+_RASTERISED_FROM = 1500
+# The tensors whose error a pass is judged by; the worst of them is shown.
+_ERRORS = {"forward": ("error_out",), "backward": ("error_dq", "error_dk", "error_dv")}
+
+
+def first_call_chart(results: "Sequence[Result]") -> Chart | None:
+    """Seconds of each job's first call, a row a backend; None where none was timed."""
+    found = measured(results, "first_call_s")
+    if not found:
+        return None
+    passes, style = passes_of(found, "first_call_s"), looks(found)
+    figure = new_figure(2.2 + 3.8 * len(passes), 2.0 + 0.48 * len(style))
+    panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
+    for panel, side in zip(panels, passes, strict=True):
+        for row, (label, look) in enumerate(style.items()):
+            own = [
+                r.metrics[f"{side}/first_call_s"]
+                for r in found
+                if r.label == label
+                if r.metrics.get(f"{side}/first_call_s")
+            ]
+            if not own:
+                continue
+            spread = [row + 0.4 * ((index * 0.618) % 1 - 0.5) for index in range(len(own))]
+            panel.plot(own, spread, look.marker, color=look.colour, markersize=5, alpha=0.55, markeredgewidth=0,
+                       rasterized=len(found) > _RASTERISED_FROM)  # fmt: skip
+            panel.plot([median(own)] * 2, [row - 0.26, row + 0.26], color="#222222", linewidth=1.6)
+            panel.annotate(_seconds(median(own)), (median(own), row - 0.26), xytext=(0, 1), textcoords="offset points",
+                           ha="center", va="bottom", fontsize=7)  # fmt: skip
+        panel.set(title=side, xscale="log", xlabel="first call, s")
+        panel.title.set_fontsize(10)
+        panel.set_ylim(len(style) - 0.6, -0.75)
+        _log_ticks(panel.xaxis)
+        panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+        panel.set_axisbelow(True)
+    panels[0].set_yticks(range(len(style)), list(style), fontsize=9)
+    said = caption(
+        found,
+        "Building, compiling, loading: what a job's first call took, a dot a job; the line is the median.",
+        "What any attention call loads is loaded before and in none.",
+    )
+    return finish(figure, "first_call", "First-call cost", said)
+
+
+def accuracy_chart(results: "Sequence[Result]") -> Chart | None:
+    """The error of each job's result over its rate; None where nothing was judged."""
+    found = [r for r in measured(results, "tflops") if any(_error(r, side) for side in _ERRORS)]
+    if not found:
+        return None
+    passes, style = [side for side in _ERRORS if any(_error(r, side) for r in found)], looks(found)
+    figure = new_figure(1.2 + 4.2 * len(passes), 4.6)
+    panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
+    for panel, side in zip(panels, passes, strict=True):
+        for label, look in style.items():
+            own = [r for r in found if r.label == label and _error(r, side) and r.metrics.get(f"{side}/tflops")]
+            panel.plot([r.metrics[f"{side}/tflops"] for r in own], [_error(r, side) for r in own], look.marker,
+                       color=look.colour, markersize=6, alpha=0.7, markeredgewidth=0, label=label,
+                       rasterized=len(found) > _RASTERISED_FROM)  # fmt: skip
+        panel.set(title=side, xscale="log", yscale="log", xlabel="TFLOPS")
+        panel.title.set_fontsize(10)
+        _log_ticks(panel.xaxis)
+        panel.grid(color="#dddddd", linewidth=0.6)
+        panel.set_axisbelow(True)
+    errors = [error for r in found for side in passes if (error := _error(r, side))]
+    panels[0].set_ylim(min(errors) / 1.5, max(errors) * 1.5)
+    _log_ticks(panels[0].yaxis, "{:.0e}")
+    panels[0].set_ylabel("relative error against float32")
+    said = caption(
+        found,
+        "Lower is more exact, further right is faster. Error: norm of the difference over the reference's norm,",
+        "of dq, dk and dv the worst.",
+        f"All: {shared_case(found)}.",
+    )
+    return finish(
+        figure, "accuracy", "Accuracy against speed", said, [_handle(look) for look in style.values()], list(style)
+    )
+
+
+def _error(result: "Result", side: str) -> float | None:
+    found = [value for name in _ERRORS[side] if (value := result.metrics.get(f"{side}/{name}"))]
+    return max(found, default=None)
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def _log_ticks(axis: Any, form: str = "{:g}") -> None:
+    """Ticks that say something also where less than two decades are shown."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    few = high / low > 100
+    axis.set_major_locator(LogLocator(10, subs=(1.0,) if few else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: form.format(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _handle(look: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=look.colour, marker=look.marker, linestyle="none", markersize=6)

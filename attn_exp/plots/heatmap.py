@@ -1,0 +1,111 @@
+"""Speed-ups as a heatmap: a row a case, a column a backend, a panel a pass; coloured by the logarithm around 1."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attn_exp.compare.join import way
+from attn_exp.plots.data import caption, case_names, shared_case
+from attn_exp.plots.style import Chart, finish, new_figure
+
+if TYPE_CHECKING:
+    from attn_exp.compare.rivals import Rivals, Standing
+
+_MOST_ROWS, _MOST_COLUMNS = 40, 14
+# Colours are full at this many times, so that one hopeless backend does not make all else pale.
+_FULL = 4.0
+
+
+def heatmap_chart(found: "Rivals") -> Chart | None:
+    """How many times as good each backend is as the baseline, or as the best; None if there are no two to compare."""
+    rows = [row for row in found.rows if row.gain is not None or row.cell.value is None]
+    labels = sorted({row.cell.result.label for row in rows})[:_MOST_COLUMNS]
+    rows = [row for row in rows if row.cell.result.label in labels]
+    valued = {row.cell.result.label for row in rows if row.gain is not None}
+    if len(labels) < 2 or not valued or len(valued) < 2:
+        return None
+    results = list({id(row.cell.result): row.cell.result for row in rows}.values())
+    name_of = case_names(results)
+    passes = [side for side in ("forward", "backward") if any(row.cell.direction == side for row in rows)]
+    by_pass = [_grid([row for row in rows if row.cell.direction == side]) for side in passes]
+    # A case's row stands at one height in both panels.
+    cases = list(dict.fromkeys(key for grid in by_pass for key in grid))
+    shown = cases[:_MOST_ROWS]
+    texts = {key: name_of(next(iter(grid[key].values())).cell.result) for grid in by_pass for key in grid}
+    widest = max(len(texts[key]) for key in shown)
+    width = 1.4 + 0.075 * widest + len(passes) * max(2.0, 0.62 * len(labels))
+    figure = new_figure(max(width, 6.0), 1.9 + 0.26 * len(shown) + 0.055 * max(map(len, labels)))
+    panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
+    image: Any = None
+    for panel, side, grid in zip(panels, passes, by_pass, strict=True):
+        image = _draw(panel, [grid.get(key, {}) for key in shown], labels)
+        panel.set_title(side, fontsize=10)
+        panel.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=9)
+    panels[0].set_yticks(range(len(shown)), [texts[key] for key in shown], fontsize=8)
+    title = f"Speed-up over {found.baseline}" if found.baseline else "Speed as a share of the best"
+    bar = figure.colorbar(image, ax=list(panels), shrink=0.9, pad=0.01, aspect=30)
+    bar.ax.set_yticks([math.log2(x) for x in (0.25, 0.5, 1, 2, 4)], ["1/4", "1/2", "1", "2", "4"])
+    bar.ax.minorticks_off()
+    if not found.baseline:
+        bar.ax.set_ylim(-math.log2(_FULL), 0)
+    bar.set_label(f"times as good as {found.baseline or 'the best'}", fontsize=8)
+    left_out = len(cases) - len(shown)
+    said = caption(
+        results,
+        f"{_what(found)}: more is better. Bold: the best, and what cannot be told from it.",
+        f"All: {shared_case(results)}.",
+        f"{left_out} more cases are not shown." if left_out else "",
+    )
+    return finish(figure, "heatmap", title, said)
+
+
+def _what(found: "Rivals") -> str:
+    return "Ratios of median times" if found.metric.name == "time_us" else f"Ratios of {found.metric}"
+
+
+def _grid(rows: "Sequence[Standing]") -> "dict[Any, dict[str, Standing]]":
+    """The rows by case (and way of measuring, which makes it another group), then by backend."""
+    found: dict[Any, dict[str, Standing]] = {}
+    for row in rows:
+        result = row.cell.result
+        key = (result.case, result.model, way(result), result.device_name)
+        if row.cell.value is None:
+            # What failed knows no device: it stands with its case.
+            key = next((other for other in found if other[:3] == key[:3]), key)
+        found.setdefault(key, {})[result.label] = row
+    return found
+
+
+def _draw(panel: Any, rows: "Sequence[dict[str, Standing]]", labels: Sequence[str]) -> Any:
+    shades = [
+        [math.log2(one.gain.value) if (one := row.get(label)) and one.gain else math.nan for label in labels]
+        for row in rows
+    ]
+    panel.set_facecolor("#eeeeee")
+    limit = math.log2(_FULL)
+    image = panel.imshow(shades, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto")
+    for y, row in enumerate(rows):
+        for x, label in enumerate(labels):
+            one = row.get(label)
+            text, dark = _text(one), abs(shades[y][x]) > 0.72 * limit
+            weight = "bold" if one is not None and one.best and one.gain else "normal"
+            panel.text(
+                x, y, text, ha="center", va="center", fontsize=7, fontweight=weight, color="white" if dark else "black"
+            )
+    panel.tick_params(length=0)
+    panel.set_xticks([x - 0.5 for x in range(1, len(labels))], minor=True)
+    panel.set_yticks([y - 0.5 for y in range(1, len(rows))], minor=True)
+    panel.grid(which="minor", color="white", linewidth=1)
+    panel.tick_params(which="minor", length=0)
+    return image
+
+
+def _text(one: "Standing | None") -> str:
+    if one is None:
+        return ""
+    if one.gain is None:
+        return {"unsupported": "unsup.", "out_of_memory": "memory", "unavailable": "unavail."}.get(
+            one.cell.result.status, one.cell.result.status
+        )
+    value = one.gain.value
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"

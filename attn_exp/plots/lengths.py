@@ -1,0 +1,102 @@
+"""TFLOPS against sequence length: a curve a backend, a column a pass, a row for each other size that varies."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attn_exp.plots.data import caption, case_names, families, length, measured, passes_of, shared_case, size_text
+from attn_exp.plots.style import Chart, finish, looks, new_figure
+
+if TYPE_CHECKING:
+    from attn_exp.results.result import Result
+
+_MOST_ROWS = 6
+_MOST_TICKS = 9
+
+
+def lengths_chart(results: "Sequence[Result]") -> Chart | None:
+    """The curves of all families that have several lengths, the six with the most if there are more; None without."""
+    every = families(measured(results, "tflops"))
+    if not every:
+        return None
+    shown = every[:_MOST_ROWS]
+    flat = [result for one in shown for result in one]
+    passes = passes_of(flat, "tflops")
+    style = looks(flat)
+    name_of = case_names([one[0] for one in shown], leave_out=("q_len", "kv_len"))
+    figure = new_figure(1.2 + 4.4 * len(passes), 1.9 + 1.8 * len(shown))
+    panels = figure.subplots(len(shown), len(passes), squeeze=False, sharex=True, sharey="row")
+    for row, together in zip(panels, shown, strict=True):
+        for panel, side in zip(row, passes, strict=True):
+            _draw(panel, together, side, style)
+        # After all panels of the row are drawn: a limit ends the scaling that they share.
+        row[0].set_ylim(bottom=0)
+        row[0].set_ylabel(f"{name_of(together[0])}\nTFLOPS" if name_of(together[0]) else "TFLOPS")
+    for panel, side in zip(panels[0], passes, strict=True):
+        panel.set_title(side, fontsize=10)
+    for panel in panels[-1]:
+        panel.set_xlabel("sequence length, tokens")
+    _ticks(panels[-1], sorted({length(result.case) for result in flat}))
+    handles = [_handle(look) for look in style.values()]
+    left_out = len(every) - len(shown)
+    said = caption(
+        flat,
+        f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. Bars: 95 % intervals over rounds.",
+        f"{left_out} more groups of sizes are not shown." if left_out else "",
+    )
+    return finish(figure, "lengths", "TFLOPS against sequence length", said, handles, list(style))
+
+
+def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, Any]) -> None:
+    for label, look in style.items():
+        own = sorted(
+            (r for r in together if r.label == label and f"{side}/tflops" in r.metrics), key=lambda r: length(r.case)
+        )
+        if not own:
+            continue
+        rates = [result.metrics[f"{side}/tflops"] for result in own]
+        panel.errorbar(
+            [length(result.case) for result in own],
+            rates,
+            yerr=_bars(own, side, rates),
+            color=look.colour,
+            marker=look.marker,
+            linestyle=look.line,
+            markersize=5,
+            linewidth=1.4,
+            elinewidth=1,
+            capsize=2,
+            label=label,
+        )
+    panel.set_xscale("log", base=2)
+    panel.grid(color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)
+
+
+def _bars(own: "Sequence[Result]", side: str, rates: Sequence[float]) -> tuple[list[float], list[float]]:
+    """How far down and up each rate's interval goes; nothing where the time has none."""
+    down, up = [], []
+    for result, rate in zip(own, rates, strict=True):
+        middle, low, high = (result.metrics.get(f"{side}/time{end}_us") for end in ("", "_low", "_high"))
+        known = middle and low and high
+        down.append(max(0.0, rate * (1 - middle / high)) if known and middle and high else 0.0)
+        up.append(max(0.0, rate * (middle / low - 1)) if known and middle and low else 0.0)
+    return down, up
+
+
+def _ticks(panels: Sequence[Any], lengths: Sequence[int]) -> None:
+    """A tick at each length measured, as few as can be read if there are many."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    step = -(-len(lengths) // _MOST_TICKS)
+    # From the longest down: that is the one people ask for.
+    kept = list(lengths[::-1][::step][::-1])
+    for panel in panels:
+        panel.xaxis.set_major_locator(FixedLocator(kept))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(round(value))))
+        panel.xaxis.set_minor_locator(NullLocator())
+
+
+def _handle(look: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.line, markersize=5)

@@ -1,0 +1,151 @@
+"""Roofline: rates over arithmetic intensity, under this machine's measured ceilings and its datasheet's."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from attn_exp.core.hardware import datasheet_peak
+from attn_exp.plots.data import caption, measured, passes_of, shared_case
+from attn_exp.plots.style import Chart, finish, looks, new_figure
+
+if TYPE_CHECKING:
+    from attn_exp.core.roofline import Roof
+    from attn_exp.results.result import Result
+
+# So many points as paths make a file that browsers are slow with.
+_RASTERISED_FROM = 1500
+_FILL = {"forward": "full", "backward": "none"}
+
+
+def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | None" = None) -> Chart | None:
+    """Each pass as a point, forward filled and backward hollow; None where no rates or bytes are known.
+
+    `counted` is where passes of the last result stand by the bytes that were counted: crosses, tied to their points.
+    """
+    found = measured(results, "tflops", "min_bytes")
+    if not found:
+        return None
+    device, dtype = found[-1].device_name, found[-1].case.dtype
+    # One roof a picture: other devices and data types have others.
+    found = [result for result in found if (result.device_name, result.case.dtype) == (device, dtype)]
+    passes, style = passes_of(found, "min_bytes"), looks(found)
+    figure = new_figure(8.0, 5.6)
+    panel = figure.subplots()
+    intensities: list[float] = []
+    for side in passes:
+        for label, look in style.items():
+            points = [_point(result, side) for result in found if result.label == label]
+            kept = [point for point in points if point]
+            intensities += [x for x, _ in kept]
+            panel.plot(
+                [x for x, _ in kept],
+                [y for _, y in kept],
+                linestyle="none",
+                marker=look.marker,
+                color=look.colour,
+                fillstyle=_FILL[side],
+                markersize=6,
+                alpha=0.85,
+                label=label if side == passes[0] else f"{label}, {side}",
+                rasterized=len(found) > _RASTERISED_FROM,
+            )
+    panel.set(xscale="log", yscale="log", xlabel="arithmetic intensity, FLOP per byte that must move", ylabel="TFLOPS")
+    for side, roof in (counted or {}).items():
+        _draw_counted(panel, _point(found[-1], side), roof)
+        intensities.append(roof.intensity)
+    roofs = _roofs(found, device, dtype)
+    _draw_roofs(panel, roofs, min(intensities), max(intensities))
+    panel.grid(which="both", color="#e6e6e6", linewidth=0.5)
+    panel.set_axisbelow(True)
+    _plain_ticks(panel)
+    handles = [_handle(look, "full") for look in style.values()]
+    labels = list(style)
+    if "backward" in passes and "forward" in passes:
+        handles += [_handle(None, "full"), _handle(None, "none")]
+        labels += ["forward", "backward"]
+    if counted:
+        handles.append(_cross())
+        labels.append("by counted bytes")
+    handles += [_line(line) for _, _, _, line in roofs]
+    labels += [f"{name}: {rate:.4g} TFLOPS, {speed:.3g} TB/s" for name, rate, speed, _ in roofs]
+    measured_too = any(name == "measured" for name, *_ in roofs)
+    others = len({(r.device_name, r.case.dtype) for r in measured(results, "tflops", "min_bytes")}) - 1
+    said = caption(
+        found,
+        "Bytes are those that must move at least, FLOP those of unmasked pairs.",
+        "Crosses: by the bytes that DRAM moved, as Nsight Compute counted them." if counted else "",
+        "Measured: a large matrix product and a copy, in the worker that ran the jobs." if measured_too else "",
+        f"All: {shared_case(found)}.",
+        f"{others} more devices or data types are not shown." if others else "",
+    )
+    return finish(figure, "roofline", f"Roofline, {device}, {dtype}", said, handles, labels)
+
+
+def _point(result: "Result", side: str) -> tuple[float, float] | None:
+    rate, moved, us = (result.metrics.get(f"{side}/{name}") for name in ("tflops", "min_bytes", "time_us"))
+    if not rate or not moved or not us:
+        return None
+    return rate * us * 1e6 / moved, rate
+
+
+def _roofs(found: "Sequence[Result]", device: str, dtype: str) -> list[tuple[str, float, float, str]]:
+    """Each roof's name, its TFLOPS, its TB/s and its line."""
+    roofs = []
+    products = [r.ceilings["matmul_flops_per_s"] for r in found if r.ceilings.get("matmul_flops_per_s")]
+    copies = [r.ceilings["copy_bytes_per_s"] for r in found if r.ceilings.get("copy_bytes_per_s")]
+    if products and copies:
+        roofs.append(("measured", median(products) / 1e12, median(copies) / 1e12, "-"))
+    peak = datasheet_peak(device)
+    if peak is not None and dtype in peak.flops:
+        roofs.append(("datasheet", peak.flops[dtype] / 1e12, peak.bytes_per_s / 1e12, ":"))
+    return roofs
+
+
+def _draw_roofs(panel: Any, roofs: Sequence[tuple[str, float, float, str]], least: float, most: float) -> None:
+    if not roofs:
+        return
+    ridges = [rate / speed for _, rate, speed, _ in roofs]
+    left, right = min([least, *ridges]) / 2, max([most, *ridges]) * 2
+    for _, rate, speed, line in roofs:
+        ridge = rate / speed
+        panel.plot([left, ridge, right], [left * speed, rate, rate], color="#444444", linestyle=line, linewidth=1.3)
+    panel.set_xlim(left, right)
+    low, high = panel.get_ylim()
+    panel.set_ylim(low, max(high, max(rate for _, rate, _, _ in roofs) * 1.6))
+
+
+def _plain_ticks(panel: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (panel.xaxis, panel.yaxis):
+        low, high = axis.get_view_interval()
+        # Within less than two decades the tens alone say too little.
+        axis.set_major_locator(LogLocator(10, subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _draw_counted(panel: Any, point: tuple[float, float] | None, roof: "Roof") -> None:
+    rate = roof.rate / 1e12
+    if point:
+        panel.plot([point[0], roof.intensity], [point[1], rate], color="#777777", linewidth=0.8)
+    panel.plot([roof.intensity], [rate], marker="x", color="#444444", markersize=7, linestyle="none")
+
+
+def _cross() -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color="#444444", marker="x", linestyle="none", markersize=6)
+
+
+def _line(line: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color="#444444", linestyle=line, linewidth=1.3)
+
+
+def _handle(look: Any, fill: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    colour, marker = (look.colour, look.marker) if look else ("#777777", "o")
+    return Line2D([], [], color=colour, marker=marker, linestyle="none", fillstyle=fill, markersize=6)

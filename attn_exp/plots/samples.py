@@ -1,0 +1,85 @@
+"""Samples: every sample of some jobs, in time order within each row, so that drift and outliers show."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from attn_exp.core.record import Record, RecordError
+from attn_exp.core.stats import quantile
+from attn_exp.plots.data import caption, case_names, measured, passes_of, shared_case
+from attn_exp.plots.style import Chart, finish, looks, new_figure
+
+if TYPE_CHECKING:
+    from attn_exp.results.result import Result
+
+_MOST_JOBS = 16
+# Samples beyond this many per cent from the median are drawn at the edge: one hiccup must not squeeze all else.
+_WIDEST = 40.0
+_FEWEST, _FEW = 5, 60
+
+
+def samples_chart(results: "Sequence[Result]") -> Chart | None:
+    """The jobs with the longest times, at most 16; None where no samples are kept."""
+    found = measured(results, "time_us")
+    chosen = _chosen(found)
+    records = [(result, record) for result in chosen if (record := _record(result)) is not None]
+    if not records:
+        return None
+    kept = [result for result, _ in records]
+    passes, style, name_of = passes_of(kept, "time_us"), looks(kept), case_names(kept)
+    figure = new_figure(2.6 + 3.6 * len(passes), 1.9 + 0.32 * len(records))
+    panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
+    for panel, side in zip(panels, passes, strict=True):
+        reach = 1.0
+        for row, (result, record) in enumerate(records):
+            reach = max(reach, _row(panel, row, record, side, style[result.label].colour))
+        panel.axvline(0, color="#999999", linewidth=0.8)
+        panel.set_xlim(-1.08 * min(reach, _WIDEST), 1.08 * min(reach, _WIDEST))
+        panel.set_title(side, fontsize=10)
+        panel.set_xlabel("sample over the job's median, %")
+        panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+        panel.set_axisbelow(True)
+    names = [f"{result.label}  {name_of(result)}".rstrip() for result in kept]
+    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0].invert_yaxis()
+    left_out = len(found) - len(kept)
+    said = caption(
+        kept,
+        "A dot a sample, the first on top of each row; bars reach from the 5th to the 95th percentile.",
+        f"Dots beyond {_WIDEST:.0f} % stand at the edge.",
+        f"All: {shared_case(kept)}.",
+        f"Of {left_out + len(kept)} jobs those with the longest times are shown." if left_out else "",
+    )
+    return finish(figure, "samples", "Samples of each job", said)
+
+
+def _chosen(found: "Sequence[Result]") -> "list[Result]":
+    """The longest, since their cases weigh most; as they stand in the sweep, rivals of one case together."""
+    longest = sorted(found, key=lambda result: -result.metrics.get("forward/time_us", 0.0))[:_MOST_JOBS]
+    return sorted(longest, key=lambda one: (-one.case.batch * one.case.q_len, repr(one.case), one.label))
+
+
+def _record(result: "Result") -> Record | None:
+    try:
+        record = result.record()
+    except (RecordError, OSError):
+        return None
+    enough = any(one.timings and len(one.timings[0].times_us) >= _FEWEST for one in record.passes.values())
+    return record if enough else None
+
+
+def _row(panel: Any, row: int, record: Record, side: str, colour: str) -> float:
+    """Draw one job's samples; how far from the median nearly all of them reach, in per cent."""
+    measured_pass = record.passes.get(side)
+    if measured_pass is None or not measured_pass.timings or len(measured_pass.timings[0].times_us) < _FEWEST:
+        return 0.0
+    times = measured_pass.timings[0].times_us
+    middle = median(times)
+    off = [100 * (time / middle - 1) for time in times]
+    edged = [max(-_WIDEST, min(_WIDEST, one)) for one in off]
+    heights = [row - 0.34 + 0.68 * index / (len(off) - 1) for index in range(len(off))]
+    panel.plot(edged, heights, ".", color=colour, markersize=5 if len(off) < _FEW else 3, alpha=0.6, markeredgewidth=0,
+               zorder=3, rasterized=True)  # fmt: skip
+    low, high = quantile(sorted(off), 0.05), quantile(sorted(off), 0.95)
+    panel.plot([low, high], [row, row], color="#bbbbbb", linewidth=5, solid_capstyle="butt")
+    return max(abs(quantile(sorted(off), 0.01)), abs(quantile(sorted(off), 0.99)))

@@ -1,0 +1,1 @@
+"""Records as they are read: store, read, result, cell, table, calibration."""

@@ -1,0 +1,96 @@
+"""Fields: what `where=`, `by=` and `sort=` can name of a cell."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from attn_exp.core.case import PASSES, case_columns
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.flags import FLAGS
+from attn_exp.core.text import word
+from attn_exp.results.cell import Cell, metric_names
+
+Getter = Callable[[Cell], Any]
+_OWN: dict[str, Getter] = {
+    "backend": lambda cell: cell.result.label,
+    "model": lambda cell: cell.result.model,
+    "status": lambda cell: cell.result.status,
+    "pass": lambda cell: cell.direction,
+    "seq_len": lambda cell: max(cell.result.case.q_len, cell.result.case.kv_len),
+    "device": lambda cell: cell.result.device,
+    "timer": lambda cell: cell.result.measuring.timer,
+    "regime": lambda cell: cell.result.measuring.regime,
+    "l2": lambda cell: cell.result.measuring.l2,
+    "caches": lambda cell: cell.result.caches,
+    "sweep": lambda cell: cell.result.sweep,
+    "job": lambda cell: cell.result.job,
+    "gpu": lambda cell: cell.result.device_name,
+    "gpu_uuid": lambda cell: cell.result.environment.get("gpu_uuid"),
+    "power_limit_w": lambda cell: cell.result.environment.get("power_limit_w"),
+}
+
+
+def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
+    """Every name that can be asked for, with the function that answers it.
+
+    Names of a case, of a record, of its flags (true or false), of its backend's options (`backend.NAME`), and of
+    metrics: with the pass (`forward/time_us`) or of the cell's own pass (`time_us`).
+    """
+    results = {id(cell.result): cell.result for cell in cells}.values()
+    metrics = metric_names(results)
+    options = {name for result in results for name in result.backend if name not in ("_target_", "name")}
+    found: dict[str, Getter] = {f"{side}/{name}": _metric(f"{side}/{name}") for side in PASSES for name in metrics}
+    found |= {name: _own_metric(name) for name in metrics}
+    found |= {f"backend.{name}": _option(name) for name in options}
+    found |= {name: _flag(name) for name in FLAGS}
+    found |= {name: _case(name) for name in case_columns()}
+    return found | _OWN
+
+
+def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
+    """The function for a name typed behind `key`.
+
+    Raises:
+        UserError: there is no such name.
+    """
+    if name not in known:
+        near = nearest(name, known).rstrip()
+        some = f"there are {', '.join([*_OWN, *case_columns()])}, flags and metrics"
+        raise UserError(f"{key} knows no '{name}': {near or some}")
+    return known[name]
+
+
+def sortable(value: Any) -> tuple[str, Any]:
+    """What values of several kinds are sorted by: each kind among itself, numbers first, what is missing last."""
+    if isinstance(value, (bool, int, float)):
+        return ("", value)
+    return ("~", "") if value is None else (type(value).__name__, value)
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """The values, each once, in the order of their first appearance."""
+    return list(dict.fromkeys(values))
+
+
+def _metric(name: str) -> Getter:
+    return lambda cell: cell.result.metrics.get(name)
+
+
+def _own_metric(name: str) -> Getter:
+    return lambda cell: cell.result.metrics.get(f"{cell.direction}/{name}")
+
+
+def _option(name: str) -> Getter:
+    def get(cell: Any) -> Any:
+        value = cell.result.backend.get(name)
+        # A list or a tree is compared, grouped and sorted as the text that one would type.
+        return word(value) if isinstance(value, (list, dict)) else value
+
+    return get
+
+
+def _flag(name: str) -> Getter:
+    return lambda cell: name in cell.result.flags
+
+
+def _case(name: str) -> Getter:
+    return lambda cell: getattr(cell.result.case, name)

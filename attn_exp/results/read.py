@@ -1,0 +1,120 @@
+"""Reading: a sweep's results from its folder, by name or by path."""
+
+import fnmatch
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_exp.core.case import case_columns
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.record import FILE_NAME, RecordError
+from attn_exp.results.result import Result, decode
+
+if TYPE_CHECKING:
+    import pandas
+
+HOME = "multirun"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The results of one sweep, oldest job first by name; `broken` names each file that is no record, and why."""
+
+    name: str
+    place: str
+    results: tuple[Result, ...]
+    broken: tuple[str, ...] = ()
+
+    @property
+    def when(self) -> float:
+        """When its last job ended, in seconds since 1970: sweeps are put in this order."""
+        return max((result.finished_at for result in self.results), default=0.0)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """A pandas DataFrame with a row a record and pass: names, case, status, flags, and each metric of the pass."""
+        import pandas
+
+        return pandas.DataFrame([row for result in self.results for row in _rows(result)])
+
+
+def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:
+    """The folders that names, patterns (`nightly-*`) or paths stand for, in the order typed.
+
+    Raises:
+        UserError: no such sweep; the nearest name is in the message.
+    """
+    found: list[Path] = []
+    for word in words:
+        folders = _folders(word, home)
+        if not folders:
+            there = [path.name for path in _sweeps(home)]
+            known = f"the sweeps in {home} are {', '.join(there[-8:])}" if there else f"there is no sweep in {home}"
+            raise UserError(f"there is no sweep '{word}': {nearest(word, there)}{known}; a folder's path will do too")
+        found += [folder for folder in folders if folder not in found]
+    return found
+
+
+def read_folder(folder: Path) -> Sweep:
+    """The results in a sweep's folder.
+
+    Raises:
+        UserError: no job's folder in it, or it cannot be read.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            jobs = sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}): give another sweep") from error
+    found = read_files((folder / job / FILE_NAME for job in jobs), missing_is_broken=False)
+    if not found[0] and not found[1]:
+        raise UserError(f"{folder} has no records: give a sweep's folder, such as {HOME}/NAME")
+    return Sweep(folder.name, str(folder), *found)
+
+
+def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple[Result, ...], tuple[str, ...]]:
+    """The results in records' files, and a sentence for each that is none."""
+    results, broken = [], []
+    for path in paths:
+        try:
+            results.append(decode(path.read_bytes(), path))
+        except FileNotFoundError:
+            if missing_is_broken:
+                broken.append(f"{path} is not there")
+        except (RecordError, OSError) as error:
+            broken.append(str(error))
+    return tuple(results), tuple(broken)
+
+
+def _rows(result: Result) -> list[dict[str, Any]]:
+    case = {name: getattr(result.case, name) for name in case_columns()}
+    rows = []
+    for direction in result.measuring.passes:
+        own = {name.partition("/")[2]: value for name, value in result.metrics.items() if name.startswith(direction)}
+        rows.append(
+            {"sweep": result.sweep, "job": result.job, "backend": result.label, "model": result.model}
+            | case
+            | {"pass": direction, "status": result.status, "reason": result.reason, "device": result.device}
+            | {"timer": result.measuring.timer, "gpu": result.device_name, "flags": " ".join(result.flags)}
+            | {"kernel": result.kernels.get(direction), "finished_at": result.finished_at}
+            | own
+        )
+    return rows
+
+
+def _folders(word: str, home: Path) -> list[Path]:
+    if any(mark in word for mark in "*?["):
+        return [path for path in _sweeps(home) if fnmatch.fnmatchcase(path.name, word)]
+    own = home / word
+    if own.is_dir():
+        return [own]
+    return [Path(word)] if word and Path(word).is_dir() else []
+
+
+def _sweeps(home: Path) -> list[Path]:
+    """The sweeps' folders, the oldest first."""
+    try:
+        return sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    except OSError:
+        return []

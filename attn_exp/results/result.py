@@ -1,0 +1,245 @@
+"""A result: what comparing needs of one record, decoded without its samples."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attn_exp.core.case import Case
+from attn_exp.core.errors import UserError
+from attn_exp.core.record import (
+    NOT_DECODED,
+    SCHEMA,
+    Compile,
+    Measuring,
+    Record,
+    RecordError,
+    Status,
+    backend_label,
+    read_record,
+    settings,
+)
+from attn_exp.core.text import told_apart
+
+# What a sweep's records share is decoded once: thousands of records have a few environments and cases.
+_KEPT = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One job's record without its samples; `record()` reads those too.
+
+    `label` names the backend in tables (`named` makes it unique among several results), `l2` says whether the ranking
+    timer flushed the caches (`cold`, `warm`, or empty if nothing was timed), `kernels` is the longest kernel of each
+    pass. `key` is what is computed, by whom and on what kind of device: results of two sweeps with one key are joined.
+    """
+
+    job: str
+    sweep: str
+    model: str
+    device: str
+    label: str
+    case: Case
+    backend: Mapping[str, Any]
+    compile: Compile
+    measuring: Measuring
+    status: Status
+    reason: str | None
+    metrics: Mapping[str, float]
+    flags: tuple[str, ...]
+    environment: Mapping[str, Any]
+    canaries: Mapping[str, float]
+    ceilings: Mapping[str, float]
+    l2: str
+    kernels: Mapping[str, str]
+    started_at: float
+    finished_at: float
+    method_version: str
+    path: Path
+    caches: bool
+    key: tuple[Any, ...]
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's name, or the processor's where none measured; empty if the job got nowhere."""
+        return str(self.environment.get("gpu") or self.environment.get("cpu") or "")
+
+    def record(self) -> Record:
+        """The whole record, samples included. Raises RecordError if it is gone or broken by now."""
+        record = read_record(self.path.parent)
+        if record is None:
+            raise RecordError(f"{self.path} is not there any more")
+        return record
+
+
+def named(results: Sequence[Result]) -> list[Result]:
+    """The results, labels made unique: where one name stands for several option sets, what differs stands with it."""
+    labels = told_apart([result.label for result in results], [_settings(result) for result in results])
+    return [
+        result if result.label == label else replace(result, label=label)
+        for result, label in zip(results, labels, strict=True)
+    ]
+
+
+def decode(content: bytes, path: Path) -> Result:
+    """The result in a record's file.
+
+    Raises:
+        RecordError: the file is not a record of this schema. The message names it.
+    """
+    try:
+        lean = _LEAN.decode(content)
+        if lean.schema != SCHEMA:
+            raise RecordError(f"{path} has schema {lean.schema}, this version reads {SCHEMA}")
+        impossible = [name for name, value in lean.metrics.items() if name.endswith("/time_us") and not value > 0]
+        if impossible:
+            raise RecordError(f"{path} is not a record: {impossible[0]} is {lean.metrics[impossible[0]]}")
+        request = lean.request
+        case, backend = _case(bytes(request.case)), _options_tree(bytes(request.backend))
+        compiled = _compile(bytes(request.compile)) if request.compile else Compile()
+        timings = [timing for measured in lean.passes.values() for timing in measured.timings[:1]]
+        return Result(
+            job=request.job,
+            sweep=request.sweep,
+            model=request.model,
+            device=request.device,
+            label=backend_label(
+                str(backend.get("name", "?")), compiled, [measured.took for measured in lean.passes.values()]
+            ),
+            case=case,
+            backend=backend,
+            compile=compiled,
+            measuring=_measuring(bytes(request.measuring)),
+            status=lean.status,
+            reason=lean.reason,
+            metrics=lean.metrics,
+            flags=lean.flags,
+            environment=_environment(bytes(lean.environment)) if lean.environment else {},
+            canaries=_figures(bytes(lean.canaries)) if lean.canaries else {},
+            ceilings=_figures(bytes(lean.ceilings)) if lean.ceilings else {},
+            l2=timings[0].l2 if timings else "",
+            kernels={
+                direction: max(measured.kernels, key=lambda kernel: kernel.time_us).name
+                for direction, measured in lean.passes.items()
+                if measured.kernels
+            },
+            started_at=lean.started_at,
+            finished_at=lean.finished_at,
+            method_version=lean.method_version,
+            path=path,
+            caches=request.caches,
+            key=(case, _options(backend), _compile_key(compiled), request.device, request.caches),
+        )
+    except (*NOT_DECODED, UserError) as error:
+        schema = _schema(content)
+        if schema not in (None, SCHEMA):
+            raise RecordError(f"{path} has schema {schema}, this version reads {SCHEMA}") from error
+        raise RecordError(f"{path} is not a record: {error}") from error
+
+
+def _compile_key(compiled: Compile) -> tuple[Any, ...]:
+    return compiled.mode, compiled.fullgraph, json.dumps(compiled.options, sort_keys=True)
+
+
+def _settings(result: Result) -> dict[str, Any]:
+    return settings(result.backend, result.compile, caches=result.caches)
+
+
+def _options(backend: Mapping[str, Any]) -> str:
+    return json.dumps(backend, sort_keys=True)
+
+
+class _Timing(msgspec.Struct, gc=False):
+    l2: str
+
+
+class _Kernel(msgspec.Struct, gc=False):
+    name: str
+    time_us: float
+
+
+class _Pass(msgspec.Struct, gc=False):
+    timings: list[_Timing] = []
+    kernels: list[_Kernel] = []
+    took: str | None = None
+
+
+class _Request(msgspec.Struct, gc=False):
+    job: str
+    sweep: str
+    model: str
+    device: str
+    case: msgspec.Raw
+    backend: msgspec.Raw
+    measuring: msgspec.Raw
+    compile: msgspec.Raw = msgspec.Raw()
+    caches: bool = True
+
+
+class _Lean(msgspec.Struct, gc=False):
+    """A record's fields that comparing needs; msgspec skips the others, the samples above all, unparsed."""
+
+    request: _Request
+    status: Status
+    reason: str | None = None
+    passes: dict[str, _Pass] = {}
+    metrics: dict[str, float] = {}
+    flags: tuple[str, ...] = ()
+    environment: msgspec.Raw = msgspec.Raw()
+    canaries: msgspec.Raw = msgspec.Raw()
+    ceilings: msgspec.Raw = msgspec.Raw()
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    schema: int = SCHEMA
+    method_version: str = ""
+
+
+class _Schema(msgspec.Struct):
+    schema: int | None = None
+
+
+_LEAN = msgspec.json.Decoder(_Lean)
+
+
+@lru_cache(_KEPT)
+def _case(raw: bytes) -> Case:
+    return msgspec.json.decode(raw, type=Case)
+
+
+@lru_cache(_KEPT)
+def _measuring(raw: bytes) -> Measuring:
+    return msgspec.json.decode(raw, type=Measuring)
+
+
+@lru_cache(_KEPT)
+def _compile(raw: bytes) -> Compile:
+    return msgspec.json.decode(raw, type=Compile)
+
+
+@lru_cache(_KEPT)
+def _options_tree(raw: bytes) -> dict[str, Any]:
+    return msgspec.json.decode(raw, type=dict[str, Any])
+
+
+@lru_cache(_KEPT)
+def _figures(raw: bytes) -> dict[str, float]:
+    return msgspec.json.decode(raw, type=dict[str, float])
+
+
+@lru_cache(_KEPT)
+def _environment(raw: bytes) -> dict[str, Any]:
+    found = msgspec.json.decode(raw, type=dict[str, Any])
+    if not isinstance(found.get("versions", {}), dict):
+        raise msgspec.ValidationError("environment.versions is no object")
+    return found
+
+
+def _schema(content: bytes) -> int | None:
+    try:
+        return msgspec.json.decode(content, type=_Schema).schema
+    except NOT_DECODED:
+        return None

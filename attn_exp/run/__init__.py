@@ -1,0 +1,1 @@
+"""The parent process of one command: session, job queue, worker process, GPUs, progress."""

@@ -1,0 +1,65 @@
+"""GPUs of this host: which may be used, and a lease so that two processes never time on one."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from attn_exp.core.nvml import GpuInfo, list_gpus
+
+
+def visible_gpus() -> list[GpuInfo]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lets through, in its order; all of them if it is not set."""
+    gpus, visible = list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return gpus
+    chosen = []
+    for entry in filter(None, (part.strip() for part in visible.split(","))):
+        match = [gpu for gpu in gpus if str(gpu.index) == entry or gpu.uuid.startswith(entry)]
+        if not match:
+            break  # as CUDA does: what follows an entry that does not exist is not seen
+        chosen.append(match[0])
+    return chosen
+
+
+class Lease:
+    """The right to time on one GPU, held by file lock: it ends with the process, however that ends."""
+
+    def __init__(self, gpu: GpuInfo, lock: FileLock) -> None:
+        self.gpu = gpu
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let the GPU go."""
+        self._lock.release()
+
+
+def lease(gpus: list[GpuInfo], waiting: Callable[[str], None]) -> Lease:
+    """Lease the first free GPU of `gpus`; if all are taken say so through `waiting` and wait for the first."""
+    found = try_lease(gpus)
+    if found is not None:
+        return found
+    gpu = gpus[0]
+    waiting(f"waiting for GPU {gpu.index} ({gpu.name}), on which another attn_exp is measuring")
+    lock = FileLock(_lock_path(gpu))
+    lock.acquire()
+    return Lease(gpu, lock)
+
+
+def try_lease(gpus: list[GpuInfo]) -> Lease | None:
+    """Lease the first free GPU of `gpus`; None if all are taken."""
+    for gpu in gpus:
+        lock = FileLock(_lock_path(gpu))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            continue
+        return Lease(gpu, lock)
+    return None
+
+
+def _lock_path(gpu: GpuInfo) -> Path:
+    # One place for all users of the machine would need a shared, writable folder; /tmp has one name a user.
+    return Path(tempfile.gettempdir()) / f"attn_exp-{os.getuid()}-{gpu.uuid}.lock"

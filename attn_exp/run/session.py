@@ -1,0 +1,340 @@
+"""Session: what one `python -m attn_exp` does: runs jobs one after another, keeps and stores their records."""
+
+import contextlib
+import errno
+import functools
+import math
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from attn_exp.config.compose import isolation_options, plain
+from attn_exp.config.request import request_from_config, resolve_device
+from attn_exp.core.errors import UserError, first_line
+from attn_exp.core.files import hidden_files, remove_litter
+from attn_exp.core.record import Record, RecordError, Request, write_whole
+from attn_exp.core.redaction import redacted
+from attn_exp.results.store import done_record, near, read_summaries
+from attn_exp.results.table import table, write_tables
+from attn_exp.run.gpus import Lease, lease, visible_gpus
+from attn_exp.run.job_queue import Runner
+from attn_exp.run.progress import Progress
+from attn_exp.run.worker_process import Isolation, Worker, make_isolation
+from attn_exp.tracking import make_tracker
+from attn_exp.tracking.base import Curve, EndStatus, SweepInfo, Tracker
+
+
+def command_line() -> str:
+    """The command as typed, passwords in URIs left out."""
+    return redacted(shlex.join(["python", "-m", "attn_exp", *sys.argv[1:]]))
+
+
+def resume_command(sweep: str) -> str:
+    """The command that goes on with this sweep."""
+    given = [argument for argument in sys.argv[1:] if not argument.startswith("sweep=")]
+    return redacted(shlex.join(["python", "-m", "attn_exp", *given, f"sweep={sweep}"]))
+
+
+FOLDER = "plots"
+# No further plot is begun after so long: nobody should wait for pictures that they did not ask for.
+LIMIT_S = 2.5
+# One job needs no picture.
+_FEWEST = 2
+_LONGEST = 300
+
+
+def extras(folder: Path, say: Callable[[str], None]) -> tuple[list[Path], Sequence[Curve]]:
+    """The plots and curves of the sweep in a folder; what could not be drawn is said in a sentence, never raised."""
+    from attn_exp.compare.answer import compare_read
+    from attn_exp.compare.choice import Choice
+    from attn_exp.plots.curves import curves
+    from attn_exp.results.read import read_folder
+
+    # Whatever goes wrong here, the records and tables are what the sweep was run for.
+    try:
+        sweep = read_folder(folder)
+        if sum(result.status == "ok" for result in sweep.results) < _FEWEST:
+            return [], []
+        found = curves(sweep.results)
+    except Exception as error:
+        say(f"no curves or plots: {first_line(error)[:_LONGEST]}")
+        return [], []
+    try:
+        from attn_exp.plots.all import write_charts
+
+        return write_charts(compare_read(Choice(), [sweep]), folder / FOLDER, limit_s=LIMIT_S), found
+    except Exception as error:
+        say(f"no plots: {first_line(error)[:_LONGEST]}")
+        return [], found
+
+
+def pages(folder: Path, say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
+    """The page and picture of every profiled job of the sweep in a folder, by job; why not is said, never raised."""
+    from attn_exp.explain.page import keep_pages
+
+    # As above: what is written about records must not cost them.
+    try:
+        return {kept.job: kept.files for kept in keep_pages(folder, pictures=pictures)}
+    except Exception as error:
+        say(f"no pages of profiled jobs: {first_line(error)[:_LONGEST]}")
+        return {}
+
+
+_KEPT_AT_ONCE = 100
+
+
+class Session:
+    """Runs jobs one after another. `ahead` is how many jobs the worker may know of beyond the one it measures."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.ahead = 0
+        self.gpus = visible_gpus()
+        self.folder: Path | None = None
+        self.sweep = ""
+        self.impossible: list[str] = []
+        self._plots = True
+        self._isolation: Isolation | None = None
+        self._tracker: Tracker | None = None
+        self._lease: Lease | None = None
+        self._runner: Runner | None = None
+
+    def adopt(self, worker: Worker) -> None:
+        """Use this worker if the configuration wants a warm one; it may have been started already."""
+        self._isolation = worker
+
+    def request(self, config: DictConfig) -> Request:
+        """The request of a composed configuration. Raises UserError."""
+        return request_from_config(plain(config), self.gpus)
+
+    def submit(self, request: Request, config: Callable[[], DictConfig]) -> float:
+        """Run one job, or hand it to the worker and return as soon as not more than `ahead` others wait.
+
+        `config` composes the job's configuration; only the first job's is asked for, since all jobs of a sweep have
+        their folder, tracker and isolation in common.
+
+        Returns:
+            The sum of the passes' median times in microseconds for sweepers that optimise; infinity where there is
+            none, or not yet.
+
+        Raises:
+            UserError: the configuration cannot be measured as typed.
+        """
+        runner = self._runner or self._start(config(), request)
+        assert self.folder is not None and self._tracker is not None
+        if runner.has(request.job):
+            # Two choices that are one job: its record is what the second one is about.
+            self._await(runner, 0)
+        done = done_record(request, self.folder / request.job)
+        if done is not None:
+            self.keep(done, request)
+            return _objective(done)
+        if request.device == "cpu":
+            # The CPU is what is measured: nothing of ours may run beside it.
+            self._tracker.settle()
+        with self.writing():
+            runner.submit(request)
+        self.progress.running(runner.oldest.label)
+        return _objective(self._await(runner, self.ahead if request.device == "cuda" else 0))
+
+    def drain(self) -> None:
+        """Wait for the jobs that are submitted and not over yet."""
+        if self._runner is not None:
+            self._await(self._runner, 0)
+
+    def keep(self, record: Record, request: Request) -> None:
+        """Count a job that needs no run; its MLflow run is made if it is missing. `stop_on` may end the sweep here."""
+        assert self._tracker is not None and self.folder is not None
+        self.progress.kept += 1
+        self.log(record)
+        if self.progress.kept % _KEPT_AT_ONCE == 0:
+            # Records queue up while the store is still being opened, and each holds all of its samples.
+            self._tracker.settle()
+        # As it is asked now: the same command ends where it ended before.
+        self._halt(replace(record, request=request))
+
+    def close(self, status: EndStatus) -> None:
+        """End the session: print and write the table, leave nothing behind; jobs that still run are killed."""
+        self.progress.end()
+        if self._isolation is not None:
+            self._isolation.close()
+        if self._lease is not None:
+            self._lease.release()
+        if self.folder is not None and self._tracker is not None:
+            try:
+                self._finish(status, self.folder, self._tracker)
+            except KeyboardInterrupt:
+                self._tracker.close("KILLED", [], timeout_s=1.0)
+                raise
+            except Exception:
+                # What is queued is stored all the same, and no run is left RUNNING.
+                self._tracker.close("FAILED", [])
+                raise
+
+    def open(self, config: DictConfig) -> Path:
+        """On the first job: the sweep's folder and its tracker. What the user got wrong shows here, before any work."""
+        if self.folder is not None:
+            return self.folder
+        options = plain(config)
+        if not isinstance(options["plots"], bool):
+            raise UserError(f"plots={options['plots']} is neither true nor false")
+        make_isolation(isolation_options(options))
+        tracker = make_tracker(options["tracker"])
+        if not options["folder"]:
+            raise UserError("folder= is empty: leave it out, or name one")
+        folder = Path(options["folder"]).resolve()
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
+            write_whole(folder / "command.txt", f"{command_line()}\n".encode())
+        except OSError as error:
+            tracker.close("FAILED", [], timeout_s=1.0)
+            raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
+        except UserError:
+            with contextlib.suppress(OSError):
+                for path in made:
+                    path.rmdir()
+            raise
+        if warning:
+            self.progress.say(warning)
+        self.folder, self._tracker, self.sweep = folder, tracker, options["sweep"]
+        self._plots = options["plots"]
+        return folder
+
+    def _start(self, config: DictConfig, request: Request) -> Runner:
+        """What jobs of this process run through: on the first job a GPU is leased, and the worker is chosen."""
+        folder, options = self.open(config), plain(config)
+        isolation = make_isolation(isolation_options(options))
+        if request.device == "cuda":
+            self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
+        if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.takes(self._isolation):
+            self._isolation.timeout_s = isolation.timeout_s
+            self._isolation.profiler_timeout_s = isolation.profiler_timeout_s
+        else:
+            if self._isolation is not None:
+                self._isolation.close()
+            self._isolation = isolation
+        self._runner = Runner(self._isolation, folder, self._lease.gpu.uuid if self._lease else None)
+        return self._runner
+
+    def _await(self, runner: Runner, ahead: int) -> Record | None:
+        """Wait until no more than `ahead` jobs wait; the last that got over. `stop_on` may end the sweep here."""
+        record = None
+        while runner.waiting > ahead:
+            record = self._collect(runner)
+            self._halt(record)
+        return record
+
+    def _collect(self, runner: Runner) -> Record:
+        """Wait for the oldest job, make sure that it has a record, and pass that on."""
+        with self.writing():
+            record = runner.record(runner.wait())
+        self.take(record)
+        if runner.waiting:
+            self.progress.running(runner.oldest.label)
+        return record
+
+    def take(self, record: Record) -> None:
+        """Count a job that is over; its MLflow run is made."""
+        self.progress.finished(record)
+        for name, profile in record.profiles.items():
+            if profile.reason:
+                self.progress.say(f"      profiler={name} {profile.status}: {profile.reason}")
+        self.log(record)
+
+    def log(self, record: Record) -> None:
+        """Queue a record for the tracker."""
+        assert self._tracker is not None and self.folder is not None
+        self._tracker.log(record, self.folder / record.request.job)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn a full or broken disk into the sweep's end: jobs that leave no record would be measured for nothing."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {self.folder} ({error.strerror or error}): make room there, "
+                f"then finish with: {resume_command(self.sweep)}"
+            ) from error
+
+    def _halt(self, record: Record) -> None:
+        """End the sweep if this record has a status that `stop_on` names."""
+        if stops(record):
+            self.progress.say(stop_line(record))
+            raise SystemExit(1)
+
+    def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
+        found = list(read_summaries(folder))
+        records = [record for record in found if isinstance(record, Record)]
+        say = self.progress.say
+        remove_litter([*hidden_files(folder), *Path(tempfile.gettempdir()).glob("attn_exp_*")])
+        files = [folder / "command.txt"]
+        try:
+            files += write_tables(records, folder)
+        except OSError as error:
+            say(f"table.txt and table.csv are not written: {error.strerror}")
+        # Only now, when nothing is measured any more; whoever interrupts does not wait for pictures.
+        plots, curves = extras(folder, say) if self._plots and status == "FINISHED" else ([], ())
+        profiled = any(record.profiles for record in records) and status == "FINISHED"
+        of_jobs = pages(folder, say, pictures=self._plots) if profiled else {}
+        limit_s = 1.0 if status == "KILLED" else None
+        warning = tracker.close(status, [*files, *plots], curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
+        if status == "KILLED":
+            left = max(0, self.progress.total - sum(record.final for record in records))
+            say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(self.sweep)}")
+        else:
+            if self.progress.kept and (status == "FINISHED" or self.progress.done):
+                say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
+            # Else nothing was measured here, and a sentence says why.
+            if self.progress.done or status == "FINISHED":
+                say(f"\n{table(records)}")
+            for line in self.impossible:
+                say(f"left out, impossible: {line}")
+        for broken in found:
+            if isinstance(broken, RecordError):
+                say(f"skipped: {broken}")
+        if warning and status != "KILLED":  # the same command stores what an interrupt left out
+            say(warning)
+        if status == "FINISHED":
+            self._say_what_next(records, folder, None if warning else tracker.look())
+
+    def _say_what_next(self, records: list[Record], folder: Path, look: str | None) -> None:
+        failed = sum(not record.final for record in records)
+        if failed:
+            jobs = "1 job" if failed == 1 else f"{failed} jobs"
+            self.progress.say(f"{jobs} without a result; try again with: {resume_command(self.sweep)}")
+        self.progress.say(f"records and table.csv are in {near(folder)}{f'; look at them {look}' if look else ''}")
+        if any(record.profiles for record in records):
+            self.progress.say(f"what bounds each job: python -m attn_exp.explain {self.sweep}")
+
+
+@functools.cache
+def session() -> Session:
+    """The session of this process."""
+    return Session()
+
+
+def stops(record: Record) -> bool:
+    """Whether this record has a status that `stop_on` names."""
+    return record.status in (record.request.config.get("stop_on") or ())
+
+
+def stop_line(record: Record) -> str:
+    """Why the sweep goes no further."""
+    return f"stopped at the first {record.status} job (stop_on), {record.request.job}: {record.reason}"
+
+
+def _objective(record: Record | None) -> float:
+    if record is None or record.status != "ok":
+        return math.inf
+    return sum(record.metrics[f"{direction}/time_us"] for direction in record.request.measuring.passes)

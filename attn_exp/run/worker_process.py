@@ -1,0 +1,360 @@
+"""Isolation: runs jobs in a worker process, and says how each ended when the worker cannot say it itself."""
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from attn_exp.core.errors import UserError, how_it_ended, last_words
+from attn_exp.core.record import LOG_NAME, Status
+from attn_exp.core.redaction import is_secret
+
+_NAMES = (
+    *("PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "COLUMNS"),
+    *("TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES", "CC", "CXX"),
+)
+# By the programs that read them: CUDA and its tools, torch and its compilers, kernel packages, CPU libraries, Python.
+_PREFIXES = (
+    *("CUDA", "CUDNN", "CUBLAS", "CUTLASS_", "CUTE_", "NVIDIA_", "NV_", "NVTX_", "NVTE_", "NCCL_", "NSYS_", "KINETO_"),
+    *("TORCH", "PYTORCH_", "ATEN_", "TRITON_", "HELION_", "XFORMERS_", "FLASH_ATTENTION_", "FLASH_ATTN_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL", "OPENBLAS_", "DNNL_", "ONEDNN_", "MALLOC_", "ASAN_", "LC_", "PYTHON"),
+    "ATTN_EXP",
+)
+_PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
+
+
+def worker_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
+    """The variables of `environ` that a worker gets: the needed ones, and those that `more` names (`*` is any text).
+
+    A needed one whose name says secret is left out all the same, unless `more` names it.
+    """
+    return {name: value for name, value in environ.items() if _needed(name) or _named(name, more)}
+
+
+def check_patterns(given: Any) -> tuple[str, ...]:
+    """The names and patterns of `isolation.variables`. Raises UserError for what cannot name a variable."""
+    names = [given] if isinstance(given, str) else given or []
+    for name in names if isinstance(names, (list, tuple)) else [names]:
+        if not isinstance(name, str) or not _PATTERN.fullmatch(name):
+            raise UserError(f"isolation.variables={name} names no variable: write isolation.variables=[MY_NAME,HF_*]")
+    return tuple(names)
+
+
+def _needed(name: str) -> bool:
+    return (name in _NAMES or name.startswith(_PREFIXES)) and not is_secret(name)
+
+
+def _named(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+START_LIMIT_S = 300.0
+# What a worker is at once it has said a word; it says `profile` before each profiler.
+_PHASES = {"begin": "job", "profile": "profile"}
+# The module that runs as the worker process.
+WORKER = "attn_exp.worker"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job's folder was left. `status` and `reason` are None if the worker wrote a record itself.
+
+    `profiling` if what ended badly was a profiler: the record of the timing is there.
+    """
+
+    folder: Path
+    status: Status | None = None
+    reason: str | None = None
+    profiling: bool = False
+
+
+class Isolation(Protocol):
+    """Where jobs run. Jobs may be submitted ahead; `wait` answers for the oldest."""
+
+    def start(self) -> None:
+        """Get ready ahead of the first job."""
+        ...
+
+    def submit(self, folder: Path) -> None:
+        """Run the job in `folder` after those submitted before."""
+        ...
+
+    def wait(self) -> Outcome:
+        """Wait until the oldest submitted job is over."""
+        ...
+
+    def close(self) -> None:
+        """End at once, jobs under way included; no process stays behind."""
+        ...
+
+
+class Worker:
+    """A worker process with a process group of its own, reused job after job or not."""
+
+    def __init__(
+        self,
+        *,
+        reuse: bool,
+        timeout_s: float | None,
+        profiler_timeout_s: float | None = None,
+        variables: Sequence[str] = (),
+    ) -> None:
+        self.reuse = reuse
+        self.timeout_s = timeout_s
+        self.profiler_timeout_s = profiler_timeout_s
+        # Of the environment, beside those that computing needs.
+        self.variables = tuple(variables)
+        self._pending: deque[Path] = deque()
+        self._sent = 0
+        # What the worker is at, `start`, `idle`, `job` or `profile`, and since when: the time limits count from there.
+        self._phase = "start"
+        self._since = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._replies = -1
+        self._pidfd = -1
+        self._startup: IO[bytes] | None = None
+        self._buffer = b""
+        self._oom_kills = 0
+
+    def takes(self, other: "Worker") -> bool:
+        """Whether a worker that was started as `other` serves as well as a new one."""
+        return self.reuse and other.reuse and self.variables == other.variables
+
+    def start(self) -> None:
+        """Start the process; it imports torch while the parent goes on."""
+        if self._process is not None:
+            return
+        self._replies, reply_fd = os.pipe()
+        os.set_inheritable(reply_fd, True)
+        self._startup = tempfile.TemporaryFile()  # noqa: SIM115
+        command = [sys.executable, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
+        self._process = subprocess.Popen(
+            [*command, "--parent", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._startup,
+            pass_fds=[reply_fd],
+            env=worker_variables(os.environ, self.variables),
+            start_new_session=True,
+        )
+        os.close(reply_fd)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._buffer, self._sent = b"", 0
+        self._since, self._phase = time.monotonic(), "start"
+        self._oom_kills = _oom_kills()
+
+    def submit(self, folder: Path) -> None:
+        """Queue a job's folder; the worker finds it as soon as it is free."""
+        self._pending.append(folder)
+        self.start()
+        self._send()
+
+    def wait(self) -> Outcome:
+        """Wait for the oldest job: its record, the worker's death, or the time limit."""
+        folder = self._pending[0]
+        if self._phase == "idle":
+            self._since = time.monotonic()
+        while True:
+            self.start()
+            self._send()
+            line = self._reply()
+            if line is None:
+                return self._ended_badly(folder)
+            word, _, rest = line.partition(" ")
+            self._phase = _PHASES.get(word, "idle")
+            self._since = time.monotonic()
+            if word == "begin":
+                self._oom_kills = _oom_kills()
+            if word in ("end", "poisoned") and rest == str(folder):
+                self._pending.popleft()
+                self._sent -= 1
+                if word == "poisoned" or not self.reuse:
+                    self._kill()
+                return Outcome(folder)
+
+    def close(self) -> None:
+        """Kill the process group and forget what is queued."""
+        self._pending.clear()
+        self._kill()
+
+    def interrupt(self) -> None:
+        """Kill the process at once; may be called from another thread, and whoever waits sees it die."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _send(self) -> None:
+        """Tell the worker of the jobs it may know of: all that are queued, or only the first if it is not reused."""
+        assert self._process is not None and self._process.stdin is not None
+        ahead = len(self._pending) if self.reuse else min(1, len(self._pending))
+        while self._sent < ahead:
+            try:
+                self._process.stdin.write(f"{self._pending[self._sent]}\n".encode())
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                return  # it is dead; whoever waits will see that
+            self._sent += 1
+
+    def _reply(self) -> str | None:
+        """The worker's next line, or None if it died or ran out of time. Sleeps meanwhile; polling burns a core."""
+        while b"\n" not in self._buffer:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._replies, selectors.EVENT_READ)
+                selector.register(self._pidfd, selectors.EVENT_READ)
+                ready = {key.fd for key, _ in selector.select(self._seconds_left())}
+            if self._replies in ready:
+                chunk = os.read(self._replies, 4096)
+                self._buffer += chunk
+                if chunk:
+                    continue
+            # Its last words, if any, have been read by now.
+            return None
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode()
+
+    def _seconds_left(self) -> float | None:
+        limit = self._limit_s()
+        return None if limit is None else max(0.0, self._since + limit - time.monotonic())
+
+    def _limit_s(self) -> float | None:
+        """How long the worker may be at what it is at."""
+        own = {"start": START_LIMIT_S, "profile": self.profiler_timeout_s}
+        return own.get(self._phase, self.timeout_s)
+
+    def _ended_badly(self, folder: Path) -> Outcome:
+        """Find out why there will be no record, and clear the process away."""
+        assert self._process is not None
+        phase, limit, timed_out = self._phase, self._limit_s(), self._timed_out()
+        began, profiling = phase in _PHASES.values(), phase == "profile"
+        code = self._exit_code()
+        said = "" if began else self._last_words()
+        self._kill()
+        self._pending.popleft()
+        if code is None and timed_out:
+            what = {"start": "the worker's start", "profile": "profiling"}.get(phase, "the job")
+            return Outcome(folder, "timeout", f"{what} took longer than {limit} s and was killed", profiling)
+        if code is None:
+            said = f"the worker stopped answering and was killed: see {folder / LOG_NAME}"
+            return Outcome(folder, "crashed", said, profiling)
+        when = " while profiling" if profiling else "" if began else " before it took the job"
+        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return Outcome(folder, "out_of_memory", f"the kernel killed the worker for memory{when}", profiling)
+        said = said or f"see {folder / LOG_NAME}"
+        return Outcome(folder, "crashed", f"the worker {how_it_ended(code)}{when}: {said}", profiling)
+
+    def _last_words(self) -> str:
+        """What a worker said at last before it had a job, and so a log."""
+        if self._startup is None:
+            return ""
+        self._startup.seek(0)
+        return last_words(self._startup.read().decode(errors="replace"))
+
+    def _exit_code(self) -> int | None:
+        """The exit code if the process is over; the pipe may close a moment before the process does."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout=0.0 if self._timed_out() else 5.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _timed_out(self) -> bool:
+        left = self._seconds_left()
+        return left is not None and left <= 0
+
+    def _kill(self) -> None:
+        if self._process is None:
+            return
+        # The group, so that a compiler or a helper of the job's goes too; SIGKILL, since SIGTERM can be ignored.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        os.close(self._replies)
+        os.close(self._pidfd)
+        if self._startup is not None:
+            self._startup.close()
+        self._process, self._sent = None, 0
+
+
+class InProcess:
+    """No isolation: jobs run here, for debugging. This alone imports torch into the parent."""
+
+    def __init__(self) -> None:
+        self._pending: deque[Path] = deque()
+        self._machine: Any = None
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def submit(self, folder: Path) -> None:
+        """Remember a job's folder."""
+        self._pending.append(folder)
+
+    def wait(self) -> Outcome:
+        """Run the oldest job now."""
+        from attn_exp.worker.__main__ import run_folder
+
+        folder = self._pending.popleft()
+        self._machine, _ = run_folder(folder, self._machine)
+        return Outcome(folder)
+
+    def close(self) -> None:
+        """Nothing stays behind."""
+        self._pending.clear()
+
+
+def make_isolation(config: dict[str, Any]) -> Isolation:
+    """The isolation that a configuration asks for; `profiler_timeout_s` in it is what each profiler may take.
+
+    Raises:
+        UserError: no such isolation, a time limit that is no positive number, or no names of variables.
+    """
+    timeout_s = _limit("isolation.timeout_s", config.get("timeout_s"))
+    profiler_timeout_s = _limit("profiler_timeout_s", config.get("profiler_timeout_s"))
+    name = config.get("name")
+    if name == "none":
+        return InProcess()
+    if name not in ("warm", "fresh"):
+        raise UserError(f"isolation {name!r} is none of warm, fresh, none")
+    return Worker(
+        reuse=name == "warm",
+        timeout_s=timeout_s,
+        profiler_timeout_s=profiler_timeout_s,
+        variables=check_patterns(config.get("variables")),
+    )
+
+
+def _limit(key: str, seconds: Any) -> float | None:
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and seconds > 0):
+        raise UserError(f"{key}={seconds} is not a positive number of seconds")
+    limit: float | None = seconds
+    return limit
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for memory so far, in this control group if it counts, else on this machine."""
+    for path, key in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
+        try:
+            lines = Path(path).read_text().splitlines()
+        except OSError:
+            continue
+        counts = [int(line.split()[1]) for line in lines if line.split()[0] == key]
+        if counts:
+            return counts[0]
+    return 0

@@ -1,0 +1,1 @@
+"""Many jobs: the sweeper, the product of choices, and launchers."""

@@ -1,0 +1,112 @@
+"""ray: tasks on a Ray cluster.
+
+Ray itself and not hydra-ray-launcher, which pins cloudpickle to 2.2.1 where joblib wants 3, brings the cloud's packages
+along, and loses all results if one task dies.
+"""
+
+import logging
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attn_exp.core.errors import UserError, first_line
+from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_remote, load, require, within
+from attn_exp.sweep.task import run_in_process
+
+_LOOK_S = 0.5
+_ANSWER_S = 5.0
+
+
+class Ray:
+    """As many tasks as configured, each with its share of a cluster."""
+
+    name = "ray"
+    pinned = False
+
+    def __init__(self, options: dict[str, Any], device: str) -> None:
+        """Raises UserError where Ray is not installed."""
+        self.tasks = check_remote(self.name, options, device)
+        require("ray", self.name)
+        self._address = options["address"]
+        _check_there(str(self._address))
+        self._share: dict[str, float] = {}
+        for key in ("num_gpus", "num_cpus"):
+            share = options[key]
+            if not isinstance(share, (int, float)) or isinstance(share, bool) or share < 0:
+                raise UserError(f"hydra.launcher.{key}={share} is not a number from 0")
+            self._share[key] = 0 if key == "num_gpus" and device == "cpu" else share
+        self.gpus = [ELSEWHERE] if self._share["num_gpus"] else []
+        self._ray: Any = None
+
+    def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
+        """As `Launcher.run`."""
+        ray = self._connect()
+        self._check_size(ray.cluster_resources())
+        # A task that died has left its case unfinished: the parent says so, and the same command retries.
+        remote = ray.remote(run_in_process).options(**self._share, max_retries=0)
+        of = {remote.remote(str(launch), task): task for task in range(tasks)}
+        say(f"{tasks} tasks on Ray")
+        left, ended, going = list(of), {}, within(END_S, over)
+        while left and going():
+            done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
+            for reference in done:
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    ended[of[reference]] = f"{type(error).__name__}: {first_line(error)}"
+        return ended
+
+    def close(self) -> None:
+        """Leave the cluster, which ends what runs there for this process; one that was started here ends too."""
+        if self._ray is not None:
+            self._ray.shutdown()
+
+    def _connect(self) -> Any:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Else Ray warns of what a later version will do with tasks that ask for no GPU.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray = load("ray", self.name)
+
+        terminate = signal.getsignal(signal.SIGTERM)
+        try:
+            dashboard = None if self._address else False
+            ray.init(
+                address=self._address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR
+            )
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise _silent(str(self._address)) from error
+        # Ray's own would end this process without a word.
+        signal.signal(signal.SIGTERM, terminate)
+        self._ray = ray
+        return ray
+
+    def _check_size(self, there: dict[str, float]) -> None:
+        """Raise UserError if the cluster never has what one task asks for; Ray would wait for ever."""
+        for key, resource in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
+            if self._share[key] > there.get(resource, 0):
+                raise UserError(
+                    f"hydra.launcher.{key}={self._share[key]} is more than the Ray cluster has ({resource}: "
+                    f"{there.get(resource, 0):g}): lower it, or start nodes"
+                )
+
+
+def _check_there(address: str) -> None:
+    """Raise UserError if nobody listens at HOST:PORT; Ray itself tries for two minutes."""
+    found = re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)
+    if not found:
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise _silent(address) from error
+
+
+def _silent(address: str) -> UserError:
+    return UserError(
+        f"Ray at hydra.launcher.address={address} does not answer: start it there by ray start --head, or let "
+        "hydra.launcher.address=null start one here"
+    )

@@ -1,0 +1,144 @@
+"""slurm: tasks as an array of Slurm jobs, by submitit.
+
+submitit itself and not hydra-submitit-launcher, which waits for results in order, raises at the first task that dies
+while others still run, and cancels nothing after Ctrl-C.
+"""
+
+import contextlib
+import io
+import logging
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attn_exp.core.errors import UserError, first_line, nearest
+from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_remote, load, require, within
+from attn_exp.sweep.task import run_in_process
+
+CLUSTERS = ("slurm", "local")
+_LOOK_S = 0.5
+# sacct is slow and shared by all users; a task that ends well says so itself.
+_ASK_S = 30.0
+# Of a task that has no result submitit tells what its files say, each below a caption of its own.
+_CAPTION = re.compile(r"Job (\d|\(task)|has not produced|Error stream|No (error|output)|You can check|- /")
+_LEAST = {"timeout_min": 1, "cpus_per_task": 1, "gpus_per_node": 0, "array_parallelism": 1}
+_OURS = ("name", "tasks", "cluster")
+# What submitit takes for every cluster; other options are Slurm's.
+_SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")
+
+
+class Slurm:
+    """An array of tasks, each with what the configuration asks for."""
+
+    name = "slurm"
+    pinned = False
+
+    def __init__(self, options: dict[str, Any], device: str) -> None:
+        """Raises UserError where there is no Slurm or no submitit."""
+        self.tasks = check_remote(self.name, options, device)
+        cluster = options["cluster"]
+        if cluster not in CLUSTERS:
+            raise UserError(
+                f"hydra.launcher.cluster={cluster} is no cluster: {nearest(str(cluster), CLUSTERS)}"
+                f"choose {' or '.join(CLUSTERS)}"
+            )
+        require("submitit", self.name)
+        if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+            raise UserError("hydra/launcher=slurm needs sbatch and srun: start from a host that submits to Slurm")
+        self._cluster = cluster
+        _check_options(options)
+        self._options = {key: value for key, value in options.items() if key not in _OURS and value not in (None, {})}
+        if device == "cpu":
+            self._options.pop("gpus_per_node", None)
+        self.gpus = [ELSEWHERE] if _asks_for_gpus(self._options) else []
+        self._left: dict[int, Any] = {}
+
+    def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
+        """As `Launcher.run`."""
+        load("submitit", self.name)
+        from submitit import AutoExecutor
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        logging.getLogger("submitit").setLevel(logging.ERROR)
+        try:
+            executor = AutoExecutor(folder=launch / "submitit", cluster=self._cluster)
+            executor.update_parameters(**self._parameters())
+            # submitit prints what sbatch says, and raises it too.
+            with contextlib.redirect_stderr(io.StringIO()):
+                jobs = executor.map_array(run_in_process, [str(launch)] * tasks, list(range(tasks)))
+        except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError, OSError) as error:
+            raise UserError(f"Slurm does not take the tasks: {_refusal(error)}") from error
+        except (ValueError, TypeError, AssertionError) as error:
+            raise UserError(f"hydra.launcher has what submitit does not take: {first_line(error)}") from error
+        say(f"{tasks} tasks on {self._cluster}: {', '.join(job.job_id for job in jobs)}")
+        self._left = dict(enumerate(jobs))
+        ended, asked, going = {}, time.monotonic(), within(END_S, over)
+        while self._left and going():
+            force = time.monotonic() - asked > _ASK_S
+            asked = time.monotonic() if force else asked
+            for task, job in list(self._left.items()):
+                if not job.done(force_check=force):
+                    continue
+                why = job.exception()
+                if why is not None:
+                    ended[task] = f"{self._cluster} job {job.job_id}: {_last_line(why)}"
+                del self._left[task]
+            if self._left:
+                time.sleep(_LOOK_S)
+        return ended
+
+    def close(self) -> None:
+        """Cancel what is still queued or runs."""
+        until = time.monotonic() + (END_S if self._cluster == "local" else 0.0)
+        for job in self._left.values():
+            while not job.done() and time.monotonic() < until:
+                time.sleep(_LOOK_S / 10)
+            if self._cluster != "local" or not job.done():
+                with contextlib.suppress(OSError):
+                    job.cancel(check=False)
+
+    def _parameters(self) -> dict[str, Any]:
+        named = {key if key in _SHARED else f"slurm_{key}": value for key, value in self._options.items()}
+        return {"name": "attn_exp"} | named
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Raise UserError for what no cluster can give, before a task is queued for it."""
+    for key, least in _LEAST.items():
+        value = options.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise UserError(f"hydra.launcher.{key}={value} is not a whole number from {least}")
+    more = options.get("additional_parameters")
+    if more is not None and not isinstance(more, dict):
+        raise UserError(
+            f"hydra.launcher.additional_parameters={more} is no set of options: "
+            "write hydra.launcher.additional_parameters={qos:high}"
+        )
+
+
+def _asks_for_gpus(options: dict[str, Any]) -> bool:
+    more = options.get("additional_parameters") or {}
+    return bool(
+        options.get("gpus_per_node")
+        or options.get("gpus_per_task")
+        or "gpu" in str(options.get("gres", ""))
+        or any("gpu" in f"{key}={value}" for key, value in more.items())
+    )
+
+
+def _refusal(error: Exception) -> str:
+    """The reason that sbatch gives, which a line without one follows."""
+    reasons = [line.strip() for line in str(error).splitlines() if "error:" in line]
+    return reasons[0] if reasons else _last_line(error)
+
+
+def _last_line(error: Exception) -> str:
+    """How a task's log ends; what submitit itself says and draws in it is no reason."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    lines = [line for line in lines if line.strip("-") and not line.startswith("submitit ")]
+    said = [line for line in lines if not _CAPTION.match(line)]
+    return said[-1] if said else "it was killed, or ended without a word"

@@ -1,0 +1,26 @@
+"""Time a callable on its device, and wait for the device."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def seconds(device: str, run: Callable[[], object]) -> float:
+    """How long the device takes for `run`, in seconds; by events on a GPU, since other threads may hold up this one."""
+    if device == "cpu":
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
+    first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    run()
+    second.record()
+    second.synchronize()
+    return float(first.elapsed_time(second)) / 1e3
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device's work; errors of earlier calls surface here."""
+    if device == "cuda":
+        torch.cuda.synchronize()

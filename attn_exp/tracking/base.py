@@ -1,0 +1,171 @@
+"""What a tracker is, and the flat view of a record that trackers show."""
+
+import getpass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from attn_exp.core.record import Record
+from attn_exp.core.roofline import roof_metrics, roof_of
+from attn_exp.core.text import flat
+
+_OF_A_PAIR = ("effect", "low", "high", "p")
+
+
+def duel_metrics(records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """Numbers by name, from the records that were measured and the verdicts as `duel.json` has them, by pass."""
+    found: dict[str, float] = {}
+    for record in records:
+        found |= {f"{record.request.label[0]}/{name}": value for name, value in record.metrics.items()}
+    for direction, pairs in verdicts.items():
+        for pair in pairs:
+            who = f"{direction}/{pair['a'][0]}_{pair['b'][0]}"
+            found |= {f"{who}/{name}": float(pair[name]) for name in _OF_A_PAIR}
+    return found
+
+
+EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
+
+_LONGEST_KERNEL_NAME = 250
+
+
+@dataclass(frozen=True)
+class SweepInfo:
+    """What a tracker is told of a sweep: its name, its folder, and the command line that started it.
+
+    `began` is when, in seconds since 1970; None is now.
+    """
+
+    name: str
+    folder: Path
+    command: str
+    kind: str = "sweep"
+    began: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Numbers of one backend against sequence length: (length, value) by metric, in the order of the lengths.
+
+    `moment` is where it stands in time among the sweep's jobs, in seconds since 1970.
+    """
+
+    name: str
+    label: str
+    params: Mapping[str, str]
+    points: Mapping[str, tuple[tuple[int, float], ...]]
+    moment: float
+
+
+class Tracker(Protocol):
+    """Stores the records of one sweep somewhere, beside the measuring and never in its way."""
+
+    def open(self, sweep: SweepInfo) -> str | None:
+        """Check what can be checked, then open the store in the background; one sentence if it does not answer.
+
+        Raises:
+            UserError: the store cannot be meant, cannot be written, or refuses this user.
+        """
+
+    def log(self, record: Record, folder: Path) -> None:
+        """Queue one job that is done, with the files in its folder; returns at once."""
+
+    def settle(self) -> None:
+        """Wait until everything queued is stored, so that nothing runs beside the next measurement."""
+
+    def look(self) -> str | None:
+        """Where the runs can be looked at, as words after "look at them"; None where there are none."""
+
+    def close(
+        self,
+        status: EndStatus,
+        artifacts: Sequence[Path],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        curves: Sequence[Curve] = (),
+        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
+        timeout_s: float | None = None,
+    ) -> str | None:
+        """Store what is left and end the sweep; one sentence if something could not be stored, and never an exception.
+
+        `artifacts` are files of the whole sweep, `of_jobs` of single jobs by their folders' names, stored where they
+        lie in them; `metrics` are the sweep's own numbers, `curves` those against length. After
+        `timeout_s` what is not stored is given up: it is in its folder.
+        """
+
+
+def run_name(record: Record) -> str:
+    """Backend and case in a few characters."""
+    return f"{record.label} · {record.request.case.label()}"
+
+
+def params(record: Record) -> dict[str, str]:
+    """The resolved configuration of a job under flat names that sort and filter well."""
+    request, measuring = record.request, record.request.measuring
+    found: dict[str, Any] = {field.name: getattr(request.case, field.name) for field in fields(request.case)}
+    found |= {"backend" if key == "name" else f"backend.{key}": value for key, value in flat(request.backend).items()}
+    found |= {"model": request.model, "device": request.device, "seed": measuring.seed, "timer": measuring.timer}
+    found |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
+    found |= {"compile": request.compile.mode, "caches": request.caches}
+    found |= flat(request.compile.options, "compile.")
+    for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
+        found[f"stopping.{name}"] = getattr(measuring, name)
+    found["regime"], found["l2"] = measuring.regime, measuring.l2
+    return {key: str(value) for key, value in found.items()}
+
+
+def metrics(record: Record) -> dict[str, float]:
+    """A record's metrics, its profiles' and its roofline's, but none that a store would turn into another number."""
+    found = record.metrics | roof_metrics(record)
+    for profiler, profile in record.profiles.items():
+        found |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def tags(record: Record) -> dict[str, str]:
+    """What one filters a record by besides its configuration: outcome, flags, hardware, versions, kernels."""
+    request, environment = record.request, record.environment
+    found: dict[str, Any] = {
+        "sweep": request.sweep,
+        "kind": "job",
+        "job": request.job,
+        "finished_at": repr(record.finished_at),
+        "status": record.status,
+        "reason": record.reason,
+        "flags": ",".join(record.flags),
+        "gpu": record.device_name,
+        "label": record.label,
+        "torch": environment.get("versions", {}).get("torch"),
+        "method_version": record.method_version,
+    }
+    found |= {name: environment.get(name) for name in ("cuda", "cudnn", "driver", "git_commit", "host")}
+    for direction, measured in record.passes.items():
+        if measured.kernels:
+            longest = max(measured.kernels, key=lambda kernel: kernel.time_us)
+            found[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
+        roof = roof_of(record, direction)
+        found[f"bound_{direction}"] = roof.bound if roof else None
+    for profiler, profile in record.profiles.items():
+        found[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
+    return {f"attn_exp.{name}": str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def samples_csv(record: Record) -> str:
+    """Every raw sample of a record, in time order within each pass and timer."""
+    lines = ["pass,timer,round,index,time_us"]
+    for direction, measured in record.passes.items():
+        for timing in measured.timings:
+            samples = enumerate(zip(timing.rounds, timing.times_us, strict=True))
+            lines += [f"{direction},{timing.timer},{round_},{index},{time!r}" for index, (round_, time) in samples]
+    return "\n".join(lines) + "\n"
+
+
+def user_name() -> str | None:
+    """The user's name, or None where the system does not know one (a container with a bare number)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return None

@@ -1,0 +1,172 @@
+"""Location: where an MLflow store is meant to be, checked without importing MLflow and without asking a server."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+import sqlite3
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from attn_exp.core.errors import UserError
+from attn_exp.core.redaction import has_password, redacted
+
+HOME = "multirun"
+
+
+def replay_command(folder: Path, uri: str, experiment: str, artifacts: str | None) -> str:
+    """What to type here to store the sweep in `folder` later: no passwords, but a word on how to give them."""
+    words = ["python", "-m", "attn_exp.log", _typed(folder)]
+    if uri != absolute_uri(DEFAULT_URI):
+        words.append(f"tracker.uri={redacted(uri)}")
+    if experiment != "attn_exp":
+        words.append(f"tracker.experiment={experiment}")
+    if artifacts != artifacts_place(None, uri):
+        # The experiment may be made only then.
+        words.append(f"tracker.artifacts={artifacts}")
+    if not has_password(uri):
+        return shlex.join(words)
+    given = "in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if is_server(uri) else "in the URI"
+    return f"{shlex.join(words)} (with user and password {given})"
+
+
+def _typed(folder: Path) -> str:
+    """A sweep's folder as the command takes it: by its name if it is where sweeps are."""
+    folder = folder.absolute()
+    if folder.parent == Path(HOME).absolute():
+        return folder.name
+    return f"./{folder.relative_to(Path.cwd())}" if folder.is_relative_to(Path.cwd()) else str(folder)
+
+
+DEFAULT_URI = "sqlite:///mlruns/mlflow.db"
+_SERVERS = ("http", "https")
+DATABASES = ("postgresql", "mysql", "mssql")
+_EXAMPLE = "write tracker.uri=http://HOST:5000"
+
+
+def absolute_uri(uri: str) -> str:
+    """The URI with a sqlite path made absolute: a relative one is another database in every folder.
+
+    Raises:
+        UserError: a URI that MLflow has no store for.
+    """
+    kind, _, rest = uri.partition("://")
+    scheme = kind.split("+")[0] if rest else urlsplit(uri).scheme
+    shown = redacted(uri)
+    if scheme == "sqlite":
+        name, question, query = rest.removeprefix("/").partition("?")
+        if not rest.startswith("/") or name in ("", ":memory:"):
+            raise UserError(f"tracker.uri={shown} names no database file: use tracker.uri={DEFAULT_URI}")
+        return f"{kind}:///{Path(name).absolute()}{question}{query}"
+    if rest and scheme in (*_SERVERS, *DATABASES):
+        if re.search(r"\s", uri):
+            # Not shown: nobody can tell where a password in it ends.
+            raise UserError("tracker.uri has a blank in it: write %20, in a password too")
+        _check_host(uri, shown)
+        return uri.rstrip("/") if scheme in _SERVERS else uri
+    if scheme in _SERVERS:
+        raise UserError(f"tracker.uri={shown} names no server: {_EXAMPLE}")
+    if re.fullmatch(r"[\w.-]+:\d{1,5}(/.*)?", uri):
+        raise UserError(f"tracker.uri={shown} is no address: write tracker.uri=http://{shown}")
+    if scheme in ("", "file"):
+        raise UserError(f"MLflow no longer stores into plain folders ({shown}): use tracker.uri={DEFAULT_URI}")
+    known = ", ".join(("sqlite", *_SERVERS, *DATABASES))
+    raise UserError(f"tracker.uri={shown} is none of {known}: use tracker.uri={DEFAULT_URI}")
+
+
+def is_server(uri: str) -> bool:
+    """Whether an address is that of a tracking server, which places artifacts itself."""
+    return uri.startswith(tuple(f"{scheme}://" for scheme in _SERVERS))
+
+
+def database_file(uri: str) -> Path | None:
+    """The file of a sqlite URI that `absolute_uri` gave, None for any other store."""
+    return Path(uri.partition(":///")[2].partition("?")[0]) if uri.startswith("sqlite") else None
+
+
+def artifacts_place(given: str | None, uri: str) -> str | None:
+    """Where a new experiment's artifacts go; None where a server places them itself.
+
+    Raises:
+        UserError: an address with a password, which MLflow would show to everybody.
+    """
+    place = given or "mlruns/artifacts"
+    if "://" in place:
+        if has_password(place):
+            raise UserError(
+                f"tracker.artifacts={redacted(place)} had a password, which MLflow would show to everybody: "
+                "leave it out, and give it as the store's own variables, such as AWS_ACCESS_KEY_ID"
+            )
+        return place
+    # A path of this machine would mean nothing to a server.
+    return None if is_server(uri) else str(Path(place).absolute())
+
+
+def check_writable(uri: str, artifacts: str | None) -> None:
+    """Make the folders of a store on this machine, and see that they and the database can be written.
+
+    Raises:
+        UserError: what cannot be made, written or read, or a database of a newer MLflow.
+    """
+    path = database_file(uri)
+    if path is not None:
+        _make_writable(path.parent, "tracker.uri=sqlite:///FOLDER/mlflow.db")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise UserError(f"{path} cannot be written: choose another database with tracker.uri=sqlite:///...")
+        check_database(path)
+    if artifacts is not None and "://" not in artifacts:
+        _make_writable(Path(artifacts), "tracker.artifacts=FOLDER")
+
+
+def check_database(path: Path) -> None:
+    """See that the installed MLflow can use a database file, without importing MLflow.
+
+    Raises:
+        UserError: the file is no sqlite database, or a newer MLflow wrote it.
+    """
+    if not path.exists():
+        return
+    elsewhere = "choose another database with tracker.uri=sqlite:///..."
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=0)) as database:
+            revisions = [row[0] for row in database.execute("SELECT version_num FROM alembic_version")]
+    except sqlite3.OperationalError:
+        return  # empty, or just being written by another process: MLflow waits for that
+    except sqlite3.DatabaseError as error:
+        raise UserError(f"{path} is not a sqlite database ({error}): {elsewhere}") from error
+    spec = importlib.util.find_spec("mlflow")
+    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+    migrations = [file.name for folder in folders for file in (folder / "store/db_migrations/versions").glob("*.py")]
+    known = {name.split("_")[0] for name in migrations}
+    if known and not known.issuperset(revisions):
+        raise UserError(
+            f"the database {path} was written by a newer MLflow than the installed {version('mlflow')}: "
+            f"upgrade mlflow, or {elsewhere}"
+        )
+
+
+def _check_host(uri: str, shown: str) -> None:
+    try:
+        parts = urlsplit(uri)
+        named = bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        named = False
+    if not named:
+        raise UserError(f"tracker.uri={shown} names no host and port: {_EXAMPLE}")
+
+
+def _make_writable(folder: Path, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made ({error.strerror}): choose another place with {option}") from error
+    try:
+        # Tried, since there are places that even who may do everything cannot write.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}): choose another place with {option}") from error

@@ -1,0 +1,177 @@
+"""Records as MLflow runs: one parent run a sweep, one child run a job, all from one background thread.
+
+Each job becomes a run when it is done, in one go: a process that is killed between jobs leaves no job RUNNING.
+"""
+
+import importlib.util
+import shlex
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from attn_exp.core.errors import UserError
+from attn_exp.core.record import Record, sound_record
+from attn_exp.core.redaction import redacted
+from attn_exp.tracking.background import Background
+from attn_exp.tracking.base import Curve, EndStatus, SweepInfo
+from attn_exp.tracking.client import silence
+from attn_exp.tracking.location import (
+    DEFAULT_URI,
+    absolute_uri,
+    artifacts_place,
+    check_writable,
+    database_file,
+    is_server,
+    replay_command,
+)
+from attn_exp.tracking.runs import Runs
+from attn_exp.tracking.trouble import refusal, trouble
+
+# How long a store elsewhere may take to answer before the sweep begins without it; torch is imported meanwhile.
+_ANSWER_LIMIT_S = 15.0
+# Share of a closing's time limit that records get; the rest ends the sweep's run.
+_FLUSH_SHARE = 0.6
+
+
+class MlflowPlace:
+    """Where a configuration (`uri`, `artifacts`, `experiment`) wants runs stored. Raises UserError for no place."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.uri = absolute_uri(str(config.get("uri") or DEFAULT_URI))
+        self.experiment = str(config.get("experiment") or "attn_exp")
+        self.artifacts = artifacts_place(config.get("artifacts"), self.uri)
+
+    @property
+    def shown(self) -> str:
+        """The address without user and password."""
+        return redacted(self.uri)
+
+    def runs(self, sweep: SweepInfo) -> Runs:
+        """The runs of a sweep there, not asked for yet.
+
+        Raises:
+            UserError: MLflow is not installed, or the place cannot be written.
+        """
+        if importlib.util.find_spec("mlflow") is None:
+            raise UserError("MLflow is not installed: pip install mlflow, or use tracker=none")
+        check_writable(self.uri, self.artifacts)
+        silence()
+        return Runs(self.uri, self.artifacts, self.experiment, sweep)
+
+
+class MlflowTracker:
+    """Stores the records of a sweep in MLflow. `config` has `uri`, `artifacts` and `experiment`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._place = MlflowPlace(config)
+        self._runs: Runs | None = None
+        self._thread: Background | None = None
+        # Jobs that are not stored, with their folders; taken out by the thread.
+        self._waiting: dict[str, Path] = {}
+
+    def open(self, sweep: SweepInfo) -> str | None:
+        """Check the location, then import MLflow and open the store in the background; wait for one elsewhere."""
+        self._runs = self._place.runs(sweep)
+        self._thread = Background("mlflow")
+        self._thread.put_always(self._runs.connect)
+        if database_file(self._place.uri) is not None:
+            return None
+        answered = self._thread.settle(_ANSWER_LIMIT_S)
+        if answered and not self._thread.errors:
+            return None
+        said = f"it did not answer within {_ANSWER_LIMIT_S:g} s"
+        if self._thread.errors:
+            refused = refusal(self._thread.errors[0])
+            if refused is not None:
+                self._thread.stop()
+                self._runs = self._thread = None
+                raise UserError(f"MLflow at {self._place.shown} {refused}, or use tracker=none")
+            said = trouble(self._thread.errors[0])
+        return (
+            f"MLflow at {self._place.shown} takes nothing yet ({said}): the sweep goes on, and its records are kept in "
+            f"{sweep.folder}; if it stays so, store them with: {self._replay(sweep)}"
+        )
+
+    def log(self, record: Record, folder: Path) -> None:
+        """Queue one job that is done."""
+        if self._runs is not None and self._thread is not None:
+            self._waiting[record.request.job] = folder
+            self._thread.put(lambda: self._add(record, folder))
+
+    def settle(self) -> None:
+        """Wait until everything queued is stored."""
+        if self._thread is not None:
+            self._thread.settle()
+
+    def look(self) -> str | None:
+        """A server's address, or the command that opens a database."""
+        place = self._place
+        if is_server(place.uri):
+            return f"at {place.shown}"
+        words = [] if place.uri == absolute_uri(DEFAULT_URI) else ["--uri", place.shown]
+        words += [] if place.experiment == "attn_exp" else ["--experiment", place.experiment]
+        return f"with: {shlex.join(['python', '-m', 'attn_exp.ui', *words])}"
+
+    def close(
+        self,
+        status: EndStatus,
+        artifacts: Sequence[Path],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        curves: Sequence[Curve] = (),
+        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
+        timeout_s: float | None = None,
+    ) -> str | None:
+        """Store what is left, end the sweep's run; one sentence if something is missing in MLflow."""
+        runs, thread = self._runs, self._thread
+        if runs is None or thread is None:
+            return None
+        ended = threading.Event()
+        self._flush(thread, None if timeout_s is None else timeout_s * _FLUSH_SHARE)
+
+        def end() -> None:
+            runs.end(status, artifacts, metrics or {}, curves, of_jobs)
+            ended.set()
+
+        thread.put_always(end)
+        thread.settle(None if timeout_s is None else timeout_s * (1 - _FLUSH_SHARE))
+        thread.stop()
+        # Not earlier: whoever is interrupted while waiting above may close again, with less time.
+        self._runs = self._thread = None
+        count = len(self._waiting)
+        if ended.is_set() and not count:
+            return None
+        what = f"{count} record{'s' if count > 1 else ''}" if count else "the end of the sweep's run"
+        said = trouble(thread.errors[-1]) if thread.errors else "there was no time left"
+        return (
+            f"MLflow at {self._place.shown} lacks {what} ({said}): every record is safe in {runs.sweep.folder}; "
+            f"store them with: {self._replay(runs.sweep)}"
+        )
+
+    def _flush(self, thread: Background, limit_s: float | None) -> None:
+        """Wait for what is queued; what failed meanwhile is tried once more, as the store may be back."""
+        began = time.monotonic()
+        in_time = thread.settle(limit_s)
+        if in_time and self._waiting:
+            thread.ask_again()
+            for folder in list(self._waiting.values()):
+                thread.put(lambda folder=folder: self._add_again(folder))  # type: ignore[misc]
+            in_time = thread.settle(None if limit_s is None else max(0.0, limit_s - (time.monotonic() - began)))
+        if not in_time:
+            thread.give_up()
+
+    def _add(self, record: Record, folder: Path) -> None:
+        assert self._runs is not None
+        self._runs.add(record, folder)
+        self._waiting.pop(record.request.job, None)
+
+    def _add_again(self, folder: Path) -> None:
+        # Why one that cannot be read was not stored has been said.
+        if (record := sound_record(folder)) is not None:
+            self._add(record, folder)
+
+    def _replay(self, sweep: SweepInfo) -> str:
+        return replay_command(sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)

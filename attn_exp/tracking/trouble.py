@@ -1,0 +1,62 @@
+"""Trouble: what is wrong with a store, in words, out of what MLflow and the libraries below it raise."""
+
+import re
+
+from attn_exp.core.errors import first_line
+from attn_exp.core.redaction import redacted
+
+_LONGEST = 300
+_LOGIN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+_REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
+# In the words of urllib3 and the C library, from the one that says most.
+_UNREACHABLE = re.compile(
+    r"Connection refused|Failed to resolve '[^']*'|Name or service not known|Network is unreachable|No route to host"
+    r"|timed out|Connection reset by peer|Remote end closed connection|certificate verify failed|WRONG_VERSION_NUMBER"
+    r"|too many \d+ error responses"
+)
+
+
+def refusal(error: Exception) -> str | None:
+    """What to do, if a store refused who asks, or is no MLflow at all; None for trouble that may pass."""
+    code, text = getattr(error, "error_code", None), str(error)
+    if code in _REFUSALS:
+        body = re.search(r"Response body: '(.*)", text, re.DOTALL)
+        said = redacted(first_line(Exception(body[1].rstrip("'") if body else text)))[:_LONGEST]
+        return f"refuses this user ({said}): {_LOGIN}"
+    if code == "ENDPOINT_NOT_FOUND" or "not in a valid JSON format" in text:
+        return "is no MLflow server: write tracker.uri=http://HOST:5000"
+    if "password authentication failed" in text:
+        return "refuses this user (password authentication failed): give another user or password in tracker.uri"
+    return None
+
+
+def trouble(error: Exception) -> str:
+    """What went wrong, in a few words without passwords."""
+    from attn_exp.tracking.runs import ArtifactError
+
+    text = str(error)
+    found = _UNREACHABLE.search(text)
+    if isinstance(error, ArtifactError):
+        said = found[0] if found else first_line(error)
+        return redacted(f"its artifact store took no files, see its log for why: full, or not to be written? {said}")[
+            :_LONGEST
+        ]
+    refused = refusal(error)
+    if refused is not None:
+        return refused
+    if found is not None and _is_network(error):
+        return f"it cannot be reached: {found[0]}"
+    return redacted(first_line(error))[:_LONGEST]
+
+
+def _is_network(error: BaseException | None) -> bool:
+    while error is not None:
+        module = type(error).__module__
+        if (
+            module.startswith(("requests", "urllib3", "psycopg"))
+            or "HTTPConnectionPool" in str(error)
+            or "HTTPSConnectionPool" in str(error)
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,202 @@
+"""python -m attn_exp.worker FOLDER: measure the job of `request.yaml`, or the rivals of `duel.yaml`.
+
+With `--serve` it reads job folders from standard input, one a line, and answers each on the file descriptor that
+`--reply-fd` names: `begin FOLDER`, `profile FOLDER` before each profiler (the record is written by then), and then
+`end FOLDER`, or `poisoned FOLDER` if the device is of no more use to this process. Everything else that is printed
+goes into the job's `worker.log`.
+
+With `--once` it times nothing: each pass is called once between `cudaProfilerStart` and `cudaProfilerStop`, warm, in an
+NVTX range, for programs that look from outside: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
+"""
+
+import argparse
+import faulthandler
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from attn_exp.core.record import (
+    DUEL_NAME,
+    LOG_NAME,
+    REQUEST_NAME,
+    Record,
+    RecordError,
+    write_record,
+)
+
+if TYPE_CHECKING:
+    from attn_exp.worker.device import Machine
+from attn_exp.core.process import die_with_parent, end_with
+from attn_exp.core.requests import read_requests
+
+
+def run_folder(
+    folder: Path, machine: "Machine | None", announce: Callable[[], None] = lambda: None
+) -> "tuple[Machine | None, bool]":
+    """Measure what `folder` asks for and write the records; then run the profilers, with a call of `announce` each.
+
+    Returns:
+        The machine for the next job, None if there is none, and whether this process is fit for a next job.
+    """
+    from attn_exp.backends.package import Unavailable
+    from attn_exp.worker.device import Machine
+    from attn_exp.worker.measure import face_off, measure_and_keep
+
+    began = time.perf_counter()
+    jobs = read_requests(folder)
+    first = jobs[0][0]
+    if machine is None or machine.device != first.device:
+        if first.gpu_uuid is not None:
+            # Before CUDA is initialised, and not earlier: the worker imports torch before it knows its GPU.
+            os.environ["CUDA_VISIBLE_DEVICES"] = first.gpu_uuid
+        try:
+            machine = Machine.open(first.device)
+        except Unavailable as error:
+            for request, target in jobs:
+                _write(Record(request=request, status="unavailable", reason=str(error)), target)
+            return None, True
+    opened_s = time.perf_counter() - began
+    rival = None
+    if len(jobs) == 1:
+        record, rival = measure_and_keep(first, machine)
+        records = [record]
+    else:
+        records = face_off([request for request, _ in jobs], machine)
+    for record, (_, target) in zip(records, jobs, strict=True):
+        record.stages_s["open"] = round(opened_s, 6)
+        record.stages_s["total"] = round(time.perf_counter() - began, 6)
+        _write(record, target)
+    if rival is not None and first.profilers:
+        from attn_exp.worker.profile_pass import profile_job
+
+        records = [profile_job(records[0], rival, machine, folder, announce)]
+    profiles = [profile for record in records for profile in record.profiles.values()]
+    failed = any(record.status == "error" for record in records) or any(one.status == "failed" for one in profiles)
+    return machine, not (failed and _poisoned(first.device))
+
+
+def _write(record: Record, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    write_record(record, folder)
+
+
+def _poisoned(device: str) -> bool:
+    """Whether the CUDA context is of no more use: a device-side assert or an illegal address stays for good."""
+    if device != "cuda":
+        return False
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def serve(reply_fd: int) -> None:
+    """Measure the folders that come in on standard input, until it ends."""
+    replies = os.fdopen(reply_fd, "w", buffering=1)
+    import attn_exp.worker.measure  # noqa: F401  (the seconds of importing torch, before the first job is known)
+
+    # What is imported stays: later collections need not look at it, and take a millisecond.
+    gc.freeze()
+    machine: Machine | None = None
+    replies.write("ready\n")
+    for line in sys.stdin:
+        folder = Path(line.rstrip("\n"))
+        replies.write(f"begin {folder}\n")
+        _log_into(folder)
+        if read_requests(folder)[0][0].device == "cpu":
+            _limit_memory()
+        machine, fit = run_folder(folder, machine, partial(_announce, replies, folder))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        replies.write(f"{'end' if fit else 'poisoned'} {folder}\n")
+        if not fit:
+            return
+
+
+def _announce(replies: TextIO, folder: Path) -> None:
+    replies.write(f"profile {folder}\n")
+
+
+def _log_into(folder: Path) -> None:
+    """Send everything this process prints, native code included, into the job's log."""
+    log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _limit_memory() -> None:
+    """Let an allocation that the machine cannot back fail in this process, instead of somebody being killed for it."""
+    taken = _kilobytes("/proc/self/status", "VmData")
+    available = _kilobytes("/proc/meminfo", "MemAvailable")
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = 1024 * (taken + available * 9 // 10)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def _kilobytes(path: str, key: str) -> int:
+    lines = Path(path).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
+def _prefer_as_victim() -> None:
+    """If the kernel has to kill something for memory, let it be this process and not the parent."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        return
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The worker's command line; 0 if the job has a record."""
+    parser = argparse.ArgumentParser(prog="python -m attn_exp.worker", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="a job's folder, with its request.yaml")
+    parser.add_argument("--once", action="store_true", help="call each pass once for an outside profiler, time nothing")
+    parser.add_argument("--serve", action="store_true", help="read folders from standard input")
+    parser.add_argument("--reply-fd", type=int, help="file descriptor to answer on")
+    parser.add_argument("--parent", type=int, help="process id of the parent, to die with it")
+    parser.add_argument("--until", type=int, help="process id of another one, to end with it")
+    given = parser.parse_args(arguments)
+    if given.serve != (given.folder is None) or (given.serve and given.once):
+        parser.error("give a job's folder, or --serve")
+    faulthandler.enable()
+    # Ctrl-C reaches the whole foreground group; the parent decides what it means.
+    if given.parent is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        die_with_parent(given.parent)
+        _prefer_as_victim()
+    if given.until is not None:
+        end_with(given.until)
+    if given.serve:
+        serve(given.reply_fd)
+        return 0
+    if not ((given.folder / REQUEST_NAME).exists() or (given.folder / DUEL_NAME).exists()):
+        parser.error(f"{given.folder} has no {REQUEST_NAME}: give a job's folder, as multirun/SWEEP/JOB")
+    try:
+        if given.once:
+            from attn_exp.worker.run_once import run_once
+
+            run_once(read_requests(given.folder)[0][0])
+        else:
+            run_folder(given.folder, None)
+    except RecordError as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    # Not through the interpreter's teardown: with a poisoned context or loaded CUDA libraries it may take seconds.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,87 @@
+"""python -m attn_exp.worker.capabilities: what each backend can compute, as JSON.
+
+`python -m attn_exp.backends` prints it. Reads from standard input a list of
+backends' configurations, a device, and a case or null; runs no attention.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from attn_exp.backends.base import Backend, load_backend
+from attn_exp.backends.package import Package, Unavailable
+from attn_exp.backends.supports import Supports
+from attn_exp.core.case import Case
+from attn_exp.core.errors import first_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Which backends are asked about, on what device, and for which case, if any."""
+
+    backends: list[dict[str, Any]]
+    device: str
+    case: Case | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is known of one backend.
+
+    `missing` says why it cannot be loaded, `refusal` why it cannot compute the case that was asked about.
+    """
+
+    name: str
+    about: str = ""
+    needs: str = ""
+    version: str | None = None
+    missing: str | None = None
+    supports: Supports | None = None
+    refusal: str | None = None
+
+
+def answer(config: dict[str, Any], question: Question) -> Answer:
+    """Ask one backend."""
+    name = str(config["name"])
+    try:
+        return _asked(name, load_backend(config), question)
+    except Unavailable as error:
+        return Answer(name=name, missing=str(error))
+    except Exception as error:  # a class of somebody else's may raise anything, and must not silence the others
+        return Answer(name=name, missing=f"{type(error).__name__}: {first_line(error)}")
+
+
+def _asked(name: str, backend: Backend, question: Question) -> Answer:
+    package: Package | None = getattr(backend, "package", None)
+    missing = None
+    if package is not None:
+        try:
+            package.load()
+        except Unavailable as error:
+            missing = str(error)
+    return Answer(
+        name=name,
+        about=(type(backend).__doc__ or "").strip().partition("\n")[0],
+        needs=package.install if package is not None else "",
+        version=package.version() if package is not None else str(torch.__version__),
+        missing=missing,
+        supports=getattr(backend, "supports", None),
+        refusal=_refusal(backend, question),
+    )
+
+
+def _refusal(backend: Backend, question: Question) -> str | None:
+    if question.case is None:
+        return None
+    if question.device == "cuda" and not torch.cuda.is_available():
+        return f"PyTorch {torch.__version__} sees no CUDA device"
+    return backend.unsupported(question.case, question.device)
+
+
+if __name__ == "__main__":
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    found = [answer(config, asked) for config in asked.backends]
+    sys.stdout.buffer.write(msgspec.json.encode(found))

@@ -1,0 +1,112 @@
+"""Ceilings: what this machine's matrix units and memory really reach, measured once a worker and dtype.
+
+On a GPU the matrix products are also the load that brings it into its sustained state: a power cap sets in only
+after seconds, and a first job measured cold would be faster than the same job measured later.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attn_exp.attention.inputs import quantised
+from attn_exp.core.case import E4M3
+from attn_exp.timers.sync import seconds
+
+_CALLS = 7
+_SLEEP_CYCLES = 2_000_000
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """So that each takes about a millisecond; attention is (batch, heads, length, head_dim)."""
+
+    copy_bytes: int
+    matrix: int
+    attention: tuple[int, int, int, int]
+    dtype: torch.dtype
+
+
+_SIZES = {
+    "cuda": _Sizes(1 << 30, 8192, (4, 16, 2048, 128), torch.bfloat16),
+    "cpu": _Sizes(1 << 23, 384, (1, 4, 256, 64), torch.float32),
+}
+
+
+def canaries(device: str) -> dict[str, float]:
+    """Microseconds of a sleep (on a GPU), a copy, a matrix product and a fixed attention: medians of seven."""
+    sizes = _SIZES[device]
+    source = torch.randint(256, (sizes.copy_bytes,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    matrix = torch.randn(sizes.matrix, sizes.matrix, device=device, dtype=sizes.dtype)
+    q, k, v = (torch.randn(sizes.attention, device=device, dtype=sizes.dtype) for _ in range(3))
+    work: dict[str, Callable[[], object]] = {
+        "copy": lambda: target.copy_(source),
+        "matmul": lambda: torch.mm(matrix, matrix),
+        "sdpa": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+    }
+    if device == "cuda":
+        work["sleep"] = lambda: torch.cuda._sleep(_SLEEP_CYCLES)
+    # FlashAttention where there is one, which before Ampere there is not.
+    usable = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(usable, set_priority=True), torch.no_grad():
+        return {name: _median_us(device, run) for name, run in work.items()}
+
+
+def _median_us(device: str, run: Callable[[], object]) -> float:
+    run()
+    return 1e6 * statistics.median(seconds(device, run) for _ in range(_CALLS))
+
+
+_MATRIX = {"cuda": 8192, "cpu": 1024}
+_COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
+_LOAD_BATCH = 16
+
+
+def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
+    """FLOP/s of large square matrix products on normal inputs, the median over the second half of `load_s` seconds."""
+    n = _MATRIX[device]
+    # Codes are rounded from numbers that are drawn in float32, as a case's are.
+    drawn = torch.float32 if dtype == E4M3 else getattr(torch, dtype)
+    a, b = (torch.randn(n, n, device=device, dtype=drawn) for _ in range(2))
+    product = _code_product(a, b) if dtype == E4M3 else partial(torch.mm, a, b)
+    calls = _LOAD_BATCH if device == "cuda" else 1
+
+    def multiply() -> None:
+        for _ in range(calls):
+            product()
+
+    product()
+    rates: list[float] = []
+    started = time.perf_counter()
+    while time.perf_counter() - started < load_s or len(rates) < 4:
+        rates.append(calls * 2 * n**3 / seconds(device, multiply))
+    return statistics.median(rates[len(rates) // 2 :])
+
+
+def _code_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A call that multiplies the two as e4m3 codes with a scale a tensor, into bfloat16.
+
+    Sums stay in the matrix units (`use_fast_accum`): the faster way, and a ceiling has to be the fastest.
+    """
+    one, other = quantised(a), quantised(b)
+    scale_a, scale_b = (torch.tensor(factor, device=a.device) for factor in (one.scale, other.scale))
+    # The second one lies by columns: nothing else is taken.
+    columns = other.codes.t().contiguous().t()
+
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(one.codes, columns, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return product
+
+
+def copy_ceiling(device: str) -> float:
+    """Bytes/s of a large copy, read and written bytes counted, the median of ten."""
+    source = torch.randint(256, (_COPY_BYTES[device],), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return 2 * _COPY_BYTES[device] / statistics.median(seconds(device, lambda: target.copy_(source)) for _ in range(10))

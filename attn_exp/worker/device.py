@@ -1,0 +1,236 @@
+"""Machine: what a worker keeps from job to job: the device and its clocks, ceilings, and the last case's reference."""
+
+import importlib
+import itertools
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attn_exp.attention.inputs import Given, make_inputs
+from attn_exp.attention.tolerance import Expected, expected
+from attn_exp.backends.package import Unavailable
+from attn_exp.core.case import E4M3, Case
+from attn_exp.core.flags import host_reading
+from attn_exp.core.nvml import GpuState
+from attn_exp.core.record import Request
+from attn_exp.timers.gpu import Cuda, Gpu
+from attn_exp.worker.ceilings import canaries, copy_ceiling, matmul_ceiling
+from attn_exp.workloads import workload_of
+
+# Kept if they are set; nothing else of the environment enters a record.
+_VARIABLES = re.compile(
+    r"^(CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING|DEVICE_MAX_CONNECTIONS|DEVICE_ORDER)"
+    r"|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|CUDNN_[A-Z_]*|TORCH_CUDNN_[A-Z_0-9]*|TORCH_ALLOW_TF32[A-Z_]*"
+    r"|PYTORCH_(CUDA_|)ALLOC_CONF|TRITON_[A-Z_]*|OMP_NUM_THREADS|MKL_NUM_THREADS|ATEN_CPU_CAPABILITY)$"
+)
+_PACKAGES = (
+    *("attn_exp", "torch", "triton", "numpy"),
+    *(
+        "nvidia-cudnn-frontend",
+        "flash-attn",
+        "flash-attn-3",
+        "flash-attn-4",
+        "xformers",
+        "transformer-engine",
+        "helion",
+    ),
+)
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Names, versions and settings that a number depends on; flat, JSON-ready."""
+    found: dict[str, Any] = {
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cpu_threads": torch.get_num_threads(),
+        "versions": {name: there for name in _PACKAGES if (there := _version(name))},
+        "variables": {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)},
+        "git_commit": git_commit(),
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found |= {
+            "gpu": properties.name,
+            "gpu_uuid": f"GPU-{properties.uuid}",
+            "gpu_memory_bytes": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+        }
+    return found
+
+
+@cache
+def git_commit() -> str | None:
+    """The commit of the checkout that the user stands in, `-dirty` behind it if it was changed; None outside of one."""
+    try:
+        ran = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return ran.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    loaded = sys.modules.get(package)
+    if loaded is not None and hasattr(loaded, "__version__"):
+        return str(loaded.__version__)
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def import_autograd() -> threading.Thread:
+    """Import in a thread what `torch.autograd.grad` imports when it is first given a gradient: sympy and its kin.
+
+    0.3 s on a fast disk, 2 s on the GPU host (torch 2.11).
+    """
+    thread = threading.Thread(target=importlib.import_module, args=("torch.fx.experimental.symbolic_shapes",))
+    thread.start()
+    return thread
+
+
+def load_libraries(dtype: str) -> None:
+    """Run attention of the smallest size on the GPU: cuBLAS, cuDNN, the kernels of reference and comparison.
+
+    In bfloat16 for codes, which PyTorch's SDPA does not take.
+    """
+    dtype = "bfloat16" if dtype == E4M3 else dtype
+    case = Case(batch=1, q_heads=1, kv_heads=1, q_len=128, kv_len=128, head_dim=64, value_dim=64, dtype=dtype)
+    inputs = make_inputs(case, "cuda", 0, with_gradients=True)
+    out = torch.nn.functional.scaled_dot_product_attention(*inputs.qkv)
+    expected(case, inputs, with_gradients=True).judge("out", out)
+    # Last, since it waits for `import_autograd`.
+    torch.autograd.grad(out, inputs.qkv, inputs.d_out_bhsd)
+
+
+LOAD_S = 2.0
+
+
+@dataclass
+class Machine:
+    """What a worker keeps from job to job: device, clocks, ceilings, and the last case's reference."""
+
+    device: str
+    gpu: Cuda | None = None
+    state: GpuState | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
+    canaries: dict[str, float] = field(default_factory=dict)
+    expected: tuple[Any, Expected] | None = None
+    loaded: bool = False
+
+    @classmethod
+    def open(cls, device: str) -> "Machine":
+        """Take possession of the device: context, flush buffer, NVML."""
+        imports = import_autograd()
+        if device != "cuda":
+            imports.join()
+            return cls(device, environment=environment(device))
+        if not torch.cuda.is_available():
+            raise Unavailable(
+                f"PyTorch {torch.__version__} sees no CUDA device: install a CUDA build of torch, or set device=cpu"
+            )
+        # The first product of autograd's own thread says so in every process, and makes the context right itself.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
+        # Not the default stream: CUDA graphs cannot be captured on it, and a backward runs where its forward ran.
+        torch.cuda.set_stream(torch.cuda.Stream())
+        gpu = Cuda()
+        machine = cls(device, gpu=gpu, environment=environment(device) | event_floor(gpu))
+        try:
+            machine.state = GpuState(machine.environment["gpu_uuid"])
+            machine.environment |= machine.state.constant()
+        except Exception as error:  # NVML's absence costs telemetry, not the measurement; the record says so
+            machine.environment["nvml"] = f"no telemetry: {error}"
+        return machine
+
+    def ceilings_for(self, dtype: str, *, load: bool = True) -> dict[str, float]:
+        """The machine's measured ceilings for inputs of `dtype`.
+
+        On a GPU the first ask with `load` puts it under load for seconds, and the first of all uses the time to load
+        libraries on the host.
+        """
+        first = next(iter(self.ceilings.values()), None)
+        if self.gpu is not None and (first is None or (load and not self.loaded)):
+            with ThreadPoolExecutor(1) as pool:
+                loading = pool.submit(matmul_ceiling, self.device, dtype, LOAD_S if load else 0.0)
+                if first is None:
+                    load_libraries(dtype)
+                loading.result()
+            self.loaded = load
+        if dtype not in self.ceilings:
+            # Not the loading thread's own figure: while libraries load, it waits for the interpreter's lock.
+            matmul = matmul_ceiling(self.device, dtype, 0.0)
+            copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
+            if not self.canaries:
+                self.canaries = canaries(self.device)
+            self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
+        return self.ceilings[dtype]
+
+    def expected_for(self, request: Request, inputs: Given, *, with_gradients: bool) -> Expected:
+        """The float32 reference and its tolerances, kept for the next rival of the same case."""
+        key = (request.case, request.measuring.seed, with_gradients)
+        if self.expected is None or self.expected[0] != key:
+            self.expected = None
+            made = workload_of(request.case).expected(request.case, inputs, with_gradients=with_gradients)
+            self.expected = key, made
+        return self.expected[1]
+
+    def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
+        """Free the kept reference unless this job can use it."""
+        if self.expected and self.expected[0] != (request.case, request.measuring.seed, with_gradients):
+            self.expected = None
+
+    def reading(self) -> list[dict[str, Any]]:
+        """What NVML, or on a CPU Linux, says at this moment; nothing where neither answers."""
+        if self.gpu is None:
+            found = host_reading()
+            return [found] if found else []
+        return [self.state.read()] if self.state else []
+
+    def held_bytes(self) -> int:
+        """Memory that is allocated on the GPU now."""
+        return torch.cuda.memory_allocated() if self.device == "cuda" else 0
+
+
+def event_floor(gpu: Gpu) -> dict[str, float]:
+    """What a pair of events with nothing between them measures, and the step in which event times come, in us."""
+    # Long enough for an idle GPU to raise its clocks, at which an event takes 8 to 13 us, and until all are enqueued.
+    gpu.sleep_us(50_000.0)
+    events = [gpu.event() for _ in range(101)]
+    gpu.synchronize()
+    times = sorted(gpu.elapsed_us(first, second) for first, second in itertools.pairwise(events))
+    steps = [second - first for first, second in itertools.pairwise(times) if second - first > 1e-3]
+    return {"event_floor_us": statistics.median(times), "event_quantum_us": min(steps, default=0.0)}

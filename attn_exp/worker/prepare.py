@@ -1,0 +1,193 @@
+"""Prepare: from a request to calls that may be timed: judged against the reference, their kernels named and checked."""
+
+import gc
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.inputs import Given, Inputs
+from attn_exp.attention.mask_edges import edge_error
+from attn_exp.attention.tolerance import Expected
+from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
+from attn_exp.backends.compile import compile_calls, count_anew, found, use_caches, without_recompiling
+from attn_exp.core.record import Kernel, PassRecord, Request, TensorError
+from attn_exp.timers.kernel import operators, trace
+from attn_exp.timers.loop import Call
+from attn_exp.timers.sync import synchronize
+from attn_exp.worker.attempt import Attempt, Stopped
+from attn_exp.worker.device import Machine
+from attn_exp.workloads import workload_of
+from attn_exp.workloads.base import Workload
+
+_TRACED_CALLS = 2
+_KERNELS_KEPT = 24
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A backend ready to be timed: its calls by pass, the scope they run in, and the GPU memory it holds in bytes.
+
+    `wrong` calls each pass once more and says what is wrong with what it gives now.
+    """
+
+    backend: Backend
+    calls: dict[str, Call]
+    scope: Callable[[], AbstractContextManager[Any]]
+    own_bytes: int
+    wrong: Callable[[], str | None] = lambda: None
+
+
+def prepare(attempt: Attempt, machine: Machine) -> Rival:
+    """Everything up to the first calls and their judgement, in this order.
+
+    What Dynamo compiled for others is kept, since rivals of a duel are prepared one after the other: see `forget`.
+
+    Raises:
+        Stopped: the case is unsupported, or the result inaccurate.
+    """
+    request, case, device = attempt.request, attempt.request.case, machine.device
+    if machine.gpu is not None:
+        machine.gpu.l2 = request.measuring.l2
+    backend, workload = load_backend(request.backend), workload_of(case)
+    with attempt.stage("unsupported"):
+        reason = backend.unsupported(case, device)
+    if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend, case):
+        reason = f"{backend.name} has no backward{f' of {case.dtype}' * case.quantised}: set passes=[forward]"
+    if reason is not None:
+        raise Stopped("unsupported", reason)
+    with attempt.stage("ceilings"):
+        attempt.ceilings = machine.ceilings_for(case.dtype, load=request.measuring.regime == "sustained")
+    with attempt.stage("inputs"):
+        machine.forget_other_case(request, with_gradients=attempt.with_gradients)
+        # What an earlier job left in cycles would be freed during this one, and its memory come out negative.
+        # The young generations hold what jobs make; a full collection would look at all that is imported, for 14 ms.
+        gc.collect(1)
+        held_before = machine.held_bytes()
+        inputs = workload.make_inputs(case, device, request.measuring.seed, with_gradients=attempt.with_gradients)
+        synchronize(device)
+    with attempt.stage("accuracy"):
+        # Before the backend runs: one that writes into its inputs must not spoil what it is judged by.
+        before = machine.held_bytes()
+        expected = machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
+        synchronize(device)
+        held_before += machine.held_bytes() - before
+    with attempt.stage("first_call"):
+        count_anew()
+        use_caches(request.caches)
+        began = time.perf_counter()
+        calls = calls_for(request, workload, backend, inputs)
+        prepared_s = time.perf_counter() - began
+    with calls.scope():
+        timed, tensors, first_s = _first_calls(attempt, calls, inputs.gradient_names, device, prepared_s)
+        with attempt.stage("accuracy"):
+            errors, wrong = _judged(request, inputs, expected, tensors, calls.scales)
+        del tensors
+        attempt.compiled, attempt.notes = found(), calls.notes
+        own_bytes = machine.held_bytes() - held_before
+    work = workload.work(case)
+    for direction in request.measuring.passes:
+        attempt.passes[direction] = PassRecord(
+            first_call_s=first_s[direction], errors=errors[direction], work=work.get(direction)
+        )
+    if wrong:
+        raise Stopped("inaccurate", wrong)
+
+    def wrong_now() -> str | None:
+        wanted = machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
+        later = {"out": timed["forward"]().detach()}
+        if attempt.with_gradients:
+            later |= dict(zip(inputs.gradient_names, timed["backward"](), strict=True))
+        return _judged(request, inputs, wanted, later, calls.scales)[1]
+
+    return Rival(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes, wrong_now)
+
+
+def calls_for(request: Request, workload: Workload, backend: Backend, inputs: Given) -> Calls:
+    """The calls of a job, nothing called yet; compiled if that was asked for."""
+    calls = workload.calls(backend, request.case, inputs)
+    return calls if request.compile.mode == "none" else compile_calls(calls, request.compile)
+
+
+def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: str) -> float:
+    """Name what runs in one pass and check it against the backend's claim; how many kernels a call launches.
+
+    To be called inside of the rival's scope.
+
+    Raises:
+        Stopped: other kernels ran than the backend claims.
+    """
+    call = rival.calls[direction]
+    with attempt.stage("kernels"):
+        kernels, launched, peak_bytes, lossy = _kernels(machine, call, rival.own_bytes)
+    attempt.passes[direction] = replace(
+        attempt.passes[direction], peak_memory_bytes=peak_bytes, kernels=kernels[:_KERNELS_KEPT]
+    )
+    if took := getattr(rival.backend, "took", None):
+        named = took(direction, machine.device, kernels)
+        attempt.passes[direction] = replace(attempt.passes[direction], took=named)
+    if lossy:
+        attempt.flags.add("profiler_lossy")
+    elif machine.gpu is not None and not kernels:
+        raise Stopped("wrong_kernel", f"{direction}: {rival.backend.name} ran no kernel at all")
+    elif attempt.request.compile.mode == "none" or not getattr(rival.backend, "transparent", False):
+        _check_claim(rival.backend, direction, machine.device, kernels)
+    return launched
+
+
+def _first_calls(
+    attempt: Attempt, calls: Calls, gradient_names: Sequence[str], device: str, prepared_s: float
+) -> tuple[dict[str, Call], dict[str, torch.Tensor], dict[str, float]]:
+    """Run each pass for the first time: the calls to time, the tensors to judge, and what the first calls cost."""
+    timed: dict[str, Call] = {"forward": calls.forward}
+    seconds: dict[str, float] = {}
+    with attempt.stage("first_call"):
+        began = time.perf_counter()
+        out = calls.forward()
+        synchronize(device)
+        seconds["forward"] = prepared_s + time.perf_counter() - began
+        tensors = {"out": out.detach()}
+        if attempt.with_gradients:
+            began = time.perf_counter()
+            timed["backward"] = calls.backward(out)
+            gradients = timed["backward"]()
+            synchronize(device)
+            seconds["backward"] = time.perf_counter() - began
+            tensors |= dict(zip(gradient_names, gradients, strict=True))
+    return timed, tensors, seconds
+
+
+def _judged(
+    request: Request, inputs: Given, expected: Expected, tensors: dict[str, torch.Tensor], scales: dict[str, float]
+) -> tuple[dict[str, dict[str, TensorError]], str | None]:
+    """The errors by pass, the output's under `forward`, the gradients' under `backward`; and what is wrong, or None."""
+    errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
+    for name, tensor in tensors.items():
+        errors["forward" if name == "out" else "backward"][name] = expected.judge(name, tensor, scales.get(name, 1.0))
+    wrong = inaccuracy({name: error for found in errors.values() for name, error in found.items()})
+    if wrong is None and isinstance(inputs, Inputs):
+        wrong = edge_error(request.case, inputs, tensors["out"])
+    return errors, wrong
+
+
+def _kernels(machine: Machine, call: Call, own_bytes: int) -> tuple[tuple[Kernel, ...], float, int | None, bool]:
+    """What runs in a call and how many launches that is, on a GPU its memory at the peak in bytes, and lost records."""
+    if machine.gpu is None:
+        ran = operators(call)
+        return ran, sum(operator.count for operator in ran), None, False
+    others_bytes = machine.held_bytes() - own_bytes
+    torch.cuda.reset_peak_memory_stats()
+    traced = trace(machine.gpu, call, _TRACED_CALLS)
+    return traced.kernels(), traced.launches, torch.cuda.max_memory_allocated() - others_bytes, traced.lossy
+
+
+def _check_claim(backend: Backend, direction: str, device: str, kernels: tuple[Kernel, ...]) -> None:
+    claim = backend.claimed_kernels(direction, device)
+    if claim and not any(re.search(claim, kernel.name) for kernel in kernels):
+        ran = ", ".join(kernel.name.split("(")[0] for kernel in kernels[:3]) or "nothing"
+        raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but what ran is {ran}")

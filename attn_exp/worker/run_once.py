@@ -1,0 +1,66 @@
+"""Once: each pass of a job called a single time, for a profiler that runs the whole process."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from attn_exp.backends.base import load_backend
+from attn_exp.backends.compile import use_caches
+from attn_exp.core.record import Request
+from attn_exp.timers.sync import synchronize
+from attn_exp.worker.nvtx import marked
+from attn_exp.worker.prepare import calls_for
+from attn_exp.workloads import workload_of
+
+_WARM_CALLS = 2
+
+
+def run_once(request: Request) -> None:
+    """Prepare the job as its worker did, call each pass until it is warm, and then once with the profiler on.
+
+    Nothing is judged or timed: that has been done.
+    """
+    device = request.device
+    if request.gpu_uuid is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = request.gpu_uuid
+    if device == "cuda":
+        # As in the worker: CUDA graphs cannot be captured on the default stream.
+        torch.cuda.set_stream(torch.cuda.Stream())
+    with_gradients = "backward" in request.measuring.passes
+    backend, workload = load_backend(request.backend), workload_of(request.case)
+    inputs = workload.make_inputs(request.case, device, request.measuring.seed, with_gradients=with_gradients)
+    use_caches(request.caches)
+    calls = calls_for(request, workload, backend, inputs)
+    with calls.scope():
+        timed = {"forward": calls.forward}
+        out = calls.forward()
+        if with_gradients:
+            timed["backward"] = calls.backward(out)  # type: ignore[assignment]
+        for call in timed.values():
+            for _ in range(_WARM_CALLS):
+                call()
+        synchronize(device)
+        with _profiled(device):
+            for index, direction in enumerate(request.measuring.passes):
+                if index:
+                    _mark(device)
+                with marked("job", request.job, device), marked("pass", direction, device):
+                    timed[direction]()
+                    synchronize(device)
+
+
+@contextmanager
+def _profiled(device: str) -> Iterator[None]:
+    if device == "cuda":
+        torch.cuda.cudart().cudaProfilerStart()
+    yield
+    if device == "cuda":
+        torch.cuda.cudart().cudaProfilerStop()
+
+
+def _mark(device: str) -> None:
+    if device == "cuda":
+        torch.cuda._sleep(1)
+        synchronize(device)
