@@ -1,46 +1,47 @@
-"""Where: a small language for choosing cells, `causal and seq_len >= 4096`. Parsed here, never evaluated as Python.
+"""Where: a small language for choosing cells, `causal and seq_len >= 4096`. Python's parser reads it; nothing is run.
 
-    expression := and_part ("or" and_part)*
-    and_part   := not_part ("and" not_part)*
-    not_part   := "not" not_part | "(" expression ")" | comparison
-    comparison := operand [("==" | "=" | "!=" | "<" | "<=" | ">" | ">=") operand
-                          | ["not"] "in" "(" operand ("," operand)* ")"]
-    operand    := NUMBER | 'TEXT' | "TEXT" | true | false | none | NAME | WORD
-
-A word that names no field is text, so `backend == flash` needs no quotes. What is missing (a metric of a job that
-failed) is neither smaller nor larger than anything.
+An expression is made of comparisons (`== = != < <= > >=`, `in (a, b)`, `not in (a, b)`), `and`, `or`, `not` and
+parentheses; what is compared are fields, numbers, 'texts', `true`, `false` and `none`. A word that names no field is
+text, so `backend == flash` needs no quotes. A missing value (a metric of a job that failed) is neither smaller nor
+larger than anything.
 """
 
+import ast
 import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attn_exp.compare.sheet import printable
 from attn_exp.core.case import DTYPES
 from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.text import word
 from attn_exp.results.cell import Cell
 from attn_exp.results.fields import Getter, distinct, fields, getter
 
 Test = Callable[[Cell], bool]
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<number>-?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
-    |(?P<text>'[^']*'|"[^"]*")|(?P<word>[A-Za-z_][\w./+-]*)|(?P<sign>==|!=|<=|>=|[=<>(),]))""",
-    re.VERBOSE,
+# Words such as `pass`, `forward/time_us` or `flash-8383` are no names to Python: its parser gets placeholders instead.
+_ATOM = re.compile(
+    r"""(?P<number>-?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
+    |(?P<text>'[^']*'|"[^"]*")|(?P<word>[^\W\d][\w./+-]*)|(?P<sign>==|!=|<=|>=|[=<>(),]|\s+)|(?P<unknown>.)""",
+    re.VERBOSE | re.DOTALL,
 )
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
 _KEYWORDS = ("and", "or", "not", "in")
+_CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_SIGNS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _EXAMPLE = 'for example where="causal and seq_len >= 4096"'
-_DEEPEST = 50
+_LONGEST, _DEEPEST = 10_000, 50
+# As much of a long expression as a message shows.
+_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -53,102 +54,110 @@ class _Operand:
 
 
 def chosen(cells: Sequence[Cell], expression: str) -> list[Cell]:
-    """The cells for which the expression holds.
+    """Return the cells for which the expression holds.
 
     Raises:
         UserError: it is no expression, names what is not there, or holds for nothing.
     """
-    test = _Parser(expression, cells).whole()
-    found = [cell for cell in cells if test(cell)]
-    if not found:
-        raise UserError(f'where="{expression}" leaves none of {len(cells)} cells: choose more')
-    return found
+    filter_ = _Filter(expression, cells)
+    test = filter_.test()
+    kept = [cell for cell in cells if test(cell)]
+    if not kept:
+        raise UserError(f"{filter_.shown} leaves none of {len(cells)} cells: choose more")
+    return kept
 
 
-class _Parser:
-    """Recursive descent over the tokens of one expression."""
+class _Filter:
+    """One expression over some cells: Python parses its structure, and only a few kinds of node are accepted."""
 
     def __init__(self, expression: str, cells: Sequence[Cell]) -> None:
-        self._expression, self._cells = expression, cells
+        self._cells = cells
         self._known = fields(cells)
-        self._tokens = self._split(expression)
-        self._at = self._depth = 0
+        self._atoms: list[re.Match[str]] = []
+        self._values: dict[str, list[Any]] = {}
+        shown = printable(expression[: _SHOWN + 1])
+        self.shown = f'where="{shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."}"'
+        if len(expression) > _LONGEST:
+            raise self._error(f"it has {len(expression):,} characters, the limit is {_LONGEST:,}")
+        self._spelled = "".join(map(self._spell, _ATOM.finditer(expression))).strip()
 
-    def whole(self) -> Test:
-        """The test that the expression stands for."""
-        test = self._any()
-        if self._at < len(self._tokens):
-            raise self._error(f"'{self._tokens[self._at][1]}' is not expected there")
-        return test
+    def test(self) -> Test:
+        """Return the function that tells whether the expression holds for a cell."""
+        try:
+            tree = ast.parse(self._spelled, mode="eval")
+        except SyntaxError as error:
+            raise self._error(self._reason(error)) from None
+        except (RecursionError, MemoryError):
+            raise self._error("it is nested too deeply") from None
+        return self._condition(tree.body, 0)
 
-    def _split(self, expression: str) -> list[tuple[str, str]]:
-        tokens, position = [], 0
-        while expression[position:].strip():
-            match = _TOKEN.match(expression, position)
-            if match is None:
-                raise self._error(f"'{expression[position:].strip()[:12]}' is not understood")
-            assert match.lastgroup is not None
-            tokens.append((match.lastgroup, match[match.lastgroup]))
-            position = match.end()
-        return tokens
+    def _spell(self, match: re.Match[str]) -> str:
+        """Return a token as Python's parser takes it: a number, text or word is a placeholder, `_0_`, `_1_` ..."""
+        kind, token = match.lastgroup, match[0]
+        if kind == "unknown":
+            raise self._error(f"{match.string[match.start() : match.start() + 12].rstrip()!r} is not understood")
+        if kind == "sign":
+            return "==" if token == "=" else " " if token.isspace() else token
+        if token in _KEYWORDS:
+            return f" {token} "
+        self._atoms.append(match)
+        return f" _{len(self._atoms) - 1}_ "
 
-    def _any(self) -> Test:
-        self._depth += 1
-        if self._depth > _DEEPEST:
+    def _reason(self, error: SyntaxError) -> str:
+        if "never closed" in error.msg:
+            return "a ')' is missing"
+        if "too many nested" in error.msg:
+            return "it is nested too deeply"
+        if not error.offset or not error.end_offset:
+            return "it ends too early"
+        place = self._typed(self._spelled[error.offset - 1 : error.end_offset - 1] or self._spelled[error.offset - 1])
+        return f"'and' or 'or' is missing in {place}" if "comma" in error.msg else f"{place} is not expected there"
+
+    def _condition(self, node: ast.expr, depth: int) -> Test:
+        if depth > _DEEPEST:
             raise self._error("it is nested too deeply")
-        tests = [self._all()]
-        while self._take("or"):
-            tests.append(self._all())
-        self._depth -= 1
-        return tests[0] if len(tests) == 1 else lambda cell: any(test(cell) for test in tests)
+        match node:
+            case ast.BoolOp(op, values):
+                tests = [self._condition(value, depth + 1) for value in values]
+                if isinstance(op, ast.Or):
+                    return lambda cell: any(test(cell) for test in tests)
+                return lambda cell: all(test(cell) for test in tests)
+            case ast.UnaryOp(ast.Not(), operand):
+                test = self._condition(operand, depth + 1)
+                return lambda cell: not test(cell)
+            case ast.Compare(left, ops, comparators):
+                sides = [left, *comparators]
+                tests = [self._comparison(*pair) for pair in zip(sides, ops, comparators, strict=False)]
+                return tests[0] if len(tests) == 1 else lambda cell: all(test(cell) for test in tests)
+            case ast.Name():
+                field = self._operand(node)
+                if field.name is None:
+                    # A word that is a condition by itself is meant for a field.
+                    self._no_field(field.constant)
+                return lambda cell: bool(field.get(cell))
+        raise self._unexpected(node)
 
-    def _all(self) -> Test:
-        tests = [self._not()]
-        while self._take("and"):
-            tests.append(self._not())
-        return tests[0] if len(tests) == 1 else lambda cell: all(test(cell) for test in tests)
+    def _comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Test:
+        one = self._operand(left)
+        if not isinstance(op, (ast.In, ast.NotIn)):
+            return self._compare(one, type(op), self._operand(right))
+        if not isinstance(right, ast.Tuple) and not self._spelled[: right.col_offset].rstrip().endswith("("):
+            raise self._error("a '(' is missing")
+        choices = right.elts if isinstance(right, ast.Tuple) else [right]
+        if not choices:
+            raise self._unexpected(right)
+        tests = [self._compare(one, ast.Eq, self._operand(choice)) for choice in choices]
+        negated = isinstance(op, ast.NotIn)
+        return lambda cell: any(test(cell) for test in tests) != negated
 
-    def _not(self) -> Test:
-        negated = False
-        while self._take("not"):
-            negated = not negated
-        test = self._group() if self._take("(") else self._comparison()
-        return (lambda cell: not test(cell)) if negated else test
-
-    def _group(self) -> Test:
-        test = self._any()
-        self._need(")")
-        return test
-
-    def _comparison(self) -> Test:
-        left = self._operand()
-        sign = self._tokens[self._at][1] if self._at < len(self._tokens) else ""
-        if sign in _COMPARISONS:
-            self._at += 1
-            return self._compare(left, sign, self._operand())
-        negated = self._take("not")
-        if self._take("in"):
-            self._need("(")
-            choices = [self._compare(left, "==", self._operand())]
-            while self._take(","):
-                choices.append(self._compare(left, "==", self._operand()))
-            self._need(")")
-            return lambda cell: any(test(cell) for test in choices) != negated
-        if negated:
-            raise self._error("'not' is not expected there")
-        if left.name is None:
-            # A word alone is meant for a field: text or a number says nothing by itself.
-            self._field(left.constant)
-        return lambda cell: bool(left.get(cell))
-
-    def _compare(self, left: _Operand, sign: str, right: _Operand) -> Test:
+    def _compare(self, left: _Operand, op: type[ast.cmpop], right: _Operand) -> Test:
         if left.name is None and right.name is None:
-            self._field(left.constant if isinstance(left.constant, str) else right.constant)
+            self._no_field(left.constant if isinstance(left.constant, str) else right.constant)
         if left.name is not None and right.name is None:
-            right = self._checked(left, right, sign)
+            right = self._checked(left, right, op)
         if right.name is not None and left.name is None:
-            left = self._checked(right, left, sign)
-        compare, ordered = _COMPARISONS[sign], sign not in ("==", "=", "!=")
+            left = self._checked(right, left, op)
+        compare, ordered = _COMPARISONS[op], op in _SIGNS
 
         def test(cell: Cell) -> bool:
             one, other = left.get(cell), right.get(cell)
@@ -158,54 +167,69 @@ class _Parser:
 
         return test
 
-    def _checked(self, field: _Operand, constant: _Operand, sign: str) -> _Operand:
-        """The constant, once it is one that the field can be compared with."""
+    def _checked(self, field: _Operand, constant: _Operand, op: type[ast.cmpop]) -> _Operand:
+        """Return the constant if the field can be compared with it."""
+        assert field.name is not None
         value = DTYPES.get(constant.constant, constant.constant) if field.name == "dtype" else constant.constant
-        there = [other for other in distinct(map(field.get, self._cells)) if other is not None]
-        if sign not in ("==", "=", "!=") and any(_kind(value) != _kind(other) for other in there[:1]):
+        there = self._values_of(field.name)
+        if op in _SIGNS and any(_kind(value) != _kind(other) for other in there[:1]):
             example = f"{field.name} is {there[0]!r} somewhere"
-            raise self._error(f"{field.name} {sign} {value!r} compares unlike things ({example})")
+            raise self._error(f"{field.name} {_SIGNS[op]} {value!r} compares unlike things ({example})")
         if isinstance(value, str) and value not in there:
             choices = sorted(str(other) for other in there)
             raise self._error(
-                f"no {field.name} is '{value}': {nearest(value, choices)}there are {', '.join(choices[:12])}"
+                f"no {field.name} is '{printable(value)}': "
+                f"{nearest(value, choices)}there are {', '.join(choices[:12]) or 'none'}"
             )
         return _Operand(lambda _: value, None, value)
 
-    def _operand(self) -> _Operand:
-        if self._at >= len(self._tokens):
-            raise self._error("it ends too early")
-        kind, token = self._tokens[self._at]
-        self._at += 1
-        if kind == "sign" or token in _KEYWORDS:
-            raise self._error(f"'{token}' is not expected there")
-        if kind == "word" and token in self._known:
-            return _Operand(self._known[token], token)
-        value: Any = token
-        if kind == "number":
+    def _values_of(self, name: str) -> list[Any]:
+        """Return the values of a field that occur in the cells, each once."""
+        if name not in self._values:
+            values = distinct(map(_typed_lists(self._known[name]), self._cells))
+            self._values[name] = [value for value in values if value is not None]
+        return self._values[name]
+
+    def _operand(self, node: ast.expr) -> _Operand:
+        if not isinstance(node, ast.Name):
+            raise self._unexpected(node)
+        match = self._atoms[int(node.id.strip("_"))]
+        token = match[0]
+        if match.lastgroup == "word" and token in self._known:
+            return _Operand(_typed_lists(self._known[token]), token)
+        value: Any
+        if match.lastgroup == "number":
             value = float(token.replace("_", ""))
-        elif kind == "text":
-            value = token[1:-1]
-        elif token.lower() in _CONSTANTS:
-            value = _CONSTANTS[token.lower()]
+        else:
+            value = token[1:-1] if match.lastgroup == "text" else _CONSTANTS.get(token.lower(), token)
         return _Operand(lambda _: value, None, value)
 
-    def _field(self, name: Any) -> Getter:
-        if not isinstance(name, str):
-            raise self._error("it compares two constants")
-        return getter(name, self._known, f'where="{self._expression}"')
+    def _no_field(self, name: Any) -> None:
+        """Raise what says that a field is missing, with the nearest one for a word."""
+        if isinstance(name, str):
+            getter(name, self._known, self.shown)
+        raise self._error("it compares two constants")
 
-    def _take(self, token: str) -> bool:
-        found = self._at < len(self._tokens) and self._tokens[self._at][1] == token
-        self._at += found
-        return found
+    def _unexpected(self, node: ast.expr) -> UserError:
+        return self._error(f"{self._typed(ast.get_source_segment(self._spelled, node) or '')} is not understood")
 
-    def _need(self, token: str) -> None:
-        if not self._take(token):
-            raise self._error(f"a '{token}' is missing")
+    def _typed(self, spelled: str) -> str:
+        """Return a part of what the parser got as it was typed, in quotation marks."""
+        typed = re.sub(r" ?_(\d+)_ ?", lambda match: self._atoms[int(match[1])][0], spelled)
+        return f"'{printable(typed)[:40]}'"
 
     def _error(self, what: str) -> UserError:
-        return UserError(f'where="{self._expression}" is no filter: {what}; {_EXAMPLE}')
+        return UserError(f"{self.shown} is no filter: {what}; {_EXAMPLE}")
+
+
+def _typed_lists(get: Getter) -> Getter:
+    """Return a getter whose lists are the text that one would type, `[512,1536]`."""
+
+    def typed(cell: Cell) -> Any:
+        value = get(cell)
+        return word(value) if isinstance(value, (tuple, list)) else value
+
+    return typed
 
 
 def _kind(value: Any) -> str:
