@@ -58,8 +58,10 @@ def test_the_wheel_carries_the_configuration_and_no_more_than_the_package(wheel)
     names = zipfile.ZipFile(wheel).namelist()
     assert sorted(name.removeprefix("attn_exp/conf/") for name in names if name.startswith("attn_exp/conf/")) == CONF
     assert {name.split("/")[0] for name in names} == {"attn_exp", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
-    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "attn_exp").rglob("*.py")}
-    assert modules <= set(names)
+    # Modules, and what they read: the report's template, style sheet and script.
+    package = {path for path in (ROOT / "attn_exp").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {path.suffix for path in package} >= {".py", ".jinja", ".css", ".js"}
+    assert {path.relative_to(ROOT).as_posix() for path in package} <= set(names)
 
 
 def test_the_wheel_asks_for_what_pyproject_names(wheel):

@@ -36,7 +36,7 @@ from attn_exp.core.errors import UserError
 
 if TYPE_CHECKING:
     from attn_exp.compare.comparison import Comparison
-    from attn_exp.plots.style import Chart
+    from attn_exp.compare.sheet import Picture
 
 NOTHING_TO_DRAW = "there is nothing to draw of that"
 REGRESSION, MISTAKE, SKIPPED = 1, 2, 3
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         found = answer(choice)
         colour = choice.out is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         drawn = drawings(found) if format_of(choice.format, choice.out) == "html" else ()
-        text = text_of(page(found), choice.format, choice.out, colour=colour, limit=choice.rows, charts=drawn)
+        text = text_of(page(found), choice.format, choice.out, colour=colour, limit=choice.rows, pictures=drawn)
         if choice.out is None:
             print(text, flush=True)
         else:
@@ -87,12 +87,12 @@ def main(arguments: Sequence[str]) -> int:
     return SKIPPED if found.broken else 0
 
 
-def drawings(found: "Comparison") -> "list[Chart]":
-    """The charts of a report; none, and a sentence on standard error, where there is nothing to draw with."""
-    from attn_exp.plots.all import charts
+def drawings(found: "Comparison") -> "list[Picture]":
+    """The pictures of a report; none, and a sentence on standard error, where there is nothing to draw with."""
+    from attn_exp.plots.all import pictures
 
     try:
-        return list(charts(found))
+        return pictures(found)
     except UserError as error:
         print(f"the report is without plots: {error}", file=sys.stderr)
         return []

@@ -7,17 +7,13 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from attn_exp.compare.sheet import Page, Sheet, Tone, commands_of, printable
+from attn_exp.compare.sheet import Page, Picture, Sheet, Tone, commands_of, printable
 from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
 from attn_exp.core.text import WIDTH, fitted, grid
-
-if TYPE_CHECKING:
-    from attn_exp.plots.style import Chart
 
 # Of what would decide, a screen shows the first few; files have all.
 _COMMANDS_SHOWN = 8
@@ -125,9 +121,9 @@ def text_of(
     *,
     colour: bool = False,
     limit: int | None = None,
-    charts: "Iterable[Chart]" = (),
+    pictures: Iterable[Picture] = (),
 ) -> str:
-    """A page in the format asked for, else by the file's ending, else as a table; HTML with `charts` in it."""
+    """A page in the format asked for, else by the file's ending, else as a table; HTML with `pictures` in it."""
     form, page = format_of(form, file), clean(page)
     if form == "csv":
         return csv_text(page)
@@ -136,7 +132,7 @@ def text_of(
     if form == "markdown":
         return markdown(page, limit=limit)
     if form == "html":
-        return html(page, charts, limit=limit)
+        return html(page, pictures, limit=limit)
     return latex(page, limit=limit) if form == "latex" else table(page, colour=colour, limit=limit)
 
 

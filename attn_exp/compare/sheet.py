@@ -77,6 +77,15 @@ class Page:
     detailed: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A drawn chart for a report: what it shows, what one must know to read it, and itself as one SVG element."""
+
+    title: str
+    caption: str
+    svg: str
+
+
 def commands_of(sheet: Sheet) -> list[str] | None:
     """The commands of a sheet that has some, each once; None for any other sheet."""
     names = [column.name for column in sheet.columns]

@@ -10,6 +10,7 @@ from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.history import History
 from attn_exp.compare.published import Published
 from attn_exp.compare.rivals import Rivals
+from attn_exp.compare.sheet import Picture
 from attn_exp.core.errors import UserError
 from attn_exp.plots.changes import changes_chart
 from attn_exp.plots.data import one_each
@@ -18,7 +19,7 @@ from attn_exp.plots.heatmap import heatmap_chart
 from attn_exp.plots.lengths import lengths_chart
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.samples import samples_chart
-from attn_exp.plots.style import MISSING, Chart, available, save
+from attn_exp.plots.style import MISSING, Chart, available, save, svg
 
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
@@ -52,6 +53,15 @@ def charts(found: Comparison) -> Iterator[Chart]:
         chart = draw(results)
         if chart is not None:
             yield chart
+
+
+def pictures(found: Comparison) -> list[Picture]:
+    """Return the charts of a comparison as a report takes them.
+
+    Raises:
+        UserError: there is no matplotlib.
+    """
+    return [Picture(chart.title, chart.caption, svg(chart)) for chart in charts(found)]
 
 
 def results_of(found: Comparison) -> "list[Result]":
