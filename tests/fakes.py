@@ -82,7 +82,6 @@ class FakeGpu:
 
     enqueue_us: float = 1.0
     flush_us: float = 20.0
-    l2: str = "cold"
     host_us: float = 0.0
     queue_free_us: float = 0.0
     log: list[tuple[str, float]] = field(default_factory=list)
@@ -104,8 +103,8 @@ class FakeGpu:
     def sleep_us(self, duration_us: float) -> None:
         self._put("sleep", duration_us)
 
-    def flush(self) -> None:
-        self._put("flush", self.flush_us)
+    def flush(self, l2: str) -> None:
+        self._put("flush" if l2 == "cold" else "write", self.flush_us)
 
     def synchronize(self) -> None:
         self.host_us = max(self.host_us, self.queue_free_us)

@@ -15,7 +15,6 @@ from attn_exp.profilers.base import Subject
 from attn_exp.profilers.inductor import Inductor
 from attn_exp.profilers.inductor_code import COLUMNS, read_generated, triton_columns
 from attn_exp.profilers.inductor_table import Bandwidth, read_bandwidth, row_of, table_csv
-from attn_exp.worker.device import Machine
 
 EAGER = {"_target_": "attn_exp.backends.eager.Eager", "name": "eager"}
 # As torch 2.11 writes it for a GPU, shortened.
@@ -101,7 +100,7 @@ def subject_of(folder, request, compiled, profiles=()):
     place = folder / "profiles" / "inductor"
     place.mkdir(parents=True)
     record = make_record(request=request, compiled=compiled, profiles=dict(profiles))
-    return Subject(record, Eager("e"), {}, None, Machine("cpu"), folder, place)
+    return Subject(record, Eager("e"), {}, None, None, folder, place)
 
 
 def test_a_compiled_job_shows_its_kernels_sources_and_graphs(tmp_path, monkeypatch):

@@ -85,19 +85,19 @@ def test_a_lossy_session_is_tried_once_more(monkeypatch):
 
     monkeypatch.setattr(kernel_timer, "activities", activities)
     gpu = FakeGpu()
-    assert not trace(gpu, gpu.call(5.0), 3).lossy
+    assert not trace(gpu, "cold", gpu.call(5.0), 3).lossy
     assert [kind for kind, _ in gpu.log] == ["flush", "call"] * 6
     sessions = [session(3)]
-    trace(gpu, gpu.call(5.0), 3)
+    trace(gpu, "cold", gpu.call(5.0), 3)
     assert len(ran) == 3
 
 
 def test_the_kernel_timer_reports_the_sum_of_each_call_and_has_no_samples_of_a_lossy_session(monkeypatch):
-    monkeypatch.setattr(kernel_timer, "trace", lambda gpu, call, calls: split_calls(session(calls), calls))
+    monkeypatch.setattr(kernel_timer, "trace", lambda gpu, l2, call, calls: split_calls(session(calls), calls))
     timer, call = KernelTimer(FakeGpu()), lambda: None
     assert (timer.estimate(call).time_us, timer.estimate(call).kernels) == (15.0, 3)
     assert (timer.block(call, 4).times_us, timer.block(call, 4).flags) == ([15.0] * 4, ())
-    monkeypatch.setattr(kernel_timer, "trace", lambda gpu, call, calls: split_calls(session(calls)[:-1], calls))
+    monkeypatch.setattr(kernel_timer, "trace", lambda gpu, l2, call, calls: split_calls(session(calls)[:-1], calls))
     for use in (lambda: timer.estimate(call), lambda: timer.block(call, 4)):
         with pytest.raises(ProfilerLost, match="lost kernel records, or calls differ in what they run: set"):
             use()

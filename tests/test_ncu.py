@@ -54,7 +54,7 @@ def subject(tmp_path):
     folder.mkdir(parents=True)
     request = replace(make_request(), device="cuda", profilers=({"name": "ncu", "_target_": "x"},))
     calls = {"forward": None, "backward": None}
-    return Subject(make_record(request=request), Eager("e"), calls, None, Machine("cpu"), tmp_path / "job", folder)
+    return Subject(make_record(request=request), Eager("e"), calls, None, None, tmp_path / "job", folder)
 
 
 def told(tmp_path):

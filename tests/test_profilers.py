@@ -45,7 +45,7 @@ def subject(timed, tmp_path):
     record, rival, machine = timed
     folder = tmp_path / "profiles" / "it"
     folder.mkdir(parents=True)
-    return Subject(record, rival.backend, rival.calls, rival.scope, machine, tmp_path, folder)
+    return Subject(record, rival.backend, rival.calls, rival.scope, machine.gpu, tmp_path, folder)
 
 
 def test_the_torch_profiler_leaves_a_trace_and_a_table_of_operators_on_a_cpu(timed, tmp_path):

@@ -274,8 +274,8 @@ def test_timers_are_made_by_the_names_in_the_records():
     assert [timer.name for timer in made] == ["device", "event", "kernel"]
     assert isinstance(make_timer("cpu", None), CpuTimer)
     assert {timer.l2 for timer in made} == {"cold"}
-    gpu.l2 = "written"
-    assert single_block(make_timer("device", gpu), gpu.call(100.0), 2).l2 == "written"
+    assert single_block(make_timer("device", gpu, "written"), gpu.call(100.0), 2).l2 == "written"
+    assert {"write", "flush"} & {kind for kind, _ in gpu.log} == {"write"}
 
 
 @pytest.mark.parametrize(("name", "gpu"), [("cpu", FakeGpu()), ("device", None), ("event", None), ("nonsense", None)])

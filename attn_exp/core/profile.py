@@ -7,6 +7,11 @@ from typing import Literal
 # Where profiles lie in a job's folder: `profiles/PROFILER/FILE`.
 FOLDER = "profiles"
 
+# What a profiler's own process leaves for the process that started it.
+RESULT_NAME = "profile.json"
+# Inductor's column: which of its arguments a kernel writes into.
+IN_PLACE = "mutated_arg_names"
+
 ProfileStatus = Literal["ok", "unavailable", "failed"]
 
 

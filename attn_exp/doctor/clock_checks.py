@@ -219,7 +219,7 @@ def _read_us(bench: Bench, megabytes: float) -> tuple[float, float]:
     for index in range(40):
         hot = index % 2 == 0
         gpu.sleep_us(300)
-        gpu.flush()
+        gpu.flush("cold")
         if hot:
             torch.sum(source, 1, out=sums)
         first = gpu.event()

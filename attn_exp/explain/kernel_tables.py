@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from attn_exp.core.profile import Profile, ProfiledKernel
+from attn_exp.core.profile import IN_PLACE, Profile, ProfiledKernel
 from attn_exp.core.record import Record
 from attn_exp.core.text import SHORT, WIDTH, figures, fitted
 from attn_exp.explain.rivals import short
-from attn_exp.profilers.inductor_code import IN_PLACE
 
 # More do not fit on one page; the files have all.
 _ROWS = 8

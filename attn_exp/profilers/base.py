@@ -10,24 +10,30 @@ from attn_exp.backends.base import Backend, made_from
 from attn_exp.core.case import Case
 from attn_exp.core.profile import Profile
 from attn_exp.core.record import Record, Request
+from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Call
-from attn_exp.worker.device import Machine
+from attn_exp.timers.sync import synchronize
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A job that has been timed, as a profiler sees it.
+    """A timed job as a profiler sees it.
 
-    `calls` has a zero-argument callable a pass, warm, to be called inside of `scope()`. `record` holds what the timing
-    found. `job` is the job's folder, with its `request.yaml`; `folder` lies inside of it, is there and empty, and is
-    where the profiler's files go.
+    Attributes:
+        record: the record that the timing produced.
+        backend: the backend that made the calls.
+        calls: a warm zero-argument callable for each pass; call it inside `scope()`.
+        scope: makes the context manager that the calls run in.
+        gpu: the GPU's clock and queue, None on a CPU.
+        job: the job's folder, with its `request.yaml`.
+        folder: an existing, empty folder inside `job` for the profiler's files.
     """
 
     record: Record
     backend: Backend
     calls: dict[str, Call]
     scope: Callable[[], AbstractContextManager[Any]]
-    machine: Machine
+    gpu: Gpu | None
     job: Path
     folder: Path
 
@@ -40,6 +46,17 @@ class Subject:
     def case(self) -> Case:
         """The problem."""
         return self.record.request.case
+
+    @property
+    def device(self) -> str:
+        """Return `cuda` or `cpu`."""
+        return self.record.request.device
+
+    def evict_caches(self) -> None:
+        """Bring the GPU's caches into the state that the job was timed in, then wait for the device."""
+        if self.gpu is not None:
+            self.gpu.flush(self.request.measuring.l2)
+        synchronize(self.device)
 
     def kept(self, *names: str) -> tuple[str, ...]:
         """Names of files in `folder` as a profile lists them, those that are there."""

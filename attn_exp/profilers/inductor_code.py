@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Which arguments a kernel writes into; for each call that Inductor times it copies them, inside of the time.
-IN_PLACE = "mutated_arg_names"
+from attn_exp.core.profile import IN_PLACE
+
 # PyTorch's names, in its order.
 COLUMNS = (
     *("kernel_name", "kernel_path", "kernel_category", "size_hints", "reduction_hint", "line_of_code", "num_load"),

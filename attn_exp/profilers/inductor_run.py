@@ -1,8 +1,4 @@
-"""Inductor once more: the job in a process and a folder of its own, with Inductor told to keep what it makes.
-
-`python -m attn_exp.profilers.inductor_run FOLDER --parent PID` is that process: it compiles and calls what the folder's
-request asks for.
-"""
+"""Compile a job again in a process and a folder of its own, with Inductor set to keep what it generates."""
 
 import os
 import subprocess
@@ -14,10 +10,10 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.errors import how_it_ended, last_words
-from attn_exp.core.process import die_with_parent
 from attn_exp.core.record import REQUEST_NAME, Request, write_whole
-from attn_exp.core.requests import read_requests
 
+# The worker's entry point that compiles the job; profilers do not import the worker.
+_ENTRY = "attn_exp.worker.compile_again"
 # The code of a compiled graph among what Inductor writes about it, and the file of its bandwidth profile.
 CODE, BANDWIDTH = "output_code.py", "bandwidth.txt"
 
@@ -45,7 +41,7 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
     }
     if with_bandwidth:
         told |= {"TORCHINDUCTOR_PROFILE": "1", "TORCHINDUCTOR_PROFILE_OUTPUT": str(scratch / BANDWIDTH)}
-    command = [sys.executable, "-m", __name__, str(scratch), "--parent", str(os.getpid())]
+    command = [sys.executable, "-m", _ENTRY, str(scratch), "--parent", str(os.getpid())]
     with log.open("wb") as file:
         ran = subprocess.run(
             command,
@@ -89,24 +85,3 @@ def _importable() -> dict[str, str]:
     """The environment, with what is importable where the job was started importable in another folder too."""
     path = [os.path.abspath(one) for one in sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-
-
-def main(arguments: list[str]) -> None:
-    """Compile and call what the folder's request asks for."""
-    die_with_parent(int(arguments[-1]))
-    import torch._inductor.config
-
-    from attn_exp.worker.run_once import run_once
-
-    # Whoever wants a bandwidth profile in a file gets every graph called while it is compiled, on inputs at random, and
-    # torch 2.11 calls it without the argument that it takes: an error. The calls that follow are profiled anyway.
-    torch._inductor.config.benchmark_harness = False
-    run_once(read_requests(Path(arguments[0]))[0][0])
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
-    # As a worker: teardown of CUDA may take seconds, or crash.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)

@@ -38,7 +38,7 @@ class Proton:
         Raises:
             Unavailable: no GPU, or a Triton without its profiler.
         """
-        if subject.machine.device != "cuda":
+        if subject.device != "cuda":
             raise Unavailable("proton sees NVIDIA GPUs alone: use profiler=torch on a CPU")
         proton = load_proton()
         if self.apart:

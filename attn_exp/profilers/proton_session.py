@@ -45,15 +45,12 @@ def begin(proton: Any, path: Path, **options: Any) -> Any:
 
 def run_passes(proton: Any, subject: Subject, calls: int) -> None:
     """Call each pass so often, the caches cold, in a scope of its name that says its FLOPs and bytes."""
-    device = subject.machine.device
     with subject.scope():
         for direction, call in subject.calls.items():
             work = work_of(subject.record, direction)
             sizes = {"flops": work.flops, "bytes": work.least_bytes} if work else None
             for _ in range(calls):
-                if subject.machine.gpu is not None:
-                    subject.machine.gpu.flush()
-                synchronize(device)
+                subject.evict_caches()
                 with proton.scope(direction, sizes):
                     call()
-            synchronize(device)
+            synchronize(subject.device)

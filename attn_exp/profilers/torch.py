@@ -24,7 +24,7 @@ class TorchProfiler:
     def profile(self, subject: Subject) -> Profile:
         """The trace as `trace.json`, which Perfetto and chrome://tracing open, and `kernels.csv`."""
         path = subject.folder / TRACE_NAME
-        device = subject.machine.device
+        device = subject.device
         # Not torch.profiler.profile, which imports all of Inductor: see timers/kernel.py.
         session = profile(use_cpu=True, use_device="cuda" if device == "cuda" else None, use_kineto=True)
         with subject.scope(), session:
@@ -50,9 +50,7 @@ class TorchProfiler:
 
 
 def _once(subject: Subject, direction: str, call: Callable[[], object]) -> None:
-    if subject.machine.gpu is not None:
-        subject.machine.gpu.flush()
-    synchronize(subject.machine.device)
+    subject.evict_caches()
     with record_function(f"{PREFIX}{direction}"):
         call()
 

@@ -10,7 +10,7 @@ from attn_exp.timers.loop import Timer
 from attn_exp.timers.wall import DispatchTimer, WallTimer
 
 
-def make_timer(name: str, gpu: Gpu | None) -> Timer:
+def make_timer(name: str, gpu: Gpu | None, l2: str = "cold") -> Timer:
     """A new timer by its name in the records; `gpu` is None on a CPU.
 
     Raises:
@@ -21,5 +21,5 @@ def make_timer(name: str, gpu: Gpu | None) -> Timer:
     if gpu is not None:
         for timer in (DeviceTimer, EventTimer, KernelTimer, GraphTimer, WallTimer, DispatchTimer):
             if name == timer.name:
-                return timer(gpu)
+                return timer(gpu, l2)
     raise ValueError(f"timer {name!r} does not measure on a {'CPU' if gpu is None else 'GPU'}")

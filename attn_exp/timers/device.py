@@ -22,9 +22,8 @@ class DeviceTimer:
     name = "device"
     estimates = True
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.l2 = gpu.l2
+    def __init__(self, gpu: Gpu, l2: str = "cold") -> None:
+        self.gpu, self.l2 = gpu, l2
         self.blocked = False
         self._blocker = Blocker(gpu, 0.0)
 
@@ -32,7 +31,7 @@ class DeviceTimer:
         """From one call if it clearly outlasts its launch, else from a few behind a blocker; decides on blocking."""
         self.gpu.synchronize()
         began = self.gpu.now_us()
-        pairs = enqueue(self.gpu, call, 1)
+        pairs = enqueue(self.gpu, self.l2, call, 1)
         self._blocker = Blocker(self.gpu, self.gpu.now_us() - began)
         self.gpu.synchronize()
         time_us, flush_us = self.gpu.elapsed_us(*pairs[0]), self._flush_us()
@@ -60,7 +59,7 @@ class DeviceTimer:
     def _run(self, call: Call, calls: int, length_us: float) -> tuple[Block, bool]:
         guard = self._blocker.hold(length_us)
         began = self.gpu.now_us()
-        pairs = enqueue(self.gpu, call, calls)
+        pairs = enqueue(self.gpu, self.l2, call, calls)
         held = self._blocker.held(guard)
         self._blocker.learn((self.gpu.now_us() - began) / calls)
         self.gpu.synchronize()
@@ -69,7 +68,7 @@ class DeviceTimer:
     def _flush_us(self) -> float:
         self.gpu.sleep_us(200.0)
         first = self.gpu.event()
-        self.gpu.flush()
+        self.gpu.flush(self.l2)
         second = self.gpu.event()
         self.gpu.synchronize()
         return self.gpu.elapsed_us(first, second)

@@ -16,9 +16,8 @@ class EventTimer:
     name = "event"
     estimates = False
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.l2 = gpu.l2
+    def __init__(self, gpu: Gpu, l2: str = "cold") -> None:
+        self.gpu, self.l2 = gpu, l2
 
     def estimate(self, call: Call) -> Cost:
         """From 3 calls: their median, and the rest of their wall time as what lies around."""
@@ -30,16 +29,16 @@ class EventTimer:
 
     def block(self, call: Call, calls: int) -> Block:
         """Flush, event, call, event, and so on; one wait at the end."""
-        pairs = enqueue(self.gpu, call, calls)
+        pairs = enqueue(self.gpu, self.l2, call, calls)
         self.gpu.synchronize()
         return Block([self.gpu.elapsed_us(first, second) for first, second in pairs])
 
 
-def enqueue(gpu: Gpu, call: Call, calls: int) -> list[tuple[Any, Any]]:
+def enqueue(gpu: Gpu, l2: str, call: Call, calls: int) -> list[tuple[Any, Any]]:
     """Put `calls` times flush, event, call, event into the queue; the pairs of events."""
     pairs = []
     for _ in range(calls):
-        gpu.flush()
+        gpu.flush(l2)
         first = gpu.event()
         call()
         pairs.append((first, gpu.event()))

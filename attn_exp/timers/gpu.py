@@ -16,9 +16,6 @@ _FLUSH_ROW = 4096
 class Gpu(Protocol):
     """What a timer needs of a GPU: an in-order queue, events in it, and a kernel of a known length."""
 
-    # What a flush leaves in the caches: `cold`, clean lines, or `written`, lines that still have to be stored.
-    l2: str
-
     def now_us(self) -> float:
         """Host time in microseconds."""
         ...
@@ -39,8 +36,11 @@ class Gpu(Protocol):
         """Put a kernel into the queue that does nothing for about so long."""
         ...
 
-    def flush(self) -> None:
-        """Put a read, or for `written` a write, of twice the L2 cache's size into the queue."""
+    def flush(self, l2: str) -> None:
+        """Enqueue a read of twice the L2 cache's size, or a write of it if `l2` is `written`.
+
+        A read leaves clean cache lines, a write leaves dirty ones, which later calls have to write back.
+        """
         ...
 
     def synchronize(self) -> None:
@@ -52,7 +52,6 @@ class Cuda:
     """The current CUDA device and stream."""
 
     def __init__(self) -> None:
-        self.l2 = "cold"
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         # Twice the cache evicts what was there. Read, not written: a cache full of written lines would have to be
         # stored back while the next call is timed. Sums of rows, since one sum of all would take two kernels.
@@ -87,9 +86,9 @@ class Cuda:
         """PyTorch's own spinning kernel; it cannot deadlock."""
         torch.cuda._sleep(int(duration_us * SLEEP_CYCLES_PER_US))
 
-    def flush(self) -> None:
-        """Read, or overwrite, the flush buffer."""
-        if self.l2 == "written":
+    def flush(self, l2: str) -> None:
+        """Read the flush buffer, or overwrite it if `l2` is `written`."""
+        if l2 == "written":
             self._flush_buffer.zero_()
         else:
             torch.sum(self._flush_buffer, 1, out=self._flush_sums)

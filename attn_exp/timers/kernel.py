@@ -89,12 +89,12 @@ def split_calls(found: list[Activity], calls: int) -> Trace:
     return Trace(tuple(part[1:] for part in parts), False, float(size - 1))
 
 
-def trace(gpu: Gpu, call: Call, calls: int) -> Trace:
+def trace(gpu: Gpu, l2: str, call: Call, calls: int) -> Trace:
     """Trace `calls` calls, each behind a flush. A lossy session, or one without a kernel, is tried once more."""
 
     def run() -> None:
         for _ in range(calls):
-            gpu.flush()
+            gpu.flush(l2)
             call()
 
     first = split_calls(activities(run), calls)
@@ -121,18 +121,17 @@ class KernelTimer:
     name = "kernel"
     estimates = False
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.l2 = gpu.l2
+    def __init__(self, gpu: Gpu, l2: str = "cold") -> None:
+        self.gpu, self.l2 = gpu, l2
 
     def estimate(self, call: Call) -> Cost:
         """From one session of 3 calls."""
-        traced = trace(self.gpu, call, 3)
+        traced = trace(self.gpu, self.l2, call, 3)
         return Cost(statistics.median(_sums(traced)), 30.0, traced.launches)
 
     def block(self, call: Call, calls: int) -> Block:
         """One session; no samples can be had from a lossy one, so it is an error there."""
-        return Block(_sums(trace(self.gpu, call, calls)))
+        return Block(_sums(trace(self.gpu, self.l2, call, calls)))
 
 
 def _sums(traced: Trace) -> list[float]:

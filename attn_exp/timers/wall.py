@@ -15,9 +15,8 @@ class WallTimer:
     estimates = False
     waits = True
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.l2 = gpu.l2
+    def __init__(self, gpu: Gpu, l2: str = "cold") -> None:
+        self.gpu, self.l2 = gpu, l2
 
     def estimate(self, call: Call) -> Cost:
         """From 3 calls: their median, and what lies around them."""
@@ -29,7 +28,7 @@ class WallTimer:
         """Time each call from an idle GPU."""
         times = []
         for _ in range(calls):
-            self.gpu.flush()
+            self.gpu.flush(self.l2)
             self.gpu.synchronize()
             began = self.gpu.now_us()
             call()

@@ -87,7 +87,7 @@ def _judge_again(attempt: Attempt, rival: Rival) -> None:
 
 def _time_alone(attempt: Attempt, machine: Machine, call: Call, direction: str, launched: float) -> None:
     measuring = attempt.request.measuring
-    timer = make_timer(measuring.timer, machine.gpu)
+    timer = make_timer(measuring.timer, machine.gpu, measuring.l2)
     others: list[Timing] = []
 
     def amid() -> None:
@@ -110,7 +110,8 @@ def _time_side_by_side(rivals: Sequence[tuple[Attempt, Rival]], machine: Machine
             attempt.telemetry += machine.reading()
             with rival.scope():
                 launched = name_kernels(attempt, machine, rival, direction) + 1
-            timer = make_timer(attempt.request.measuring.timer, machine.gpu)
+            measuring = attempt.request.measuring
+            timer = make_timer(measuring.timer, machine.gpu, measuring.l2)
             entries.append((attempt, Entry(timer, rival.calls[direction], rival.scope, launched)))
 
         attempt.run(enter)
@@ -175,7 +176,7 @@ def _second_opinions(attempt: Attempt, machine: Machine, timer: Timer, call: Cal
         if name == "event" and timer.name == "device" and not getattr(timer, "blocked", True):
             continue  # where the device timer runs unblocked, it does what `event` does
         try:
-            found.append(single_block(make_timer(name, machine.gpu), call, calls))
+            found.append(single_block(make_timer(name, machine.gpu, attempt.request.measuring.l2), call, calls))
         except ProfilerLost:
             attempt.flags.add("profiler_lossy")
         except CaptureFailed:

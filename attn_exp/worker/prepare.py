@@ -52,8 +52,6 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
         Stopped: the case is unsupported, or the result inaccurate.
     """
     request, case, device = attempt.request, attempt.request.case, machine.device
-    if machine.gpu is not None:
-        machine.gpu.l2 = request.measuring.l2
     backend, workload = load_backend(request.backend), workload_of(case)
     with attempt.stage("unsupported"):
         reason = backend.unsupported(case, device)
@@ -124,7 +122,7 @@ def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: st
     """
     call = rival.calls[direction]
     with attempt.stage("kernels"):
-        kernels, launched, peak_bytes, lossy = _kernels(machine, call, rival.own_bytes)
+        kernels, launched, peak_bytes, lossy = _kernels(machine, attempt.request.measuring.l2, call, rival.own_bytes)
     attempt.passes[direction] = replace(
         attempt.passes[direction], peak_memory_bytes=peak_bytes, kernels=kernels[:_KERNELS_KEPT]
     )
@@ -175,14 +173,16 @@ def _judged(
     return errors, wrong
 
 
-def _kernels(machine: Machine, call: Call, own_bytes: int) -> tuple[tuple[Kernel, ...], float, int | None, bool]:
+def _kernels(
+    machine: Machine, l2: str, call: Call, own_bytes: int
+) -> tuple[tuple[Kernel, ...], float, int | None, bool]:
     """What runs in a call and how many launches that is, on a GPU its memory at the peak in bytes, and lost records."""
     if machine.gpu is None:
         ran = operators(call)
         return ran, sum(operator.count for operator in ran), None, False
     others_bytes = machine.held_bytes() - own_bytes
     torch.cuda.reset_peak_memory_stats()
-    traced = trace(machine.gpu, call, _TRACED_CALLS)
+    traced = trace(machine.gpu, l2, call, _TRACED_CALLS)
     return traced.kernels(), traced.launches, torch.cuda.max_memory_allocated() - others_bytes, traced.lossy
 
 

@@ -35,10 +35,10 @@ def profile_job(record: Record, rival: Rival, machine: Machine, job: Path, annou
         folder = profile_folder(job, name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        subject = Subject(record, rival.backend, rival.calls, rival.scope, machine, job, folder)
+        subject = Subject(record, rival.backend, rival.calls, rival.scope, machine.gpu, job, folder)
         began = time.perf_counter()
         with marked("job", record.request.job, machine.device), marked("phase", f"profile-{name}", machine.device):
-            found = tried(partial(_profiled, options, subject), job, folder)
+            found = run_profiler(partial(_profiled, options, subject), job, folder)
         found = _bounded(found, job, record.request.profiler_limit_mb)
         found = replace(found, seconds=round(time.perf_counter() - began, 6))
         record = replace(record, profiles=record.profiles | {name: found})
@@ -46,7 +46,7 @@ def profile_job(record: Record, rival: Rival, machine: Machine, job: Path, annou
     return record
 
 
-def tried(profile: Callable[[], Profile], job: Path, folder: Path) -> Profile:
+def run_profiler(profile: Callable[[], Profile], job: Path, folder: Path) -> Profile:
     """What `profile` returns, or what it raises as a status and a sentence; the death of the process alone escapes."""
     try:
         return profile()
