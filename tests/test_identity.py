@@ -1,0 +1,192 @@
+"""No change of the code makes a job another job: sweeps that were measured before are found done, and read as before.
+
+`fixtures/identity/` was made by commit a5253c4 on a CPU, in a checkout at /tmp/house:
+
+- `commands.json`: the commands that were run, by the name of their sweep, where PYTHONPATH was
+  tests:examples/custom_backend.
+- `sweeps.tar.xz`: what they left in `multirun/` and `mlruns/`, without pictures and tables for people. In place of the
+  names of the host, its kernel and its user stand `host`, `Linux` and `user`.
+- `jobs.json`: for further commands, the names of the jobs that they would run on a host with two GPUs.
+- `numbers.json`: the numbers that comparisons of these sweeps said, as JSON.
+
+They are never made again: a name or number that changed means that users measure again, or read something else.
+"""
+
+import csv
+import json
+import re
+import sqlite3
+import tarfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cli
+import inprocess
+import pytest
+
+from attn_exp.nvml import GpuInfo
+from attn_exp.record import METHOD_VERSION, SCHEMA, read_record
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = Path(__file__).resolve().parent / "fixtures" / "identity"
+# Where the sweeps were made.
+MADE_IN = "/tmp/house"
+COMMANDS = json.loads((KEPT / "commands.json").read_text())
+SWEEPS = {name: one["arguments"] for name, one in COMMANDS.items() if one["module"] == "attn_exp"}
+JOBS = json.loads((KEPT / "jobs.json").read_text())
+NUMBERS = json.loads((KEPT / "numbers.json").read_text())
+# Statuses that another try may change, by sweep: these jobs run again.
+TRIED_AGAIN = {
+    "failed": {"segfaults": "crashed", "raises": "error", "exits": "crashed", "hangs": "timeout"},
+    "missing": {"flash": "unavailable", "math": "unavailable"},
+}
+# How many choices the commands combine; of `timers` several are one job, and `stopped` ends before its last one.
+CHOICES = {"timers": 16, "stopped": 3}
+GPUS = [GpuInfo(index=index, uuid=f"GPU-{index}", name="NVIDIA H200") for index in range(2)]
+JOB = re.compile(r"\b[\w.+-]+-[0-9a-f]{10}\b")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """A folder with the sweeps as they were left, and what their commands name."""
+    folder = tmp_path_factory.mktemp("house")
+    with tarfile.open(KEPT / "sweeps.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    for name in ("tests", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    # MLflow names places whole: the store is moved as its users move one.
+    with sqlite3.connect(folder / "mlruns" / "mlflow.db") as database:
+        for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location"), ("tags", "value")):
+            database.execute(f"update {table} set {column} = replace({column}, ?, ?)", (MADE_IN, str(folder)))
+    return folder
+
+
+@pytest.fixture
+def typed(house, monkeypatch):
+    """The command line in this folder, on a host without a GPU, where no worker may start."""
+    return inprocess.typed(monkeypatch, house)
+
+
+@pytest.fixture
+def with_gpus(typed, monkeypatch):
+    """The same on a host with two GPUs."""
+    monkeypatch.setattr("attn_exp.session.visible_gpus", lambda: GPUS)
+    return typed
+
+
+def listed(typed: inprocess.Typed, arguments: list[str]) -> list[tuple[str, str]]:
+    """The jobs that these arguments make, in order, each with the line that `dry_run=true` prints of it."""
+    code, out, err = typed(*arguments, "dry_run=true")
+    assert (code, err) == (0, ""), err
+    lines = [(JOB.findall(line), line) for line in out.splitlines()]
+    return [(names[-1], line) for names, line in lines if names]
+
+
+def records(folder: Path) -> dict[str, dict[str, Any]]:
+    """The records of a sweep by job, as plain JSON."""
+    return {path.parent.name: json.loads(path.read_bytes()) for path in folder.glob("*/record.json")}
+
+
+def content(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """Every record's bytes, and when it was written."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("*/record.json")}
+
+
+def table(folder: Path) -> dict[str, dict[str, str]]:
+    """`table.csv` by job."""
+    with (folder / "table.csv").open(newline="") as file:
+        return {row["job"]: row for row in csv.DictReader(file)}
+
+
+def numbers(tree: Any) -> list[float]:
+    """All numbers in a tree of JSON."""
+    if isinstance(tree, dict):
+        return [number for value in tree.values() for number in numbers(value)]
+    if isinstance(tree, list):
+        return [number for value in tree for number in numbers(value)]
+    return [float(tree)] if isinstance(tree, (int, float)) and not isinstance(tree, bool) else []
+
+
+def said(house: Path, arguments: str) -> list[float]:
+    """The numbers that a comparison says, in order of size."""
+    ran = cli.run(*arguments.split(), "format=json", cwd=house, module="attn_exp.compare")
+    assert ran.returncode == 0, ran.stderr
+    return sorted(numbers(json.loads(ran.stdout)))
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_a_command_makes_the_jobs_that_it_made_before(typed, house, sweep):
+    kept = records(house / "multirun" / sweep)
+    jobs = listed(typed, SWEEPS[sweep])
+    assert len(jobs) == CHOICES.get(sweep, len(kept))
+    assert {job for job, _ in jobs} - set(kept) == ({"math-808cf0250d"} if sweep == "stopped" else set())
+    assert set(kept) <= {job for job, _ in jobs}
+    again = TRIED_AGAIN.get(sweep, {})
+    for job, line in jobs:
+        if job in kept:
+            status = again.get(job.rsplit("-", 1)[0])
+            assert status in (None, kept[job]["status"])
+            assert (f"({kept[job]['status']})" in line) == (status is None), line
+
+
+@pytest.mark.parametrize("sweep", [name for name in SWEEPS if name not in TRIED_AGAIN])
+def test_a_sweep_that_was_made_before_is_finished_without_measuring(typed, house, sweep):
+    folder = house / "multirun" / sweep
+    before, rows, runs = content(folder), table(folder), Counter(name for name, *_ in cli.runs(house))
+    code, out, err = typed(*SWEEPS[sweep])
+    assert (code, err) == (1 if sweep == "stopped" else 0, "")
+    assert content(folder) == before
+    if sweep != "stopped":
+        count = CHOICES.get(sweep, len(before))
+        assert f"{count} of {count} jobs" in out
+    # The table is written again, from the same records.
+    assert {job: {key: row.get(key) for key in rows[job]} for job, row in table(folder).items()} == rows
+    # The store has one run a job, as before, of the sweep too.
+    assert Counter(name for name, *_ in cli.runs(house)) == runs
+
+
+@pytest.mark.parametrize("arguments", JOBS, ids=lambda text: text or "nothing")
+def test_a_job_on_a_gpu_has_the_name_that_it_had(with_gpus, arguments):
+    assert [job for job, _ in listed(with_gpus, arguments.split())] == JOBS[arguments]
+
+
+def test_a_duel_has_the_jobs_that_it_had(typed, house):
+    words = COMMANDS["duel"]["arguments"]
+    shared = [word for word in words if not re.match(r"[abc][.=]|folder=", word)]
+    for letter, backend in (("a", "flash"), ("b", "math"), ("c", "eager")):
+        [(job, _)] = listed(typed, [f"backend={backend}", "stopping.budget_s=5", *shared])
+        assert (house / "multirun" / "duel" / f"{letter}-{job}" / "record.json").exists()
+
+
+def test_versions_are_those_of_the_records(house):
+    kept = [record for sweep in COMMANDS for record in records(house / "multirun" / sweep).values()]
+    assert len(kept) > 100
+    assert {record["schema"] for record in kept} == {SCHEMA}
+    assert {record["method_version"] for record in kept} == {METHOD_VERSION}
+
+
+def test_every_record_is_read_whole(house):
+    for path in house.glob("multirun/*/*/record.json"):
+        kept, record = json.loads(path.read_bytes()), read_record(path.parent)
+        assert record is not None
+        assert (record.request.job, record.status, record.reason) == (path.parent.name, kept["status"], kept["reason"])
+        assert record.metrics == kept["metrics"]
+        samples = {name: [list(one.times_us) for one in each.timings] for name, each in record.passes.items()}
+        assert samples == {name: [one["times_us"] for one in each["timings"]] for name, each in kept["passes"].items()}
+
+
+@pytest.mark.parametrize("arguments", NUMBERS)
+def test_a_comparison_says_the_numbers_that_it_said(house, arguments):
+    missing = Counter(NUMBERS[arguments]) - Counter(said(house, arguments))
+    assert not missing, "numbers that are said no more"
+
+
+@pytest.mark.parametrize("target", ["backends", "profiled/flash", "failed/segf", "tracked/math", "dit_block/flash"])
+def test_a_page_explains_what_was_measured_before(house, target):
+    ran = cli.run(target, cwd=house, module="attn_exp.explain")
+    assert ran.returncode == 0, ran.stderr
+    sweep, _, job = target.partition("/")
+    for name, record in records(house / "multirun" / sweep).items():
+        if name.startswith(job) and record["status"] == "ok":
+            assert record["request"]["backend"]["name"] in ran.stdout
