@@ -25,8 +25,8 @@ import cli
 import inprocess
 import pytest
 
-from attn_exp.nvml import GpuInfo
-from attn_exp.record import METHOD_VERSION, SCHEMA, read_record
+from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.record import METHOD_VERSION, SCHEMA, read_record
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = Path(__file__).resolve().parent / "fixtures" / "identity"
@@ -71,7 +71,7 @@ def typed(house, monkeypatch):
 @pytest.fixture
 def with_gpus(typed, monkeypatch):
     """The same on a host with two GPUs."""
-    monkeypatch.setattr("attn_exp.session.visible_gpus", lambda: GPUS)
+    monkeypatch.setattr("attn_exp.run.session.visible_gpus", lambda: GPUS)
     return typed
 
 
