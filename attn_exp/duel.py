@@ -35,7 +35,8 @@ from attn_exp.core.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Req
 from attn_exp.core.redaction import redacted
 from attn_exp.plots.duel import plot_ratios
 from attn_exp.results.calibration import delta_for, device_key
-from attn_exp.results.store import near, read_sweep
+from attn_exp.results.read import read_folder
+from attn_exp.results.store import near
 from attn_exp.results.table import time_text
 from attn_exp.run.gpus import lease, visible_gpus
 from attn_exp.run.worker_process import make_isolation
@@ -172,7 +173,7 @@ def _duel(arguments: list[str]) -> int:
         print(f"{outcome.status}: {outcome.reason}")
         _close(tracker, "FAILED", [folder / LOG_NAME])
         return 1
-    by_job = {record.request.job: record for record in read_sweep(folder) if isinstance(record, Record)}
+    by_job = {record.request.job: record for record in read_folder(folder).records()}
     records = [by_job[request.job] for request in requests]
     measured = [record for record in records if record.status == "ok"]
     for record in records:

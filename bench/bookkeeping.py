@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attn_exp.core.record import Record
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 
 HERE = Path(__file__).resolve().parent
 PARTS = 10
@@ -91,7 +91,7 @@ def main(jobs: int) -> None:
         folder = Path(name)
         parent = sweep(folder, jobs)
         results = folder / "multirun" / "bookkeeping"
-        records = [record for record in read_sweep(results) if isinstance(record, Record)]
+        records = list(read_folder(results).records())
         records.sort(key=lambda record: record.started_at)
         wrong = {record.reason for record in records if record.status != "ok"}
         if wrong or len(records) < 2:

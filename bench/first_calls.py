@@ -13,7 +13,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from attn_exp.core.record import Record
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 
 BACKENDS = "math,efficient,flash,cudnn,cudnn_graph,flex,triton,xformers_cutlass,fa4,helion"
 CHOICES = (
@@ -30,8 +30,8 @@ def first_calls(out: Path, name: str, caches: str, overrides: list[str]) -> dict
     choices = [word for word in CHOICES if word.partition("=")[0] not in typed]
     command = [sys.executable, "-m", "attn_exp", "-m", *choices, *overrides, f"caches={caches}", f"sweep={name}"]
     subprocess.run(command, cwd=out, check=True)
-    found = read_sweep(out / "multirun" / name)
-    return {record.request.label: record for record in found if isinstance(record, Record)}
+    found = read_folder(out / "multirun" / name).records()
+    return {record.request.label: record for record in found}
 
 
 def main(out: Path, overrides: list[str]) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from attn_exp.core.record import Record
 from attn_exp.results.calibration import delta_for
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 from attn_exp.run.gpus import visible_gpus
 
 CHOICES = (
@@ -38,7 +38,7 @@ def sweep(out: Path, name: str, *more: str, gpu: str | None = None) -> tuple[flo
     command = [sys.executable, "-m", "attn_exp", "-m", *CHOICES, f"sweep={name}", *more]
     subprocess.run(command, cwd=out, env=variables, check=True)
     seconds = time.perf_counter() - began
-    records = [record for record in read_sweep(out / "multirun" / name) if isinstance(record, Record)]
+    records = list(read_folder(out / "multirun" / name).records())
     assert records and {record.status for record in records} == {"ok"}, {record.status for record in records}
     return seconds, records
 

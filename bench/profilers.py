@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from attn_exp.core.profile import Profile
 from attn_exp.core.record import Record
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 
 CHOICES = ("model=flux", "dtype=bf16", "causal=false", "backend=cudnn,triton", "regime=burst")
 PROFILERS = ("torch", "proton", "ncu")
@@ -48,7 +48,7 @@ def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "attn_exp", "-m", *CHOICES, f"profiler=[{','.join(PROFILERS)}]", "sweep=profilers"]
     subprocess.run([*command, "tracker=none"], cwd=out, check=True)
-    records = [record for record in read_sweep(out / "multirun" / "profilers") if isinstance(record, Record)]
+    records = list(read_folder(out / "multirun" / "profilers").records())
     rows = [row(record, direction) for record in records for direction in record.passes]
     with (out / "agreement.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

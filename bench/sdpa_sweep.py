@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attn_exp.core.record import Record
 from attn_exp.core.stats import summarize
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 
 HERE = Path(__file__).resolve().parent
 SMALL_US = 50.0
@@ -56,7 +56,7 @@ def kernel_times(records: list[Record]) -> Times:
 
 
 def read(folder: Path) -> list[Record]:
-    return [record for record in read_sweep(folder) if isinstance(record, Record)]
+    return list(read_folder(folder).records())
 
 
 def spread(one: Times, other: Times) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attn_exp.core.record import Record
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 
 TESTS = Path(__file__).resolve().parent
 # Small and fast, on the CPU whatever the machine has.
@@ -52,11 +52,10 @@ def run(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.Comp
 
 def records(cwd: Path, sweep: str) -> dict[str, Record]:
     """The records of a sweep by backend, or by backend and batch where a backend has several."""
-    found = list(read_sweep(cwd / "multirun" / sweep))
-    assert all(isinstance(record, Record) for record in found), found
+    found = read_folder(cwd / "multirun" / sweep)
+    assert not found.broken
     by_name: dict[str, Record] = {}
-    for record in found:
-        assert isinstance(record, Record)
+    for record in found.records():
         name = record.request.backend["name"]
         by_name[name if name not in by_name else f"{name}-{record.request.case.batch}"] = record
     return by_name

@@ -38,7 +38,8 @@ def test_a_result_says_what_the_whole_record_says(tmp_path, case, metrics, finis
     assert (result.metrics, result.flags, result.environment) == (whole.metrics, whole.flags, whole.environment)
     assert (result.status, result.reason, result.finished_at) == (whole.status, whole.reason, whole.finished_at)
     assert (result.canaries, result.device_name, result.l2) == (whole.canaries, whole.device_name, "cold")
-    assert result.kernels == {"forward": "flash_forward", "backward": "flash_backward"}
+    assert result.kernels == {"forward": ("flash_forward",), "backward": ("flash_backward",)}
+    assert (result.longest_kernel("forward"), result.final, result.profiles) == ("flash_forward", True, ())
     assert result.label == whole.label == "flash"
 
 

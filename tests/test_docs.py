@@ -28,7 +28,7 @@ from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import FINAL, Status
 from attn_exp.duel import rivals_of
 from attn_exp.explain.__main__ import main as explain_main
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -221,7 +221,7 @@ def test_the_readme_s_backend_really_runs(tmp_path):
         cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    (record,) = read_sweep(tmp_path / "multirun" / "a")
+    (record,) = read_folder(tmp_path / "multirun" / "a").records()
     assert (record.status, record.reason, record.request.backend["name"]) == ("ok", None, "mine")
 
 

@@ -15,7 +15,7 @@ import pytest
 from attn_exp import compare, load
 from attn_exp.compare.__main__ import main as compare_main
 from attn_exp.core.profile import profile_folder
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -50,7 +50,7 @@ def test_every_example_is_listed_and_run_here():
 
 
 def test_a_first_sweep_from_python(home):
-    assert {record.status for record in read_sweep(home / "multirun" / "from_python")} == {"ok"}
+    assert {record.status for record in read_folder(home / "multirun" / "from_python").records()} == {"ok"}
     best = [line for line in (home / "said.txt").read_text().splitlines() if line.startswith(("forward ", "backward "))]
     assert len(best) >= 4
     assert {line.rpartition(": ")[2] for line in best} <= {"flash", "math"}
@@ -75,7 +75,7 @@ def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
     gate = [EXAMPLES / "ci_gate.sh", "from_python", *SMALL, "batch=1", "tracker=none"]
     ran([*gate], home, codes=(0, 1))
     (sweep,) = (home / "multirun").glob("gate-*")
-    assert len(list(read_sweep(sweep))) == 2
+    assert len(list(read_folder(sweep).records())) == 2
     assert "verdict" in (home / "gate.md").read_text()
     # What it made, beside the same sweep with times that a gate has to see: half of them, and the very same.
     for factor, code in ((0.5, 1), (1.0, 0)):
@@ -128,7 +128,7 @@ def beside(installed, tmp_path_factory):
 
 
 def test_a_backend_of_another_package_is_measured_and_checked_like_ours(beside):
-    records = list(read_sweep(beside / "multirun" / "yaml"))
+    records = list(read_folder(beside / "multirun" / "yaml").records())
     assert sorted(record.request.backend["name"] for record in records) == ["math", "math", "sliced", "sliced"]
     assert {(record.status, record.reason) for record in records} == {("ok", None)}
     (one,) = [r for r in records if r.request.backend["name"] == "sliced" and r.request.case.batch == 2]
@@ -142,7 +142,7 @@ def test_a_backend_of_another_package_is_measured_and_checked_like_ours(beside):
 
 
 def test_without_a_file_it_has_its_class_s_name_and_its_options(beside):
-    (record,) = read_sweep(beside / "multirun" / "target")
+    (record,) = read_folder(beside / "multirun" / "target").records()
     backend = record.request.backend
     assert (record.status, backend["name"], backend["rows"]) == ("ok", "slicedattention", 16)
 
@@ -166,7 +166,7 @@ def test_a_profiler_of_one_s_own(tmp_path):
     folder = EXAMPLES / "custom_profiler"
     choices = ("profiler=python_calls", "backend=eager", *SMALL, "batch=1", "passes=[forward]", "sweep=a")
     ran([sys.executable, "-m", "attn_exp", "--config-dir", folder / "conf", *choices], tmp_path, folder)
-    (record,) = read_sweep(tmp_path / "multirun" / "a")
+    (record,) = read_folder(tmp_path / "multirun" / "a").records()
     found = record.profiles["python_calls"]
     assert (found.status, found.reason) == ("ok", None)
     assert found.metrics["forward/calls"] >= 1

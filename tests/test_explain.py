@@ -9,6 +9,7 @@ from attn_exp.core.record import Kernel
 from attn_exp.explain.__main__ import main
 from attn_exp.explain.page import keep_pages
 from attn_exp.explain.rivals import short
+from attn_exp.results.read import read_folder
 
 CEILINGS = {"matmul_flops_per_s": 720e12, "copy_bytes_per_s": 4e12}
 STALLS = {"forward/stall_wait_share": 0.2, "forward/stall_gmma_share": 0.5, "forward/stall_selected_share": 0.9}
@@ -253,9 +254,9 @@ def test_the_roofline_has_the_counted_bytes_beside_the_compulsory_ones(here, cap
 def test_the_pages_of_profiled_jobs_are_kept_beside_their_profiles(here):
     for name in ("flash", "fa3"):
         (next(here.glob(f"{name}-*")) / "profiles").mkdir()
-    (kept,) = keep_pages(here, pictures=True)
+    (kept,) = keep_pages(read_folder(here).results, pictures=True)
     assert kept.job == next(here.glob("flash-*")).name
     assert [file.name for file in kept.files] == ["explain.txt", "roofline.svg", "roofline.png"]
     assert "forward: 3 of 3" in kept.files[0].read_text()
-    (bare,) = keep_pages(here, pictures=False)
+    (bare,) = keep_pages(read_folder(here).results, pictures=False)
     assert [file.name for file in bare.files] == ["explain.txt"]

@@ -27,7 +27,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.record import FILE_NAME, REQUEST_NAME, Record, RecordError, Request, read_record
 from attn_exp.core.requests import read_requests
 from attn_exp.results.cell import Metric, cells_of
-from attn_exp.results.result import Result, decode
+from attn_exp.results.result import Result, decode, result_of
 from attn_exp.results.table import csv_text, job_line, table
 from attn_exp.run.session import session
 from attn_exp.sweep.product import Composer
@@ -75,9 +75,10 @@ def test_a_mutated_record_is_refused_or_can_be_shown_and_stored(folder, content)
         assert FILE_NAME in refusal
         return
     assert isinstance(record, Record)
-    assert job_line(record)
-    assert record.status in table([record, RECORDS[1]])
-    assert record.status in csv_text([record, RECORDS[1]])
+    results = [result_of(record), result_of(RECORDS[1])]
+    assert job_line(results[0])
+    assert record.status in table(results)
+    assert record.status in csv_text(results)
     assert all(isinstance(value, str) for value in (params(record) | tags(record)).values())
     assert all(isinstance(value, float) for value in metrics(record).values())
     assert run_name(record) and samples_csv(record)

@@ -20,7 +20,7 @@ from inprocess import typed
 from attn_exp.core.errors import UserError
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import FILE_NAME, Record
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 from attn_exp.run.gpus import _lock_path
 from attn_exp.sweep.launcher import load
 from attn_exp.sweep.slurm import _last_line
@@ -45,9 +45,9 @@ def done(process: subprocess.Popen[str]) -> str:
 
 
 def found(cwd: Path, sweep: str) -> list[Record]:
-    read = list(read_sweep(cwd / "multirun" / sweep))
-    assert all(isinstance(record, Record) for record in read), read
-    return [record for record in read if isinstance(record, Record)]
+    read = read_folder(cwd / "multirun" / sweep)
+    assert not read.broken
+    return list(read.records())
 
 
 def by_gpu(found: Iterable[Record]) -> dict[str, list[Record]]:

@@ -19,7 +19,7 @@ from attn_exp.core.redaction import held_secret, redacted
 from attn_exp.core.requests import read_requests
 from attn_exp.log import main as log_main
 from attn_exp.results.read import read_folder
-from attn_exp.results.store import done_record, read_sweep, sweep_identity
+from attn_exp.results.store import done_record, sweep_identity
 from attn_exp.run.worker_process import make_isolation, worker_variables
 from attn_exp.worker.__main__ import _log_into
 
@@ -81,7 +81,7 @@ def test_reading_other_people_s_records_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = evil(tmp_path, monkeypatch)
-    assert len(list(read_sweep(folder))) == 4
+    assert len(list(read_folder(folder).records())) == 4
     assert compare_main(["sweep=theirs", "out=report.html", "plots=pictures"]) == 0
     assert "<script>alert" not in (tmp_path / "report.html").read_text()
     monkeypatch.setenv("ATTN_EXP_SWEEP", "")

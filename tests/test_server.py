@@ -24,7 +24,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.record import FILE_NAME, Record, write_record
 from attn_exp.explain.__main__ import main as explain_main
 from attn_exp.log import main as log_main
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 from attn_exp.tracking import SweepInfo, make_tracker
 
 PLANTED = "planted-9f8e7d6c5b"
@@ -135,7 +135,7 @@ def test_a_replay_twice_is_once_wherever_the_folder_lies_and_names_what_is_broke
     assert (there["sweep"], there["job"], there["curve"]) == (2, 5, 2)
     # A record that changed is stored anew, the rest is not; a moved folder is the same sweep.
     shutil.move(home / "multirun" / "first", home / "elsewhere")
-    (record,) = [one for one in read_sweep(home / "elsewhere") if isinstance(one, Record)][:1]
+    record = next(read_folder(home / "elsewhere").records())
     write_record(sweeps.replace(record, finished_at=record.finished_at + 5), home / "elsewhere" / record.request.job)
     code, out, _ = said(capsys, "./elsewhere", "second", "tracker=server", *where)
     assert (code, "first: 4 records, 1 new, 3 there already" in out) == (3, True)
@@ -354,8 +354,8 @@ def test_no_secret_reaches_a_file_a_line_or_mlflow(server: servers.Server, datab
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    records = list(read_sweep(tmp_path / "multirun" / "told"))
-    assert [record.status for record in records if isinstance(record, Record)] == ["ok", "ok"]
+    records = list(read_folder(tmp_path / "multirun" / "told").records())
+    assert [record.status for record in records] == ["ok", "ok"]
     for log in (tmp_path / "multirun" / "told").glob("*/worker.log"):
         told = [line.removeprefix("told ").partition("=")[0] for line in log.read_text().splitlines()]
         assert {"PATH", "PYTHONPATH", "OMP_NUM_THREADS", "MY_NOTE"} <= set(told)

@@ -68,10 +68,10 @@ def test_an_output_that_takes_nothing_does_not_end_the_sweep():
 
 
 def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
-    def broken(folder):
+    def broken(folder, **options):
         raise RuntimeError("no table")
 
-    monkeypatch.setattr(session_module, "read_summaries", broken)
+    monkeypatch.setattr(session_module, "read_folder", broken)
     with pytest.raises(RuntimeError, match="no table"):
         current.close("FINISHED")
     assert current._tracker.ends == ["FAILED"]

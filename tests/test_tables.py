@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_exp.core.text import figures, fitted, grid, plain
+from attn_exp.results.result import result_of
 from attn_exp.results.table import csv_text, job_line, table
 from attn_exp.sweep.product import varied
 
@@ -50,7 +51,7 @@ def asked(block):
 
 
 def test_rows_of_one_backend_with_unlike_options_are_told_apart():
-    rows = [replace(sweeps.job("triton"), request=asked(block)) for block in (64, 128)]
+    rows = [result_of(replace(sweeps.job("triton"), request=asked(block))) for block in (64, 128)]
     text, lines = table(rows), csv_text(rows).splitlines()
     assert "triton(block=64)" in text and "triton(block=128)" in text
     assert {row["label"] for row in csv.DictReader(lines)} == {"triton(block=128)", "triton(block=64)"}
@@ -59,15 +60,15 @@ def test_rows_of_one_backend_with_unlike_options_are_told_apart():
 
 
 def test_ways_of_measuring_stand_above_a_table_or_tell_its_rows_apart_and_are_in_the_csv():
-    one = sweeps.job("flash", 100.0)
+    one = result_of(sweeps.job("flash", 100.0))
     text = table([one])
     assert "timer device, regime sustained, l2 cold, device cuda" in " ".join(text.split())
     assert "seed" not in text, "one seed for all is in the CSV"
-    burst = sweeps.job("flash", 90.0, measuring={"regime": "burst", "seed": 7})
+    burst = result_of(sweeps.job("flash", 90.0, measuring={"regime": "burst", "seed": 7}))
     assert "seed" in table([one, burst])
     lines = [line.split() for line in table([one, burst]).splitlines()]
     assert sorted(word for line in lines for word in line if word in ("sustained", "burst")) == ["burst", "sustained"]
-    fresh = replace(one, request=replace(one.request, caches=False))
+    fresh = replace(one, caches=False)
     assert "flash(caches=false)" in table([one, fresh]) and "flash(caches=true)" in table([one, fresh])
     (row,) = csv.DictReader(io.StringIO(csv_text([burst])))
     assert (row["regime"], row["l2"], row["caches"], row["seed"]) == ("burst", "cold", "True", "7")

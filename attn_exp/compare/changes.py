@@ -57,7 +57,7 @@ class Change:
         """The longest kernels of the old and the new cell if they are not the same."""
         if self.old is None or self.new is None:
             return None
-        names = [cell.result.kernels.get(cell.direction, "") for cell in (self.old, self.new)]
+        names = [cell.result.longest_kernel(cell.direction) for cell in (self.old, self.new)]
         return (names[0], names[1]) if names[0] and names[1] and names[0] != names[1] else None
 
 

@@ -200,7 +200,7 @@ def changes_page(found: Changes) -> Page:
 
 def _row(row: Change) -> tuple[object, ...]:
     statuses = [cell.result.status if cell else "" for cell in (row.old, row.new)]
-    kernels = [cell.result.kernels.get(cell.direction, "") if cell else "" for cell in (row.old, row.new)]
+    kernels = [cell.result.longest_kernel(cell.direction) if cell else "" for cell in (row.old, row.new)]
     flags = row.cell.result.flags
     return (
         row.verdict,

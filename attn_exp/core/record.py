@@ -317,19 +317,33 @@ def decode_record(content: bytes, path: Path) -> Record:
 
 
 def _wrong(record: Record) -> str | None:
-    """What whoever reads a record relies on and this one lacks, though all is of the right type; None if nothing."""
-    request = record.request
-    if not isinstance(request.backend.get("name"), str):
-        return "its backend has no name"
-    if not isinstance(record.environment.get("versions", {}), dict):
-        return "environment.versions is no object"
     for name, measured in record.passes.items():
-        if name not in PASSES:
-            return f"it has a pass {name!r}"
         if any(len(timing.times_us) != len(timing.rounds) for timing in measured.timings):
             return f"the samples of {name} are not one a round index"
-    if record.status == "ok":
-        for name in request.measuring.passes:
-            if not record.metrics.get(f"{name}/time_us", 0.0) > 0:
+    request = record.request
+    return inconsistency(
+        record.status, request.backend, request.measuring, record.passes, record.environment, record.metrics
+    )
+
+
+def inconsistency(
+    status: Status,
+    backend: Mapping[str, Any],
+    measuring: Measuring,
+    passes: Iterable[str],
+    environment: Mapping[str, Any],
+    metrics: Mapping[str, float],
+) -> str | None:
+    """Return why a decoded record is inconsistent although each of its fields has the right type, or None."""
+    if not isinstance(backend.get("name"), str):
+        return "its backend has no name"
+    if not isinstance(environment.get("versions", {}), dict):
+        return "environment.versions is no object"
+    for name in passes:
+        if name not in PASSES:
+            return f"it has a pass {name!r}"
+    if status == "ok":
+        for name in measuring.passes:
+            if not metrics.get(f"{name}/time_us", 0.0) > 0:
                 return f"it is ok without a time of {name}"
     return None

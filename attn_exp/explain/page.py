@@ -20,7 +20,6 @@ from attn_exp.explain.kernel_tables import kernel_tables
 from attn_exp.explain.rivals import kind, short, standing
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.style import MISSING, available, save
-from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result, named
 from attn_exp.results.store import near
 from attn_exp.results.table import duration, time_text
@@ -63,7 +62,7 @@ def same_kernels(results: Sequence[Result]) -> list[str]:
         ran: dict[str, list[str]] = defaultdict(list)
         for result in results:
             if result.status == "ok" and direction in result.kernels:
-                ran[result.kernels[direction]].append(result.label)
+                ran[result.longest_kernel(direction)].append(result.label)
         for name, labels in sorted(ran.items(), key=lambda one: -len(one[1])):
             who = f"{', '.join(labels)} ran one and the same kernel:" if len(labels) > 1 else f"{labels[0]} alone ran"
             lines.append(f"{direction}: {who} {short(name)}")
@@ -99,11 +98,10 @@ class Kept:
     files: tuple[Path, ...]
 
 
-def keep_pages(folder: Path, *, pictures: bool) -> list[Kept]:
-    """Write `explain.txt` and `roofline.svg` and `.png` into the `profiles/` of every job of a sweep that has one."""
+def keep_pages(results: Sequence[Result], *, pictures: bool) -> list[Kept]:
+    """Write `explain.txt`, `roofline.svg` and `.png` into the `profiles/` of each of a sweep's jobs that has one."""
     began, kept = time.monotonic(), []
     rivals: dict[Any, list[Result]] = defaultdict(list)
-    results = read_folder(folder).results
     for result in results:
         # Every page looks at its own rivals alone: a thousand times a thousand is a million.
         rivals[result.case, way(result), result.device_name].append(result)

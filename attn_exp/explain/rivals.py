@@ -59,7 +59,7 @@ def _doubt(slow: Result, fast: Result, direction: str) -> str:
 
 
 def _kernels(own: Result, other: Result, direction: str) -> list[str]:
-    mine, theirs = (one.kernels.get(direction, "") for one in (own, other))
+    mine, theirs = (one.longest_kernel(direction) for one in (own, other))
     if not mine or not theirs:
         return []
     what = kind(own)

@@ -2,14 +2,14 @@
 
 import fnmatch
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.case import case_columns
 from attn_exp.core.errors import UserError, nearest
-from attn_exp.core.record import FILE_NAME, RecordError
+from attn_exp.core.record import FILE_NAME, Record, RecordError
 from attn_exp.results.result import Result, decode
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ class Sweep:
     def when(self) -> float:
         """When its last job ended, in seconds since 1970: sweeps are put in this order."""
         return max((result.finished_at for result in self.results), default=0.0)
+
+    def records(self) -> Iterator[Record]:
+        """Yield the whole records, samples included, one at a time. Raises RecordError for one that is gone by now."""
+        for result in self.results:
+            yield result.record()
 
     def to_frame(self) -> "pandas.DataFrame":
         """A pandas DataFrame with a row a record and pass: names, case, status, flags, and each metric of the pass."""
@@ -56,11 +61,11 @@ def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:
     return found
 
 
-def read_folder(folder: Path) -> Sweep:
-    """The results in a sweep's folder.
+def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
+    """Return the results in a sweep's folder, decoding each record once.
 
     Raises:
-        UserError: no job's folder in it, or it cannot be read.
+        UserError: the folder cannot be read, or has no records although it may not be empty.
     """
     try:
         with os.scandir(folder) as entries:
@@ -68,7 +73,7 @@ def read_folder(folder: Path) -> Sweep:
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error.strerror}): give another sweep") from error
     found = read_files((folder / job / FILE_NAME for job in jobs), missing_is_broken=False)
-    if not found[0] and not found[1]:
+    if not may_be_empty and not found[0] and not found[1]:
         raise UserError(f"{folder} has no records: give a sweep's folder, such as {HOME}/NAME")
     return Sweep(folder.name, str(folder), *found)
 
@@ -82,7 +87,9 @@ def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple
         except FileNotFoundError:
             if missing_is_broken:
                 broken.append(f"{path} is not there")
-        except (RecordError, OSError) as error:
+        except OSError as error:
+            broken.append(f"{path} cannot be read: {error.strerror}")
+        except RecordError as error:
             broken.append(str(error))
     return tuple(results), tuple(broken)
 
@@ -97,7 +104,7 @@ def _rows(result: Result) -> list[dict[str, Any]]:
             | case
             | {"pass": direction, "status": result.status, "reason": result.reason, "device": result.device}
             | {"timer": result.measuring.timer, "gpu": result.device_name, "flags": " ".join(result.flags)}
-            | {"kernel": result.kernels.get(direction), "finished_at": result.finished_at}
+            | {"kernel": result.longest_kernel(direction) or None, "finished_at": result.finished_at}
             | own
         )
     return rows

@@ -1,6 +1,7 @@
-"""A result: what comparing needs of one record, decoded without its samples."""
+"""A result: one record decoded without its samples. Tables, plots, pages and comparisons are made of results."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,8 +11,10 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.case import Case
-from attn_exp.core.errors import UserError
+from attn_exp.core.errors import UserError, check_name
 from attn_exp.core.record import (
+    FILE_NAME,
+    FINAL,
     NOT_DECODED,
     SCHEMA,
     Compile,
@@ -20,6 +23,7 @@ from attn_exp.core.record import (
     RecordError,
     Status,
     backend_label,
+    inconsistency,
     read_record,
     settings,
 )
@@ -34,8 +38,9 @@ class Result:
     """One job's record without its samples; `record()` reads those too.
 
     `label` names the backend in tables (`named` makes it unique among several results), `l2` says whether the ranking
-    timer flushed the caches (`cold`, `warm`, or empty if nothing was timed), `kernels` is the longest kernel of each
-    pass. `key` is what is computed, by whom and on what kind of device: results of two sweeps with one key are joined.
+    timer flushed the caches (`cold`, `warm`, or empty if nothing was timed), `kernels` are the names of each pass'
+    kernels, the longest-running first, `profiles` the names of the profilers that ran. `key` is what is computed, by
+    whom and on what kind of device: results of two sweeps with one key are joined.
     """
 
     job: str
@@ -55,7 +60,8 @@ class Result:
     canaries: Mapping[str, float]
     ceilings: Mapping[str, float]
     l2: str
-    kernels: Mapping[str, str]
+    kernels: Mapping[str, tuple[str, ...]]
+    profiles: tuple[str, ...]
     started_at: float
     finished_at: float
     method_version: str
@@ -67,6 +73,15 @@ class Result:
     def device_name(self) -> str:
         """The GPU's name, or the processor's where none measured; empty if the job got nowhere."""
         return str(self.environment.get("gpu") or self.environment.get("cpu") or "")
+
+    @property
+    def final(self) -> bool:
+        """Whether running the job again could not change the outcome."""
+        return self.status in FINAL
+
+    def longest_kernel(self, direction: str) -> str:
+        """Return the name of the kernel in which a pass spends most of its time; empty if no kernel is known."""
+        return next(iter(self.kernels.get(direction, ())), "")
 
     def record(self) -> Record:
         """The whole record, samples included. Raises RecordError if it is gone or broken by now."""
@@ -85,8 +100,13 @@ def named(results: Sequence[Result]) -> list[Result]:
     ]
 
 
+def result_of(record: Record, path: Path = Path(FILE_NAME)) -> Result:
+    """Return the result of a record in memory; `path` is where its file lies, which `Result.record` reads."""
+    return decode(msgspec.json.encode(record), path)
+
+
 def decode(content: bytes, path: Path) -> Result:
-    """The result in a record's file.
+    """Return the result in the content of a record's file; `path` is for messages.
 
     Raises:
         RecordError: the file is not a record of this schema. The message names it.
@@ -95,38 +115,41 @@ def decode(content: bytes, path: Path) -> Result:
         lean = _LEAN.decode(content)
         if lean.schema != SCHEMA:
             raise RecordError(f"{path} has schema {lean.schema}, this version reads {SCHEMA}")
-        impossible = [name for name, value in lean.metrics.items() if name.endswith("/time_us") and not value > 0]
-        if impossible:
-            raise RecordError(f"{path} is not a record: {impossible[0]} is {lean.metrics[impossible[0]]}")
         request = lean.request
+        check_name("job", request.job)
+        check_name("sweep", request.sweep)
         case, backend = _case(bytes(request.case)), _options_tree(bytes(request.backend))
         compiled = _compile(bytes(request.compile)) if request.compile else Compile()
+        measuring = _measuring(bytes(request.measuring))
+        environment = _environment(bytes(lean.environment)) if lean.environment else {}
+        wrong = inconsistency(lean.status, backend, measuring, lean.passes, environment, lean.metrics)
+        if wrong is not None:
+            raise RecordError(f"{path} is not a record: {wrong}")
         timings = [timing for measured in lean.passes.values() for timing in measured.timings[:1]]
         return Result(
             job=request.job,
             sweep=request.sweep,
             model=request.model,
             device=request.device,
-            label=backend_label(
-                str(backend.get("name", "?")), compiled, [measured.took for measured in lean.passes.values()]
-            ),
+            label=backend_label(backend["name"], compiled, [measured.took for measured in lean.passes.values()]),
             case=case,
             backend=backend,
             compile=compiled,
-            measuring=_measuring(bytes(request.measuring)),
+            measuring=measuring,
             status=lean.status,
             reason=lean.reason,
             metrics=lean.metrics,
             flags=lean.flags,
-            environment=_environment(bytes(lean.environment)) if lean.environment else {},
+            environment=environment,
             canaries=_figures(bytes(lean.canaries)) if lean.canaries else {},
             ceilings=_figures(bytes(lean.ceilings)) if lean.ceilings else {},
             l2=timings[0].l2 if timings else "",
             kernels={
-                direction: max(measured.kernels, key=lambda kernel: kernel.time_us).name
+                direction: _kernel_names(measured.kernels)
                 for direction, measured in lean.passes.items()
                 if measured.kernels
             },
+            profiles=tuple(lean.profiles),
             started_at=lean.started_at,
             finished_at=lean.finished_at,
             method_version=lean.method_version,
@@ -139,6 +162,10 @@ def decode(content: bytes, path: Path) -> Result:
         if schema not in (None, SCHEMA):
             raise RecordError(f"{path} has schema {schema}, this version reads {SCHEMA}") from error
         raise RecordError(f"{path} is not a record: {error}") from error
+
+
+def _kernel_names(kernels: "Sequence[_Kernel]") -> tuple[str, ...]:
+    return tuple(sys.intern(kernel.name) for kernel in sorted(kernels, key=lambda kernel: -kernel.time_us))
 
 
 def _compile_key(compiled: Compile) -> tuple[Any, ...]:
@@ -181,7 +208,7 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class _Lean(msgspec.Struct, gc=False):
-    """A record's fields that comparing needs; msgspec skips the others, the samples above all, unparsed."""
+    """The fields of a record that a result keeps. msgspec skips all others unparsed, the samples above all."""
 
     request: _Request
     status: Status
@@ -192,6 +219,7 @@ class _Lean(msgspec.Struct, gc=False):
     environment: msgspec.Raw = msgspec.Raw()
     canaries: msgspec.Raw = msgspec.Raw()
     ceilings: msgspec.Raw = msgspec.Raw()
+    profiles: dict[str, msgspec.Raw] = {}
     started_at: float = 0.0
     finished_at: float = 0.0
     schema: int = SCHEMA
@@ -232,10 +260,7 @@ def _figures(raw: bytes) -> dict[str, float]:
 
 @lru_cache(_KEPT)
 def _environment(raw: bytes) -> dict[str, Any]:
-    found = msgspec.json.decode(raw, type=dict[str, Any])
-    if not isinstance(found.get("versions", {}), dict):
-        raise msgspec.ValidationError("environment.versions is no object")
-    return found
+    return msgspec.json.decode(raw, type=dict[str, Any])
 
 
 def _schema(content: bytes) -> int | None:

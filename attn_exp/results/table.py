@@ -1,4 +1,4 @@
-"""Report: a sweep's records as the lines, table and CSV that a person reads."""
+"""Tables of results: the line of one job, a sweep's table, and its CSV."""
 
 import csv
 import io
@@ -9,8 +9,8 @@ from typing import Any
 
 from attn_exp.core.case import case_columns
 from attn_exp.core.flags import flag_marks, flag_notes
-from attn_exp.core.record import Record, settings
-from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, plain, told_apart, word
+from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, plain, word
+from attn_exp.results.result import Result, named
 
 _CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "seed", "device")
 # What a table can do without if the terminal is narrow, the first first.
@@ -55,39 +55,33 @@ def time_text(us: float) -> str:
     return f"{us / 1e6:.4g} s"
 
 
-def job_line(record: Record, options: Sequence[str] = ()) -> str:
+def job_line(result: Result, options: Sequence[str] = ()) -> str:
     """One job in one line: status, who, what, and its time and TFLOPS or the reason why there are none.
 
     `options` are those of the backend that jobs of the sweep differ in.
     """
-    own = flat(record.request.backend)
+    own = flat(result.backend)
     told = [f"{name}={word(own[name])}" for name in options if name in own]
-    head = " ".join([f"{record.status:<12}", record.request.label, *told])
-    if record.status != "ok":
-        return f"{head}: {record.reason}"
+    head = " ".join([f"{result.status:<12}", f"{result.label} {result.case.label()}", *told])
+    if result.status != "ok":
+        return f"{head}: {result.reason}"
     passes = []
-    for name in record.request.measuring.passes:
-        time_us, tflops = record.metrics[f"{name}/time_us"], record.metrics.get(f"{name}/tflops")
+    for name in result.measuring.passes:
+        time_us, tflops = result.metrics[f"{name}/time_us"], result.metrics.get(f"{name}/tflops")
         passes.append(f"{SHORT[name]} {time_text(time_us)}" + (f" {figures(tflops)} TFLOPS" if tflops else ""))
-    return f"{head}  {'  '.join(passes)}  {marks(record)}".rstrip()
+    return f"{head}  {'  '.join(passes)}  {flag_marks(result.flags)}".rstrip()
 
 
-def marks(record: Record) -> str:
-    """The short marks of a record's flags."""
-    return flag_marks(record.flags)
-
-
-def table(records: Sequence[Record], width: int = WIDTH) -> str:
-    """One row a record, in `width` columns: what all share stands above, marks and reasons are explained below."""
-    if not records:
+def table(results: Sequence[Result], width: int = WIDTH) -> str:
+    """One row a result, in `width` columns: what all share stands above, marks and reasons are explained below."""
+    if not results:
         return "no records"
-    ordered = sorted(records, key=_order)
-    rows = [_row(record) | {"backend": label} for record, label in zip(ordered, _labels(ordered), strict=True)]
+    rows = [_row(result) for result in _ordered(results)]
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
     shared.pop("backend", None)  # who it was stands in every row, also if it was the same everywhere
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
     text, left_out = fitted(rows, shown, _DISPENSABLE, width)
-    devices = sorted({record.device_name for record in records})
+    devices = sorted({result.device_name for result in results})
     lines = [
         ", ".join(
             [
@@ -101,13 +95,13 @@ def table(records: Sequence[Record], width: int = WIDTH) -> str:
     if left_out:
         names = ", ".join(" ".join(name.split()) for name in left_out)
         lines.append(f"not shown for want of width: {names}; table.csv has all")
-    lines += flag_notes(flag for record in records for flag in record.flags)
-    lines += [f"* {reason}" for reason in sorted({record.reason for record in records if record.reason})]
+    lines += flag_notes(flag for result in results for flag in result.flags)
+    lines += [f"* {reason}" for reason in sorted({result.reason for result in results if result.reason})]
     return "\n".join(line if line is text else textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
 
 
-def csv_text(records: Iterable[Record]) -> str:
-    """One row a record with all its numbers, for spreadsheets and scripts."""
+def csv_text(results: Iterable[Result]) -> str:
+    """One row a result with its numbers, for spreadsheets and scripts."""
     buffer = io.StringIO()
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
@@ -117,47 +111,42 @@ def csv_text(records: Iterable[Record]) -> str:
     ]
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
-    ordered = sorted(records, key=_order)
-    for record, label in zip(ordered, _labels(ordered), strict=True):
-        writer.writerow(_csv_row(record, names) | {"label": label})
+    for result in _ordered(results):
+        writer.writerow(_csv_row(result, names))
     return buffer.getvalue()
 
 
-def write_tables(records: Sequence[Record], folder: Path) -> list[Path]:
+def write_tables(results: Sequence[Result], folder: Path) -> list[Path]:
     """Write `table.txt` and `table.csv` into a sweep's folder; their paths."""
     text, comma = folder / "table.txt", folder / "table.csv"
-    text.write_text(table(records) + "\n")
-    comma.write_text(csv_text(records))
+    text.write_text(table(results) + "\n")
+    comma.write_text(csv_text(results))
     return [text, comma]
 
 
-def _order(record: Record) -> tuple[Any, ...]:
-    """Rivals of one case stand together, cases in the order of their sizes."""
-    case = [getattr(record.request.case, name) for name in case_columns()]
+def _ordered(results: Iterable[Result]) -> list[Result]:
+    """Backends of one case together, cases in the order of their sizes; labels made unique."""
+    return named(sorted(results, key=_order))
+
+
+def _order(result: Result) -> tuple[Any, ...]:
+    case = [getattr(result.case, name) for name in case_columns()]
     sizes = [(value is not None, value) for value in case]
-    return (record.request.model, *sizes, record.label, record.request.job)
-
-
-def _labels(records: Sequence[Record]) -> list[str]:
-    """Who each row is about; with its options where others of the same name have others."""
-    asked = [record.request for record in records]
-    options = [settings(request.backend, request.compile, caches=request.caches) for request in asked]
-    return told_apart([record.label for record in records], options)
+    return (result.model, *sizes, result.label, result.job)
 
 
 def _errors(direction: str) -> list[str]:
     return [f"error_{tensor}" for tensor in _CSV_ERRORS[direction]]
 
 
-def _row(record: Record) -> dict[str, Any]:
-    request = record.request
-    row: dict[str, Any] = {"backend": record.label, "model": request.model}
-    row |= {name: plain(getattr(request.case, name)) for name in case_columns()}
-    way = request.measuring
-    row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2, "seed": way.seed, "device": request.device}
-    row["status"] = record.status if record.status == "ok" else f"{record.status}*"
+def _row(result: Result) -> dict[str, Any]:
+    row: dict[str, Any] = {"backend": result.label, "model": result.model}
+    row |= {name: plain(getattr(result.case, name)) for name in case_columns()}
+    way = result.measuring
+    row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2, "seed": way.seed, "device": result.device}
+    row["status"] = result.status if result.status == "ok" else f"{result.status}*"
     for name, short in SHORT.items():
-        found = record.metrics
+        found = result.metrics
         if f"{name}/time_us" in found:
             half = found.get(f"{name}/time_half_width")
             row[f"{short}\nus"] = figures(found[f"{name}/time_us"])
@@ -168,7 +157,7 @@ def _row(record: Record) -> dict[str, Any]:
             row[f"{short}\nerror"] = f"{max(errors):.1e}" if errors else ""
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}
-    row["marks"] = marks(record)
+    row["marks"] = flag_marks(result.flags)
     return row
 
 
@@ -177,28 +166,29 @@ def _is_error(name: str, direction: str) -> bool:
     return name.startswith(f"{direction}/error_") and not name.endswith(("_worst_row", "_max_abs"))
 
 
-def _csv_row(record: Record, names: Sequence[str]) -> dict[str, Any]:
-    request, found = record.request, record.environment
+def _csv_row(result: Result, names: Sequence[str]) -> dict[str, Any]:
+    measuring, environment = result.measuring, result.environment
     row: dict[str, Any] = {
-        "job": request.job,
-        "status": record.status,
-        "reason": record.reason or "",
-        "backend": request.backend["name"],
-        "compile": request.compile.mode,
-        "model": request.model,
-        "device": request.device,
-        "timer": request.measuring.timer,
-        "regime": request.measuring.regime,
-        "l2": request.measuring.l2,
-        "caches": request.caches,
-        "seed": request.measuring.seed,
-        "flags": " ".join(record.flags),
-        "torch": found.get("versions", {}).get("torch", ""),
-        "finished_at": f"{record.finished_at:.3f}",
+        "job": result.job,
+        "status": result.status,
+        "reason": result.reason or "",
+        "backend": result.backend["name"],
+        "label": result.label,
+        "compile": result.compile.mode,
+        "model": result.model,
+        "device": result.device,
+        "timer": measuring.timer,
+        "regime": measuring.regime,
+        "l2": measuring.l2,
+        "caches": result.caches,
+        "seed": measuring.seed,
+        "flags": " ".join(result.flags),
+        "torch": environment.get("versions", {}).get("torch", ""),
+        "finished_at": f"{result.finished_at:.3f}",
     }
-    row |= {name: getattr(request.case, name) for name in case_columns()}
-    row |= {name: found.get(name, "") for name in ("gpu", "gpu_uuid", "cuda", "cudnn", "driver")}
-    for name, measured in record.passes.items():
-        row[f"{name}/kernels"] = " | ".join(kernel.name.split("(")[0] for kernel in measured.kernels)
-    row |= {name: f"{value:.6g}" for name, value in record.metrics.items() if name in names}
+    row |= {name: getattr(result.case, name) for name in case_columns()}
+    row |= {name: environment.get(name, "") for name in ("gpu", "gpu_uuid", "cuda", "cudnn", "driver")}
+    for direction, kernels in result.kernels.items():
+        row[f"{direction}/kernels"] = " | ".join(kernel.split("(")[0] for kernel in kernels)
+    row |= {name: f"{value:.6g}" for name, value in result.metrics.items() if name in names}
     return row

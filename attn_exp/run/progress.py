@@ -7,6 +7,7 @@ import time
 from typing import TextIO
 
 from attn_exp.core.record import Record
+from attn_exp.results.result import result_of
 from attn_exp.results.table import duration, job_line
 
 
@@ -37,7 +38,7 @@ class Progress:
         self.done += 1
         width = len(str(self.total))
         left = f"  {self._left()}" if self.done + self.kept < self.total else ""
-        self.say(f"[{self.done + self.kept:>{width}}/{self.total}] {job_line(record, self.options)}{left}")
+        self.say(f"[{self.done + self.kept:>{width}}/{self.total}] {job_line(result_of(record), self.options)}{left}")
 
     def running(self, label: str) -> None:
         """What is being measured now."""

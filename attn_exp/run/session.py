@@ -18,9 +18,11 @@ from attn_exp.config.compose import isolation_options, plain
 from attn_exp.config.request import request_from_config, resolve_device
 from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.files import hidden_files, remove_litter
-from attn_exp.core.record import Record, RecordError, Request, write_whole
+from attn_exp.core.record import Record, Request, write_whole
 from attn_exp.core.redaction import redacted
-from attn_exp.results.store import done_record, near, read_summaries
+from attn_exp.results.read import Sweep, read_folder
+from attn_exp.results.result import Result
+from attn_exp.results.store import done_record, near
 from attn_exp.results.table import table, write_tables
 from attn_exp.run.gpus import Lease, lease, visible_gpus
 from attn_exp.run.job_queue import Runner
@@ -49,16 +51,14 @@ _FEWEST = 2
 _LONGEST = 300
 
 
-def extras(folder: Path, say: Callable[[str], None]) -> tuple[list[Path], Sequence[Curve]]:
-    """The plots and curves of the sweep in a folder; what could not be drawn is said in a sentence, never raised."""
+def extras(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Path], Sequence[Curve]]:
+    """Draw a sweep's plots into its folder and return them with its curves. Failures are reported, never raised."""
     from attn_exp.compare.answer import compare_read
     from attn_exp.compare.choice import Choice
     from attn_exp.plots.curves import curves
-    from attn_exp.results.read import read_folder
 
     # Whatever goes wrong here, the records and tables are what the sweep was run for.
     try:
-        sweep = read_folder(folder)
         if sum(result.status == "ok" for result in sweep.results) < _FEWEST:
             return [], []
         found = curves(sweep.results)
@@ -68,19 +68,19 @@ def extras(folder: Path, say: Callable[[str], None]) -> tuple[list[Path], Sequen
     try:
         from attn_exp.plots.all import write_charts
 
-        return write_charts(compare_read(Choice(), [sweep]), folder / FOLDER, limit_s=LIMIT_S), found
+        return write_charts(compare_read(Choice(), [sweep]), Path(sweep.place) / FOLDER, limit_s=LIMIT_S), found
     except Exception as error:
         say(f"no plots: {first_line(error)[:_LONGEST]}")
         return [], found
 
 
-def pages(folder: Path, say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
-    """The page and picture of every profiled job of the sweep in a folder, by job; why not is said, never raised."""
+def pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
+    """Write the page and picture of each profiled job; return them by job. Failures are reported, never raised."""
     from attn_exp.explain.page import keep_pages
 
     # As above: what is written about records must not cost them.
     try:
-        return {kept.job: kept.files for kept in keep_pages(folder, pictures=pictures)}
+        return {kept.job: kept.files for kept in keep_pages(results, pictures=pictures)}
     except Exception as error:
         say(f"no pages of profiled jobs: {first_line(error)[:_LONGEST]}")
         return {}
@@ -274,47 +274,46 @@ class Session:
             raise SystemExit(1)
 
     def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
-        found = list(read_summaries(folder))
-        records = [record for record in found if isinstance(record, Record)]
+        sweep = read_folder(folder, may_be_empty=True)
+        results = sweep.results
         say = self.progress.say
         remove_litter([*hidden_files(folder), *Path(tempfile.gettempdir()).glob("attn_exp_*")])
         files = [folder / "command.txt"]
         try:
-            files += write_tables(records, folder)
+            files += write_tables(results, folder)
         except OSError as error:
             say(f"table.txt and table.csv are not written: {error.strerror}")
         # Only now, when nothing is measured any more; whoever interrupts does not wait for pictures.
-        plots, curves = extras(folder, say) if self._plots and status == "FINISHED" else ([], ())
-        profiled = any(record.profiles for record in records) and status == "FINISHED"
-        of_jobs = pages(folder, say, pictures=self._plots) if profiled else {}
+        plots, curves = extras(sweep, say) if self._plots and status == "FINISHED" else ([], ())
+        profiled = any(result.profiles for result in results) and status == "FINISHED"
+        of_jobs = pages(results, say, pictures=self._plots) if profiled else {}
         limit_s = 1.0 if status == "KILLED" else None
         warning = tracker.close(status, [*files, *plots], curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
         if status == "KILLED":
-            left = max(0, self.progress.total - sum(record.final for record in records))
+            left = max(0, self.progress.total - sum(result.final for result in results))
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(self.sweep)}")
         else:
             if self.progress.kept and (status == "FINISHED" or self.progress.done):
                 say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
             # Else nothing was measured here, and a sentence says why.
             if self.progress.done or status == "FINISHED":
-                say(f"\n{table(records)}")
+                say(f"\n{table(results)}")
             for line in self.impossible:
                 say(f"left out, impossible: {line}")
-        for broken in found:
-            if isinstance(broken, RecordError):
-                say(f"skipped: {broken}")
+        for broken in sweep.broken:
+            say(f"skipped: {broken}")
         if warning and status != "KILLED":  # the same command stores what an interrupt left out
             say(warning)
         if status == "FINISHED":
-            self._say_what_next(records, folder, None if warning else tracker.look())
+            self._say_what_next(results, folder, None if warning else tracker.look())
 
-    def _say_what_next(self, records: list[Record], folder: Path, look: str | None) -> None:
-        failed = sum(not record.final for record in records)
+    def _say_what_next(self, results: Sequence[Result], folder: Path, look: str | None) -> None:
+        failed = sum(not result.final for result in results)
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
             self.progress.say(f"{jobs} without a result; try again with: {resume_command(self.sweep)}")
         self.progress.say(f"records and table.csv are in {near(folder)}{f'; look at them {look}' if look else ''}")
-        if any(record.profiles for record in records):
+        if any(result.profiles for result in results):
             self.progress.say(f"what bounds each job: python -m attn_exp.explain {self.sweep}")
 
 

@@ -18,7 +18,7 @@ from attn_exp.core.paired_test import abba_order
 from attn_exp.core.record import Record
 from attn_exp.doctor.bench import Bench
 from attn_exp.doctor.clock_checks import the_flush_makes_caches_cold
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Entry, StoppingRule, sample, sample_rivals
 from attn_exp.worker.measure import measure
@@ -170,7 +170,7 @@ def test_a_poisoned_worker_is_replaced_and_the_sweep_goes_on(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    found = {record.request.backend["name"]: record for record in read_sweep(tmp_path / "multirun" / "p")}
+    found = {record.request.backend["name"]: record for record in read_folder(tmp_path / "multirun" / "p").records()}
     assert all(isinstance(record, Record) for record in found.values())
     statuses = {name: record.status for name, record in found.items()}
     expected = {"flash": "ok", "cudnn": "ok", "efficient": "ok", "asserts": "error", "takesallmemory": "out_of_memory"}
@@ -204,5 +204,5 @@ def test_burst_is_a_regime_of_its_own(tmp_path):
     for regime in ("burst", "sustained"):
         done = run("backend=cudnn", "seq_len=512", "tracker=none", "sweep=r", f"regime={regime}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    found = [record.request.measuring.regime for record in read_sweep(tmp_path / "multirun" / "r")]
+    found = [record.request.measuring.regime for record in read_folder(tmp_path / "multirun" / "r").records()]
     assert sorted(found) == ["burst", "sustained"]

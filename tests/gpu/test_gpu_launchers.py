@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 from cli import records, run
 
-from attn_exp.results.store import read_sweep
+from attn_exp.results.read import read_folder
 from attn_exp.run.gpus import visible_gpus
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +20,7 @@ def test_all_gpus_are_used_each_case_on_one_and_each_record_says_which(tmp_path)
     found = records(tmp_path, "all")
     assert {record.status for record in found.values()} == {"ok"}
     cases = defaultdict(set)
-    for record in read_sweep(tmp_path / "multirun" / "all"):
+    for record in read_folder(tmp_path / "multirun" / "all").records():
         # What the worker saw is what the task had leased for it.
         assert record.environment["gpu_uuid"] == record.request.gpu_uuid
         cases[record.request.case].add(record.request.gpu_uuid)
