@@ -75,12 +75,6 @@ def test_all_that_the_package_is_built_from_is_copied():
     assert named and named <= extras
 
 
-def test_what_is_left_out_of_the_lock_is_there_to_be_left_out():
-    # torch's CUDA wheels pin a Triton; the lock's is for the interpreter beside a CPU build.
-    (left_out,) = re.findall(r"sed '/\^(\w+)==/d' constraints.txt", "\n".join(of("Dockerfile", "RUN")))
-    assert left_out in LOCKED
-
-
 def test_the_compose_file_builds_from_a_file_that_is_there():
     services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
     built = [service["build"] for service in services.values() if "build" in service]
