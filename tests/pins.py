@@ -1,7 +1,7 @@
 """What the pins of constraints.txt require, kept in tests/fixtures/pinned_requirements.json.
 
-`python tests/pins.py` writes that file; run it after each change of constraints.txt. It asks the package index for metadata
-only, a few kilobytes per distribution.
+`python tests/pins.py` writes that file; run it after each change of constraints.txt. It asks the package index for
+metadata only, a few kilobytes per distribution.
 """
 
 import json
