@@ -33,6 +33,7 @@ from attn_exp.core.metrics import ranking_medians
 from attn_exp.core.paired_test import Comparison, compare_all
 from attn_exp.core.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
 from attn_exp.core.redaction import redacted
+from attn_exp.core.torch_version import installed_note
 from attn_exp.plots.duel import plot_ratios
 from attn_exp.results.calibration import delta_for, device_key
 from attn_exp.results.read import read_folder
@@ -149,8 +150,8 @@ def _duel(arguments: list[str]) -> int:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
     command = shlex.join(["python", "-m", "attn_exp.duel", *arguments])
     warning = tracker.open(SweepInfo(name=name, folder=folder, command=redacted(command), kind="duel"))
-    if warning:
-        print(warning)
+    for line in filter(None, (warning, installed_note())):
+        print(line)
     write_whole(folder / "command.txt", f"{redacted(command)}\n".encode())
     held = None
     try:

@@ -11,6 +11,7 @@ import sys
 
 from attn_exp.config.request import resolve_device
 from attn_exp.core.errors import UserError
+from attn_exp.core.torch_version import installed_note
 from attn_exp.run.gpus import lease, visible_gpus
 from attn_exp.run.worker_process import worker_variables
 
@@ -25,6 +26,8 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"attn_exp.doctor: {error}", file=sys.stderr)
         return 2
+    if note := installed_note():
+        print(note, flush=True)
     environment = worker_variables(os.environ)
     held = None
     if device == "cuda":

@@ -20,6 +20,7 @@ from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.files import hidden_files, remove_litter
 from attn_exp.core.record import Record, Request, write_whole
 from attn_exp.core.redaction import redacted
+from attn_exp.core.torch_version import installed_note
 from attn_exp.results.read import Sweep, read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, near
@@ -204,8 +205,8 @@ class Session:
                 for path in made:
                     path.rmdir()
             raise
-        if warning:
-            self.progress.say(warning)
+        for line in filter(None, (warning, installed_note())):
+            self.progress.say(line)
         self.folder, self._tracker, self.sweep = folder, tracker, options["sweep"]
         self._plots = options["plots"]
         return folder

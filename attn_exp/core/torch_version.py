@@ -1,0 +1,20 @@
+"""The versions of PyTorch that the tests were run with. No other version is refused; a run says so in one line."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+TESTED = ("2.11", "2.13")
+
+
+def untested_note(torch: str) -> str | None:
+    """Return the line to print for a version of torch such as `2.15.0+cu130`, or None if its release was tested."""
+    if ".".join(torch.split(".")[:2]) in TESTED:
+        return None
+    return f"torch {torch} is not a tested version (tested: {', '.join(TESTED)}); see docs/private_api.md"
+
+
+def installed_note() -> str | None:
+    """Return `untested_note` of the installed torch, read from its metadata: importing torch takes seconds."""
+    try:
+        return untested_note(version("torch"))
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,69 @@
+"""A version of torch that was not tested is told in one line and refused nowhere."""
+
+import subprocess
+from importlib.metadata import PackageNotFoundError
+
+import pins
+import pytest
+from cli import QUICK, records, run
+
+from attn_exp.core import torch_version
+from attn_exp.core.torch_version import untested_note
+from attn_exp.doctor.__main__ import main as doctor
+
+LINE = "torch 2.15.0 is not a tested version (tested: 2.11, 2.13); see docs/private_api.md"
+
+
+@pytest.fixture
+def newer_torch(tmp_path, monkeypatch):
+    """A current folder in which torch's metadata says 2.15.0; the torch that is imported stays the same."""
+    folder = tmp_path / "torch-2.15.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")
+    monkeypatch.syspath_prepend(folder.parent)
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.11.0+cu130", "2.13.0+cpu", "2.13.1"])
+def test_a_tested_release_needs_no_note(version):
+    assert untested_note(version) is None
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.14.0a0+git1234", "2.15.0", "3.0", "2.1.1", "2.110.0"])
+def test_any_other_release_is_noted_in_one_line(version):
+    note = untested_note(version)
+    assert note.startswith(f"torch {version} is not a tested version") and "\n" not in note and len(note) <= 120
+
+
+def test_the_pinned_torch_is_a_tested_one():
+    assert untested_note(pins.read_pins()["torch"]) is None
+
+
+def test_an_environment_without_torch_is_no_matter_of_this_note(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(torch_version, "version", missing)
+    assert torch_version.installed_note() is None
+
+
+def test_a_sweep_says_it_once_and_measures(newer_torch, tmp_path):
+    done = run("-m", "backend=math,eager", "sweep=s", "tracker=none", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(LINE) == 1
+    assert [record.status for record in records(tmp_path, "s").values()] == ["ok", "ok"]
+
+
+def test_a_duel_says_it_and_measures(newer_torch, tmp_path):
+    quick = [word for word in QUICK if not word.startswith("backend")]
+    done = run("a=math", "b=eager", "tracker=none", *quick, cwd=tmp_path, module="attn_exp.duel")
+    assert (done.returncode, done.stdout.count(LINE)) == (0, 1), done.stderr
+
+
+def test_the_doctor_says_it(newer_torch, monkeypatch, capsys):
+    class Passes:
+        def __init__(self, *_, **__):
+            self.wait = lambda: 0
+
+    monkeypatch.setattr(subprocess, "Popen", Passes)
+    assert doctor(["device=cpu"]) == 0
+    assert capsys.readouterr().out == f"{LINE}\n"
