@@ -10,7 +10,7 @@ import json
 import re
 from pathlib import Path
 
-from attn_exp.backends.__main__ import ask, markdown
+from attn_exp.commands.backends import ask, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 _BACKENDS = re.compile(r"(<!-- backends -->\n).*?(<!-- end -->)", re.DOTALL)

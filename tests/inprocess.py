@@ -10,7 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-import attn_exp.__main__ as entry
+from attn_exp.cli import dispatch
 from attn_exp.run.session import session
 from attn_exp.run.worker_process import Worker
 
@@ -29,7 +29,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
         monkeypatch.setattr(sys, "argv", ["attn_exp", *arguments])
         with redirect_stdout(out), redirect_stderr(err):
             try:
-                code = entry.command()
+                code = dispatch(arguments)
             finally:
                 GlobalHydra.instance().clear()
                 HydraConfig.instance().cfg = None
@@ -39,7 +39,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(Worker, "start", forbidden)
     # Started ahead of everything, in a process of its own: tests of that are end to end.
-    monkeypatch.setattr("attn_exp.__main__.start_ahead", lambda worker: None)
+    monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: None)
     monkeypatch.setattr("attn_exp.run.session.visible_gpus", list)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for name in ("ATTN_EXP_SWEEP", "HYDRA_FULL_ERROR"):

@@ -303,7 +303,7 @@ def test_a_dry_run_starts_no_process(tmp_path):
 # Says at the end what was imported, and how long this process was ready to run and did not get a processor.
 _PROBE = """
 import os, sys
-import attn_exp.__main__ as entry
+from attn_exp.cli import main
 leave = os._exit
 def told(code):
     heavy = [name for name in ("torch", "mlflow", "numpy", "pandas", "matplotlib") if name in sys.modules]
@@ -311,7 +311,7 @@ def told(code):
     print(f"exit {code} heavy {heavy} queued {queued_s}", file=sys.stderr, flush=True)
     leave(code)
 os._exit = told
-entry.main()
+main()
 """
 
 

@@ -14,7 +14,7 @@ import pytest
 import sweeps
 
 import attn_exp
-from attn_exp.compare.__main__ import main
+from attn_exp.commands.compare import main
 from attn_exp.compare.choice import Choice, choice_of
 from attn_exp.core.errors import UserError
 
@@ -77,7 +77,7 @@ def test_help_answers_at_once(home, capsys):
 
 def test_a_comparison_imports_nothing_heavy(home):
     code = (
-        "import sys\nfrom attn_exp.compare.__main__ import main\nassert main(['sweep=new', 'against=old']) == 0\n"
+        "import sys\nfrom attn_exp.commands.compare import main\nassert main(['sweep=new', 'against=old']) == 0\n"
         "print([name for name in ('torch', 'hydra', 'omegaconf', 'mlflow', 'pandas', 'numpy') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], env=cli.environment(), capture_output=True, text=True,

@@ -7,12 +7,12 @@ import sweeps
 from hypothesis import HealthCheck, given, settings
 from strategies import cases
 
+from attn_exp.commands.duel import main, rivals_of
 from attn_exp.compare.duel_command import case_words, duels
 from attn_exp.config.compose import compose_config, plain
 from attn_exp.config.request import request_from_config
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import Compile
-from attn_exp.duel import main, rivals_of
 from attn_exp.results.cell import Metric, cells_of
 
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attn_exp import compare
-from attn_exp.compare.__main__ import main
+from attn_exp.commands.compare import main
 from attn_exp.compare.sheet import printable
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import FILE_NAME, Compile

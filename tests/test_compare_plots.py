@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import sweeps
 
+from attn_exp.commands.compare import main
 from attn_exp.compare import compare
-from attn_exp.compare.__main__ import main
 from attn_exp.core.record import Compile, Timing
 
 pytest.importorskip("matplotlib")

@@ -16,8 +16,10 @@ import pytest
 import sweeps
 import yaml
 
-from attn_exp import ui
-from attn_exp.compare.__main__ import main as compare_main
+from attn_exp.commands import ui
+from attn_exp.commands.compare import main as compare_main
+from attn_exp.commands.duel import rivals_of
+from attn_exp.commands.explain import main as explain_main
 from attn_exp.compare.changes import VERDICTS
 from attn_exp.compare.render import FORMATS
 from attn_exp.config.compose import compose_config, plain, split_config_dir
@@ -26,8 +28,6 @@ from attn_exp.core.conf import conf_folder
 from attn_exp.core.flags import FLAGS
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import FINAL, Status
-from attn_exp.duel import rivals_of
-from attn_exp.explain.__main__ import main as explain_main
 from attn_exp.results.read import read_folder
 
 ROOT = Path(__file__).resolve().parent.parent

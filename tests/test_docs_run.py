@@ -8,12 +8,12 @@ import pytest
 from inprocess import typed
 from test_docs import ROOT, commands, write_examples
 
-from attn_exp.backends.__main__ import main as backends_main
-from attn_exp.compare.__main__ import main as compare_main
+from attn_exp.commands.backends import main as backends_main
+from attn_exp.commands.compare import main as compare_main
+from attn_exp.commands.duel import main as duel_main
+from attn_exp.commands.explain import main as explain_main
+from attn_exp.commands.log import main as log_main
 from attn_exp.core.record import read_record
-from attn_exp.duel import main as duel_main
-from attn_exp.explain.__main__ import main as explain_main
-from attn_exp.log import main as log_main
 from attn_exp.run.worker_process import InProcess, Worker
 
 START = Worker.start

@@ -5,10 +5,11 @@ import pytest
 from cli import QUICK, left_behind, run, runs
 from fakes import make_record, make_request, make_timing
 
+from attn_exp.commands.duel import rivals_of
 from attn_exp.config.compose import compose_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import PassRecord
-from attn_exp.duel import compare, report, rivals_of
+from attn_exp.sweep.duel import compare, report
 
 CASE = tuple(argument for argument in QUICK if not argument.startswith("stopping"))
 

@@ -13,7 +13,7 @@ import cli
 import pytest
 
 from attn_exp import compare, load
-from attn_exp.compare.__main__ import main as compare_main
+from attn_exp.commands.compare import main as compare_main
 from attn_exp.core.profile import profile_folder
 from attn_exp.results.read import read_folder
 

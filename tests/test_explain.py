@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 import sweeps
 
+from attn_exp.commands.explain import main
 from attn_exp.core.profile import Profile, ProfiledKernel
 from attn_exp.core.record import Kernel
-from attn_exp.explain.__main__ import main
 from attn_exp.explain.page import keep_pages
 from attn_exp.explain.rivals import short
 from attn_exp.results.read import read_folder

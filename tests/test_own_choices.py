@@ -3,7 +3,7 @@
 import pytest
 from inprocess import typed
 
-from attn_exp.backends.__main__ import ask, configured
+from attn_exp.commands.backends import ask, configured
 from attn_exp.config.compose import compose_config, plain, split_config_dir
 from attn_exp.core.errors import UserError
 
@@ -73,9 +73,9 @@ def test_the_flag_is_taken_as_hydra_takes_it(flag, own):
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(monkeypatch, tmp_path, capsys):
-    from attn_exp.backends.__main__ import main as backends_main
-    from attn_exp.duel import main as duel_main
-    from attn_exp.log import main as log_main
+    from attn_exp.commands.backends import main as backends_main
+    from attn_exp.commands.duel import main as duel_main
+    from attn_exp.commands.log import main as log_main
 
     monkeypatch.chdir(tmp_path)
     for main, words in (
@@ -91,8 +91,8 @@ def test_a_folder_that_is_not_there_is_one_sentence(monkeypatch, tmp_path, capsy
 
 
 def test_a_duel_and_a_replay_find_one_s_own(monkeypatch, tmp_path, own, capsys):
-    from attn_exp.duel import main as duel_main
-    from attn_exp.log import main as log_main
+    from attn_exp.commands.duel import main as duel_main
+    from attn_exp.commands.log import main as log_main
 
     monkeypatch.chdir(tmp_path)
     assert duel_main(["--config-dir", str(own), "a=mine", "b=eager", "a.scale=2", "device=cpu", "dry_run=true"]) == 0

@@ -166,7 +166,7 @@ def test_a_question_starts_no_worker(monkeypatch, tmp_path, question):
 
     started = []
     call = typed(monkeypatch, tmp_path)
-    monkeypatch.setattr("attn_exp.__main__.start_ahead", started.append)
+    monkeypatch.setattr("attn_exp.commands.run.start_ahead", started.append)
     monkeypatch.setenv("COMP_LINE", "attn-exp backend=fl")
     code, out, _ = call(*question)
     assert (code, started) == (0, [])

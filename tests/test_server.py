@@ -20,10 +20,10 @@ import pytest
 import servers
 import sweeps
 
+from attn_exp.commands.explain import main as explain_main
+from attn_exp.commands.log import main as log_main
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import FILE_NAME, Record, write_record
-from attn_exp.explain.__main__ import main as explain_main
-from attn_exp.log import main as log_main
 from attn_exp.results.read import read_folder
 from attn_exp.tracking import SweepInfo, make_tracker
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from fakes import make_record
 
-from attn_exp import ui
+from attn_exp.commands import ui
 from attn_exp.tracking import SweepInfo, make_tracker
 from attn_exp.tracking.base import params, tags
+from attn_exp.tracking.ui import view_state
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
 
@@ -107,12 +108,12 @@ def test_a_sweep_that_is_not_there_is_one_sentence(
 
 
 def test_all_sweeps_are_listed_in_the_one_order_in_which_mlflow_nests_jobs() -> None:
-    state = ui.view_state(None)
+    state = view_state(None)
     assert (state["orderByKey"], state["searchFilter"], state["groupBy"]) == ("attributes.start_time", "", None)
 
 
 def test_the_list_of_one_sweep_has_its_jobs_alone_and_is_flat() -> None:
-    state = ui.view_state("it's")
+    state = view_state("it's")
     assert state["searchFilter"] == "tags.`attn_exp.kind` = 'job' and tags.`attn_exp.sweep` = \"it's\""
     assert state["orderByKey"] != "attributes.start_time"
 
@@ -120,7 +121,7 @@ def test_the_list_of_one_sweep_has_its_jobs_alone_and_is_flat() -> None:
 def test_every_column_is_something_that_a_job_has() -> None:
     record = make_record()
     there = {f"params.`{name}`" for name in params(record)} | {f"tags.`{name}`" for name in tags(record)}
-    columns = {column for column in ui.view_state(None)["selectedColumns"] if not column.startswith("metrics.")}
+    columns = {column for column in view_state(None)["selectedColumns"] if not column.startswith("metrics.")}
     assert columns <= there
 
 
@@ -156,7 +157,7 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
             experiment = json.load(answer)["experiment"]
         kept = {tag["key"]: tag["value"] for tag in experiment["tags"]}
         assert experiment["experiment_id"] == found[1]
-        assert json.loads(kept[f"mlflow.sharedViewState.{found[3]}"]) == ui.view_state("first")
+        assert json.loads(kept[f"mlflow.sharedViewState.{found[3]}"]) == view_state("first")
         children = group_of(process.pid)
         assert children
     finally:

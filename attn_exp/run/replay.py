@@ -1,0 +1,152 @@
+"""Replay: stores records that were measured before into MLflow."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from attn_exp.core.errors import is_inside
+from attn_exp.core.profile import FOLDER as PROFILES
+from attn_exp.core.record import DUEL_NAME, FILE_NAME, LOG_NAME, VERDICTS_NAME, Record, RecordError, read_record
+from attn_exp.plots.curves import curves
+from attn_exp.results.read import Sweep, read_folder
+from attn_exp.tracking.base import SweepInfo, duel_metrics
+
+if TYPE_CHECKING:
+    from attn_exp.tracking.runs import Runs
+
+# The whole sweep's files, beside those of its jobs.
+_OF_A_SWEEP = ("table.txt", "table.csv", "command.txt", "plots/*")
+# What was written about a profiled job at the sweep's end; its profilers' own files go with its record.
+_OF_A_PROFILED_JOB = (f"{PROFILES}/*",)
+_OF_A_DUEL = (DUEL_NAME, LOG_NAME, "command.txt", "duel.txt", VERDICTS_NAME, "ratios.png", f"*/{FILE_NAME}")
+# So many failures in a row mean a store that is gone.
+_FAILURES_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What came of one folder: records `new` to the store, `there` already, and `lacking`, with the last `error`.
+
+    `broken` names each file that is no record, and why. A duel is one record here.
+    """
+
+    name: str
+    kind: str
+    new: int = 0
+    there: int = 0
+    lacking: int = 0
+    error: Exception | None = None
+    broken: tuple[str, ...] = ()
+
+
+def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
+    """Store what the store lacks of the sweep or duel in a folder.
+
+    Raises:
+        UserError: no record in the folder, or a place that cannot be meant.
+        Exception: whatever the store raises when it is first asked.
+    """
+    sweep = read_folder(folder)
+    kind = "duel" if (folder / DUEL_NAME).is_file() else "sweep"
+    latest = max(sweep.results, key=lambda result: result.finished_at, default=None)
+    name = latest.sweep if latest else folder.name
+    began = min((result.started_at for result in sweep.results), default=time.time())
+    runs = runs_of(SweepInfo(name=name, folder=folder, command=_command(folder), kind=kind, began=began))
+    runs.connect()
+    return _duel(runs, sweep, folder) if kind == "duel" else _sweep(runs, sweep, folder)
+
+
+def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
+    new = there = lacking = failures = 0
+    last: Exception | None = None
+    broken = list(sweep.broken)
+    of_jobs: dict[str, list[Path]] = {}
+    for result in sweep.results:
+        job = result.path.parent
+        try:
+            record = _own_record(job, folder)
+        except RecordError as error:
+            broken.append(str(error))
+            continue
+        if failures >= _FAILURES_IN_A_ROW:
+            lacking += 1
+            continue
+        # Whatever the store's libraries raise: what is lacking is counted, and the rest is tried.
+        try:
+            added = runs.add(record, job)
+        except Exception as error:
+            lacking, failures, last = lacking + 1, failures + 1, error
+            continue
+        new, there, failures = new + added, there + (not added), 0
+        if record.profiles:
+            of_jobs[job.name] = list(_files(job, _OF_A_PROFILED_JOB))
+    try:
+        files = list(_files(folder, _OF_A_SWEEP))
+        runs.end("FINISHED", files, {}, curves(sweep.results), of_jobs, ended=_ended(sweep))
+    except Exception as error:
+        last = last or error
+    return Replayed(
+        name=runs.sweep.name, kind="sweep", new=new, there=there, lacking=lacking, error=last, broken=tuple(broken)
+    )
+
+
+def _duel(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
+    records, broken = [], list(sweep.broken)
+    for result in sweep.results:
+        try:
+            records.append(_own_record(result.path.parent, folder))
+        except RecordError as error:
+            broken.append(str(error))
+    measured = [record for record in records if record.status == "ok"]
+    numbers = duel_metrics(measured, _verdicts(folder)) if len(measured) > 1 else {}
+    try:
+        runs.end(
+            "FINISHED" if numbers else "FAILED", list(_files(folder, _OF_A_DUEL)), numbers, (), ended=_ended(sweep)
+        )
+    except Exception as error:
+        return Replayed(name=runs.sweep.name, kind="duel", lacking=1, error=error, broken=tuple(broken))
+    fresh = int(runs.fresh)
+    return Replayed(name=runs.sweep.name, kind="duel", new=fresh, there=1 - fresh, broken=tuple(broken))
+
+
+def _own_record(job: Path, folder: Path) -> Record:
+    """The record in a job's folder. Raises RecordError also for one that belongs elsewhere."""
+    path = job / FILE_NAME
+    if not is_inside(path, folder):
+        raise RecordError(f"{path} is a link that leads out of the sweep's folder")
+    record = read_record(job)
+    if record is None:
+        raise RecordError(f"{path} is not there any more")
+    if record.request.job != job.name:
+        raise RecordError(f"{path} is the record of {record.request.job}: give its folder that name")
+    return record
+
+
+def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
+    for pattern in patterns:
+        yield from sorted(path for path in folder.glob(pattern) if path.is_file())
+
+
+def _verdicts(folder: Path) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """What a duel's folder says of its pairs; nothing if it says it no more."""
+    kind = dict[str, list[dict[str, float | int | str | None]]]
+    try:
+        return msgspec.json.decode((folder / VERDICTS_NAME).read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _command(folder: Path) -> str:
+    path = folder / "command.txt"
+    try:
+        return path.read_text().strip() if is_inside(path, folder) else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _ended(sweep: Sweep) -> float | None:
+    return sweep.when or None

@@ -1,0 +1,216 @@
+"""Duel: two or more backends of one case side by side in one process, and the verdicts about each pair."""
+
+import secrets
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tabulate import tabulate
+
+from attn_exp.config.compose import compose_config, plain
+from attn_exp.config.request import request_from_config, resolve_device
+from attn_exp.core.errors import UserError
+from attn_exp.core.flags import FLAGS, INTERFERENCE, median_clock
+from attn_exp.core.metrics import ranking_medians
+from attn_exp.core.paired_test import Comparison, compare_all
+from attn_exp.core.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
+from attn_exp.core.redaction import redacted
+from attn_exp.core.torch_version import installed_note
+from attn_exp.plots.duel import plot_ratios
+from attn_exp.results.calibration import delta_for, device_key
+from attn_exp.results.read import read_folder
+from attn_exp.results.store import near
+from attn_exp.results.table import time_text
+from attn_exp.run.gpus import lease, visible_gpus
+from attn_exp.run.worker_process import make_isolation
+from attn_exp.sweep.task_function import dry_run
+from attn_exp.tracking import make_tracker
+from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker, duel_metrics
+
+# What equal things were seen to differ by on a busy machine, with a wide margin.
+BUSY_DELTA = 0.25
+
+
+def compare(records: Sequence[Record], direction: str, delta: float) -> list[Comparison]:
+    """The comparisons of all pairs of rivals in one pass, by the medians of their rounds.
+
+    With company on the device, whose interference lasts longer than a round, only differences of `BUSY_DELTA` are told,
+    and nothing is called equivalent.
+    """
+    medians = [ranking_medians(record, direction) for record in records]
+    if not _company(records):
+        return compare_all(medians, delta)
+    found = compare_all(medians, max(delta, BUSY_DELTA))
+    return [replace(one, verdict="undecided") if one.verdict == "equivalent" else one for one in found]
+
+
+def _company(records: Sequence[Record]) -> list[str]:
+    """The flags that say that other programs ran on the device meanwhile."""
+    return sorted(INTERFERENCE.intersection(flag for record in records for flag in record.flags))
+
+
+def run_duel(
+    rivals: Mapping[str, Sequence[str]], shared: Sequence[str], own_choices: Path | None, arguments: Sequence[str]
+) -> int:
+    """Measure the rivals, given by letter with their own overrides, and print the verdicts; return the exit code.
+
+    `own_choices` is the folder that `--config-dir` names, `arguments` the command line as typed, for the sweep's files.
+
+    Raises:
+        UserError: a choice that does not exist, or a folder that cannot be written.
+    """
+    name = f"duel-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
+    gpus = visible_gpus()
+    # A duel is there to decide: it may take longer than one cell of a sweep.
+    configs = {
+        letter: compose_config([*own, "stopping.budget_s=5", *shared], name, own_choices)
+        for letter, own in rivals.items()
+    }
+    requests = [_request(letter, plain(config), gpus) for letter, config in configs.items()]
+    first = next(iter(configs.values()))
+    if dry_run(first):
+        print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
+        return 0
+    config = plain(first)
+    isolation = make_isolation({**config["isolation"], "name": "fresh"})
+    folder = Path(config["folder"]).resolve()
+    tracker = make_tracker(config["tracker"])
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
+    command = shlex.join(["python", "-m", "attn_exp.duel", *arguments])
+    warning = tracker.open(SweepInfo(name=name, folder=folder, command=redacted(command), kind="duel"))
+    for line in filter(None, (warning, installed_note())):
+        print(line)
+    write_whole(folder / "command.txt", f"{redacted(command)}\n".encode())
+    held = None
+    try:
+        tracker.settle()
+        if requests[0].device == "cuda":
+            held = lease(resolve_device(str(config["device"]), gpus)[1], print)
+            requests = [replace(request, gpu_uuid=held.gpu.uuid) for request in requests]
+        write_whole(folder / DUEL_NAME, msgspec.yaml.encode(requests))
+        isolation.submit(folder)
+        outcome = isolation.wait()
+    except BaseException:  # an interrupt too must leave no run behind that looks as if it went on
+        isolation.close()
+        tracker.close("KILLED", [], timeout_s=1.0)
+        raise
+    finally:
+        isolation.close()
+        if held is not None:
+            held.release()
+    if outcome.status is not None:
+        print(f"{outcome.status}: {outcome.reason}")
+        _close(tracker, "FAILED", [folder / LOG_NAME])
+        return 1
+    by_job = {record.request.job: record for record in read_folder(folder).records()}
+    records = [by_job[request.job] for request in requests]
+    measured = [record for record in records if record.status == "ok"]
+    for record in records:
+        if record.status != "ok":
+            print(f"{record.status:<12} {record.request.label}: {record.reason}")
+    files = [folder / DUEL_NAME, folder / "command.txt", folder / LOG_NAME, *sorted(folder.glob("*/record.json"))]
+    if len(measured) < 2:
+        print("there is nothing to compare: fewer than two rivals could be measured")
+        _close(tracker, "FAILED", files)
+        return 1
+    delta = delta_for(device_key(measured[0].environment))
+    found = {direction: compare(measured, direction, delta) for direction in requests[0].measuring.passes}
+    text = report(measured, found)
+    print(text)
+    files += _write(measured, found, text, folder)
+    _close(tracker, "FINISHED", files, duel_metrics(measured, _verdicts(measured, found)))
+    print(f"samples, verdicts and the plot are in {near(folder)}")
+    return 0
+
+
+def _close(tracker: Tracker, status: EndStatus, files: Sequence[Path], numbers: dict[str, float] | None = None) -> None:
+    warning = tracker.close(status, files, metrics=numbers)
+    if warning:
+        print(warning)
+
+
+def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
+    request = request_from_config(config, gpus)
+    if request.profilers:
+        raise UserError("a duel only times: leave profiler=... out, and profile with python -m attn_exp")
+    who = backend_label(request.backend["name"], request.compile)
+    # Two option sets of one backend, or one backend against itself, need two folders.
+    return replace(request, job=f"{letter}-{request.job}", label=f"{letter}={who}")
+
+
+def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str:
+    """The duel as a person reads it: times and clocks of all rivals, then a verdict a pair and pass."""
+    case = records[0].request.case
+    lines = [f"{records[0].device_name}, {case.label()}, timer {records[0].request.measuring.timer}", ""]
+    rows = []
+    for record in records:
+        for direction in found:
+            half = record.metrics.get(f"{direction}/time_half_width")
+            rate, clock = record.metrics.get(f"{direction}/tflops"), median_clock(record.telemetry)
+            rows.append(
+                [
+                    record.request.label,
+                    direction,
+                    time_text(record.metrics[f"{direction}/time_us"]),
+                    "" if half is None else f"{100 * half:.1f}",
+                    "" if rate is None else f"{rate:.4g}",
+                    "" if clock is None else f"{clock:.0f}",
+                    " ".join(record.flags),
+                ]
+            )
+    headers = ["rival", "pass", "time", "+-%", "TFLOPS", "SM MHz", "flags"]
+    lines += [tabulate(rows, headers, disable_numparse=True), ""]
+    for direction, comparisons in found.items():
+        lines += [f"{direction:<9} {sentence(records, comparison)}" for comparison in comparisons]
+    company = _company(records)
+    if not company and any(one.verdict == "undecided" for comparisons in found.values() for one in comparisons):
+        lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
+    for flag in company:
+        lines.append(f"{flag}: {FLAGS[flag][1]}, so nothing below {100 * BUSY_DELTA:.0f} % is told: let it be idle")
+    if any("clock_mismatch" in record.flags for record in records):
+        lines.append(f"clock_mismatch: {FLAGS['clock_mismatch'][1]}")
+    return "\n".join(lines)
+
+
+def sentence(records: Sequence[Record], comparison: Comparison) -> str:
+    """One verdict: who, what, by how much, and how sure."""
+    first, second = (records[index].request.label for index in (comparison.a, comparison.b))
+    told = comparison.verdict in ("faster", "slower")
+    how = f"takes {100 * abs(comparison.effect):.2f} % {'more' if comparison.effect > 0 else 'less'} time"
+    # No direction where none is told.
+    seen = how if told else f"takes {first}'s time {100 * comparison.effect:+.2f} %"
+    figures = (
+        f"{seen} [{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
+        f"{comparison.rounds} rounds, delta {100 * comparison.delta:.1f} %"
+    )
+    said = {
+        "faster": f"{first} is faster than {second}",
+        "slower": f"{first} is slower than {second}",
+        "equivalent": f"{first} and {second} are equivalent",
+        "undecided": f"{first} and {second} are undecided",
+    }[comparison.verdict]
+    return f"{said}: {second} {figures}"
+
+
+def _verdicts(records: Sequence[Record], found: dict[str, list[Comparison]]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        direction: [
+            asdict(comparison) | {"a": records[comparison.a].request.label, "b": records[comparison.b].request.label}
+            for comparison in comparisons
+        ]
+        for direction, comparisons in found.items()
+    }
+
+
+def _write(records: Sequence[Record], found: dict[str, list[Comparison]], text: str, folder: Path) -> list[Path]:
+    (folder / "duel.txt").write_text(text + "\n")
+    write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(_verdicts(records, found)), indent=1))
+    plot = plot_ratios(records, found, folder / "ratios.png")
+    return [folder / "duel.txt", folder / VERDICTS_NAME, *([plot] if plot else [])]

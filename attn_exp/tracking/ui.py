@@ -1,0 +1,180 @@
+"""MLflow's own pages over the runs of this project: its server, and the address of a list to begin with."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from types import FrameType
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from attn_exp.core.errors import UserError
+from attn_exp.core.redaction import redacted
+from attn_exp.tracking.client import ENVIRONMENT
+from attn_exp.tracking.location import absolute_uri, check_database, database_file
+
+# A state of MLflow's run list that an address can name: kept as a tag of the experiment, under the key after the dot.
+_VIEW_TAG = "mlflow.sharedViewState."
+# Beside the columns that MLflow always shows; the name says backend and case, so the outcome comes first. Widths in
+# pixels: a window of 1,400 shows all up to the passes' numbers.
+_NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 310
+_COLUMNS = {
+    "tags.`attn_exp.status`": 110,
+    **{f"metrics.`{side}/{name}`": 125 for side in ("forward", "backward") for name in ("time_us", "tflops")},
+    "tags.`attn_exp.flags`": 200,
+    **{f"params.`{name}`": 90 for name in ("backend", "batch", "q_len", "kv_len", "head_dim", "dtype", "causal")},
+    "tags.`attn_exp.gpu`": 150,
+}
+# The charts to begin with, out of one for each of some 60 metrics: a regular expression on their names.
+_CHARTS = "/(time_us|tflops)(_by_length)?$"
+_START_LIMIT_S, _STOP_LIMIT_S, _POLL_S = 90.0, 5.0, 0.2
+
+
+def checked(uri: str, host: str, port: int) -> str:
+    """The absolute URI of a database that is there and that the installed MLflow can show on a port that is free.
+
+    Raises:
+        UserError: no MLflow, no database yet, one of a newer MLflow, a server's address, or a port in use.
+    """
+    if importlib.util.find_spec("mlflow") is None:
+        raise UserError("MLflow is not installed: pip install mlflow")
+    if urlsplit(uri).scheme in ("http", "https"):
+        raise UserError(f"{redacted(uri)} is a server already: open it in a browser")
+    uri = absolute_uri(uri)
+    path = database_file(uri)
+    if path is not None:
+        if not path.exists():
+            raise UserError(
+                f"there is no database {path} yet: measure something with python -m attn_exp, or give --uri"
+            )
+        check_database(path)
+    if not _is_free(host, port):
+        raise UserError(f"port {port} on {host} cannot be used: try --port {_free_port(host)}")
+    return uri
+
+
+def view_state(sweep: str | None) -> dict[str, Any]:
+    """The state of MLflow's run list: the sweeps, newest first, with their jobs in them; or one sweep's jobs alone.
+
+    MLflow nests jobs under their sweep only in the order of time; by any other order the list is flat.
+    """
+    state: dict[str, Any] = {
+        "selectedColumns": list(_COLUMNS),
+        "columnOrder": [_NAME_COLUMN, *_COLUMNS],
+        "columnWidths": {_NAME_COLUMN: _NAME_WIDTH, **_COLUMNS},
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "searchFilter": "",
+        "groupBy": None,
+        "runsHiddenMode": "SHOW_ALL",
+        "chartsSearchFilter": _CHARTS,
+    }
+    if sweep is not None:
+        mark = '"' if "'" in sweep else "'"
+        jobs = f"tags.`attn_exp.kind` = 'job' and tags.`attn_exp.sweep` = {mark}{sweep}{mark}"
+        state |= {"orderByKey": "metrics.`forward/time_us`", "orderByAsc": True, "searchFilter": jobs}
+    return state
+
+
+def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None) -> int:
+    """Run MLflow's server until Ctrl-C; return 0, or 1 if it did not run."""
+    # The URI by the environment: command lines are seen by everybody. One worker without job execution takes a quarter
+    # of the memory and starts in seconds.
+    command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--host={host}", f"--port={port}"]
+    own = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    if (path := database_file(uri)) is not None:
+        command.append(f"--default-artifact-root={path.parent / 'artifacts'}")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    base = f"http://{_reached(host)}:{port}"
+    print(f"starting MLflow over {redacted(uri)} ...", flush=True)
+    with tempfile.TemporaryFile("w+") as log:
+        # In a session of its own: Ctrl-C comes here alone, and one signal to the group ends the server's children too.
+        server = subprocess.Popen(
+            command, env=ENVIRONMENT | os.environ | own, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            if _answers(base, server):
+                print(f"{_address(base, experiment, sweep)}\nCtrl-C ends it", flush=True)
+                server.wait()
+            log.seek(0)
+            last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
+            print(f"MLflow's server ended or did not answer: {redacted(last)}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            _end(server)
+
+
+def _answers(base: str, server: "subprocess.Popen[bytes]") -> bool:
+    limit = time.monotonic() + _START_LIMIT_S
+    while server.poll() is None and time.monotonic() < limit:
+        try:
+            with urllib.request.urlopen(f"{base}/health", timeout=_STOP_LIMIT_S):
+                return True
+        except OSError:
+            time.sleep(_POLL_S)
+    return False
+
+
+def _address(base: str, experiment: str, sweep: str | None) -> str:
+    """The address of the experiment's run list, in the state we give it; the front page if there is no experiment."""
+    api = f"{base}/api/2.0/mlflow/experiments"
+    key = "attn_exp" if sweep is None else "attn_exp_sweep"
+    try:
+        with urllib.request.urlopen(f"{api}/get-by-name?experiment_name={quote(experiment)}") as answer:
+            number = json.load(answer)["experiment"]["experiment_id"]
+        tag = {"experiment_id": number, "key": _VIEW_TAG + key, "value": json.dumps(view_state(sweep))}
+        request = urllib.request.Request(
+            f"{api}/set-experiment-tag", json.dumps(tag).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request):
+            # The workflow leaves MLflow's pages for language models out of the sidebar.
+            return f"{base}/#/experiments/{number}/runs?workflowType=machine_learning&viewStateShareKey={key}"
+    except (urllib.error.URLError, KeyError):
+        return f"{base}/#/experiments"
+
+
+def _end(server: "subprocess.Popen[bytes]") -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, number)
+            server.wait(_STOP_LIMIT_S)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _reached(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _free_port(host: str) -> int:
+    for port in range(5001, 5100):
+        if _is_free(host, port):
+            return port
+    return 0
