@@ -15,8 +15,11 @@ from attn_exp.compare.comparison import Comparison, about, case_order
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.environment import Difference, Session, differences, session
 from attn_exp.compare.join import Pair, joined, nothing_in_common, rivals_of
+from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads, gain, half_width, p_value
+from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.core.errors import UserError
+from attn_exp.core.flags import flag_marks
 from attn_exp.core.paired_test import LEVEL, benjamini_hochberg
 from attn_exp.results.cell import Cell, Metric
 from attn_exp.results.read import Sweep
@@ -24,6 +27,7 @@ from attn_exp.results.read import Sweep
 Verdict = Literal["lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "same"]
 # In the order in which a reader wants them.
 VERDICTS: tuple[Verdict, ...] = ("lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "same")
+_TONES: dict[Verdict, Tone] = {"lost": "bad", "slower": "bad", "faster": "good", "fixed": "good", "undecided": "open"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,65 @@ class Changes(Comparison):
             for row in self.rows
             if row.verdict == "lost" or (row.verdict == "slower" and _worse_by(row, self.metric) >= threshold)
         ]
+
+    def sheet(self) -> Sheet:
+        """Return a row for each cell: its verdict, both values and the change between them."""
+        name, head = self.metric.name, self.metric.head
+        columns = (
+            Column("verdict", "verdict"),
+            *case_part([row.cell for row in self.rows]),
+            Column("pass", "pass"),
+            Column("backend", "backend"),
+            Column(f"old_{name}", f"old {head}", "figure"),
+            Column(f"new_{name}", f"new {head}", "figure"),
+            Column("change", "change %", "percent"),
+            Column("change_low", ""),
+            Column("change_high", ""),
+            Column("interval", "95 %", joined=interval("change_low", "change_high", form="percent"), spare=2),
+            Column("p_adjusted", ""),
+            Column("spread", ""),
+            Column("session_factor", ""),
+            Column("session_canaries", ""),
+            Column("old_status", ""),
+            Column("new_status", ""),
+            Column("status", ""),
+            Column("old_kernel", ""),
+            Column("new_kernel", ""),
+            Column("flags", ""),
+            Column("marks", "marks", spare=1),
+            Column("job", ""),
+        )
+        rows = tuple(_row(row) for row in self.rows)
+        tones = tuple(_TONES.get(row.verdict, "") for row in self.rows)
+        return Sheet("rows", "", columns, rows, tones)
+
+
+def _row(row: Change) -> tuple[object, ...]:
+    statuses = [cell.result.status if cell else "" for cell in (row.old, row.new)]
+    kernels = [cell.result.longest_kernel(cell.direction) if cell else "" for cell in (row.old, row.new)]
+    flags = row.cell.result.flags
+    return (
+        row.verdict,
+        *case_values(row.cell),
+        row.cell.direction,
+        row.cell.result.label,
+        row.old.value if row.old else None,
+        row.new.value if row.new else None,
+        row.change,
+        row.low,
+        row.high,
+        None,
+        row.p,
+        row.spread,
+        row.session.factor if row.session else None,
+        " ".join(row.session.names) if row.session else "",
+        *statuses,
+        "ok" if statuses == ["ok", "ok"] else f"{statuses[0] or '-'} -> {statuses[1] or '-'}",
+        *kernels,
+        " ".join(flags),
+        flag_marks(flags),
+        row.cell.result.job,
+    )
 
 
 def compare_sweeps(

@@ -1,9 +1,11 @@
 """What every comparison has, whatever it compares: who, by which metric, what to know about it."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.environment import Difference, told
+from attn_exp.compare.sheet import Sheet
 from attn_exp.core.case import case_columns
 from attn_exp.results.cell import Cell, Metric
 from attn_exp.results.fields import sortable
@@ -30,7 +32,7 @@ class About:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(ABC):
     """A comparison, computed once; tables, files and plots only show it.
 
     `notes` are sentences that a reader should know, `broken` names the files that are no records, and `differences`
@@ -43,13 +45,15 @@ class Comparison:
     notes: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
 
+    @abstractmethod
+    def sheet(self) -> Sheet:
+        """Return the rows with all their columns: what `format=csv` writes."""
+
     def to_frame(self) -> "pandas.DataFrame":
-        """The rows as a pandas DataFrame: the columns of `format=csv`, with numbers as numbers."""
+        """Return the rows as a pandas DataFrame: the columns of `format=csv`, with numbers as numbers."""
         import pandas
 
-        from attn_exp.compare.pages import page
-
-        return pandas.DataFrame(page(self).sheets[0].dictionaries())
+        return pandas.DataFrame(self.sheet().dictionaries())
 
 
 def about(sweep: Sweep) -> About:

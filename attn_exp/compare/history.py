@@ -4,14 +4,16 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attn_exp.compare.comparison import Comparison, about, case_order
 from attn_exp.compare.environment import Difference, differences, session
 from attn_exp.compare.join import latest, way
+from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads
+from attn_exp.compare.sheet import Column, Sheet, Tone, written
 from attn_exp.core.errors import UserError
 from attn_exp.core.paired_test import LEVEL, benjamini_hochberg
 from attn_exp.core.stats import student_t_p
@@ -21,6 +23,9 @@ from attn_exp.results.read import Sweep
 FEWEST = 8
 # One value alone may be an accident.
 _SHORTEST = 2
+_LEVELS = "▁▂▃▄▅▆▇█"
+# The curve's full height is this much, or the series' own range if that is more.
+_FULL_HEIGHT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,75 @@ class History(Comparison):
     """The trends of all cells over `sweeps`, the oldest first; those with turns before the others."""
 
     rows: tuple[Trend, ...]
+
+    def sheet(self) -> Sheet:
+        """Return a row for each cell: its trend, its changes of level, and its value in each sweep."""
+        names = [one.name for one in self.sweeps]
+        columns = (
+            *case_part([row.cell for row in self.rows]),
+            Column("pass", "pass"),
+            Column("backend", "backend"),
+            Column("n", "n"),
+            Column(f"first_{self.metric.name}", f"first {self.metric.head}", "figure"),
+            Column(f"last_{self.metric.name}", f"last {self.metric.head}", "figure"),
+            Column("change", "change %", "percent"),
+            Column("per_sweep", "a sweep %", "percent", spare=2),
+            Column("scatter", "+-%", "half", spare=1),
+            Column("curve", "trend", joined=_curve([f"at_{name}" for name in names])),
+            *(Column(f"at_{name}", "") for name in names),
+            Column("level_changed", "level changed"),
+            Column("coincides", ""),
+            Column("last_status", "status" if any(row.lost for row in self.rows) else ""),
+        )
+        rows = tuple(_row(row, names) for row in self.rows)
+        tones = tuple(_tone(row, more_is_better=self.metric.more_is_better) for row in self.rows)
+        return Sheet("rows", "", columns, rows, tones)
+
+
+def _row(row: Trend, names: Sequence[str]) -> tuple[object, ...]:
+    valued = [cell for cell in row.cells if cell is not None and cell.value is not None]
+    last = row.cells[-1]
+    return (
+        *case_values(row.cell),
+        row.cell.direction,
+        row.cell.result.label,
+        row.n,
+        valued[0].value,
+        valued[-1].value,
+        row.change,
+        row.per_sweep,
+        row.scatter,
+        None,
+        *row.relative,
+        ", ".join(f"{written(turn.change, 'percent')} % at {names[turn.at]}" for turn in row.turns),
+        "; ".join(str(one) for turn in row.turns for one in turn.coincides),
+        last.result.status if last else "not measured",
+    )
+
+
+def _tone(row: Trend, *, more_is_better: bool) -> Tone:
+    if row.lost:
+        return "bad"
+    if not row.turns:
+        return ""
+    return "good" if (row.turns[-1].change > 0) == more_is_better else "bad"
+
+
+def _curve(columns: Sequence[str]) -> Callable[[dict[str, Any]], str]:
+    """What draws a row's relative values as one character a sweep, blank where there is none."""
+
+    def draw(values: dict[str, Any]) -> str:
+        present = [values[name] for name in columns if values[name] is not None]
+        low, high = min(present), max(present)
+        height = max(high - low, _FULL_HEIGHT)
+        floor = (low + high - height) / 2
+        return "".join(" " if values[name] is None else _level((values[name] - floor) / height) for name in columns)
+
+    return draw
+
+
+def _level(share: float) -> str:
+    return _LEVELS[min(len(_LEVELS) - 1, max(0, math.floor(share * len(_LEVELS))))]
 
 
 def compare_history(

@@ -65,32 +65,34 @@ def _environments(found: Comparison) -> list[Sheet]:
 
 # More varying fields of a case than this stand in tables as one label.
 _MOST_COLUMNS = 5
+_NAMES = ("model", *case_columns(), "timer", "device")
 
 
-def case_part(cells: Sequence[Cell]) -> tuple[dict[str, Any], tuple[Column, ...]]:
-    """What all cells share of model, case, timer and device; and columns for those, shown only where they vary.
+def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
+    """Return columns for model, case, timer and device, shown only where they vary.
 
     Where so much of the case varies that no table would hold it, tables have the case's label instead.
     """
-    names = ("model", *case_columns(), "timer", "device")
-    several = [
-        len({repr(value) for value in values}) > 1
-        for values in zip(*(case_values(cell)[:-1] for cell in cells), strict=True)
-    ]
-    first = case_values(cells[0])[:-1]
-    shared = {name: value for name, value, many in zip(names, first, several, strict=True) if not many}
-    of_case = [name for name, many in zip(names, several, strict=True) if many and name in case_columns()]
+    varying = [name for name, values in _values_of(cells).items() if len(values) > 1]
+    of_case = [name for name in varying if name in case_columns()]
     labelled = len(of_case) > _MOST_COLUMNS
+    shown = [name for name in varying if not (labelled and name in of_case)]
     columns = [
-        Column(
-            name,
-            name if many and not (labelled and name in of_case) else "",
-            spare=4 if name in ("model", "device") else 0,
-        )
-        for name, many in zip(names, several, strict=True)
+        Column(name, name if name in shown else "", spare=4 if name in ("model", "device") else 0) for name in _NAMES
     ]
-    label = Column("case", "case" if labelled else "", joined=_case_label)
-    return {name: value for name, value in shared.items() if value is not None}, (*columns, label)
+    return (*columns, Column("case", "case" if labelled else "", joined=_case_label))
+
+
+def shared_values(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return what all cells share of model, case, timer and device."""
+    only = {name: next(iter(values.values())) for name, values in _values_of(cells).items() if len(values) == 1}
+    return {name: value for name, value in only.items() if value is not None}
+
+
+def _values_of(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+    """Return the values that the cells have of each name, each once, by their `repr`: True is not 1."""
+    columns = zip(*(case_values(cell)[:-1] for cell in cells), strict=True)
+    return {name: {repr(value): value for value in values} for name, values in zip(_NAMES, columns, strict=True)}
 
 
 def _case_label(values: dict[str, Any]) -> str:
@@ -104,22 +106,20 @@ def case_values(cell: Cell) -> tuple[Any, ...]:
     return (result.model, *case, result.measuring.timer, result.device, None)
 
 
-def value_columns(metric: Metric, prefix: str = "", head: str = "") -> tuple[Column, ...]:
-    """The columns of a cell's value; beside a time its rate."""
-    extra = (Column(f"{prefix}tflops", "TFLOPS" if not prefix else "", "figure", spare=3),)
+def value_columns(metric: Metric) -> tuple[Column, ...]:
+    """Return the columns of a cell's value; beside a time its rate."""
+    rate = (Column("tflops", "TFLOPS", "figure", spare=3),) if metric.name == "time_us" else ()
     return (
-        Column(f"{prefix}{metric.name}", head or metric.head, "figure"),
-        Column(f"{prefix}half_width", "" if prefix else "+-%", "half", spare=5),
-        *(extra if metric.name == "time_us" else ()),
+        Column(metric.name, metric.head, "figure"),
+        Column("half_width", "+-%", "half", spare=5),
+        *rate,
     )
 
 
-def cell_values(cell: Cell | None, metric: Metric) -> tuple[Any, ...]:
-    """The values of `value_columns`."""
-    extra = 1 if metric.name == "time_us" else 0
-    if cell is None:
-        return (None,) * (2 + extra)
-    return (cell.value, cell.half, *([cell.result.metrics.get(f"{cell.direction}/tflops")] * extra))
+def cell_values(cell: Cell, metric: Metric) -> tuple[Any, ...]:
+    """Return the values of `value_columns`."""
+    rate = (cell.result.metrics.get(f"{cell.direction}/tflops"),) if metric.name == "time_us" else ()
+    return (cell.value, cell.half, *rate)
 
 
 def duels_sheet(duels: Sequence[Duel], name: str, title: str) -> list[Sheet]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.compare.comparison import Comparison, about, case_order
+from attn_exp.compare.page_parts import case_part, case_values
+from attn_exp.compare.sheet import Column, Sheet
 from attn_exp.core.case import DTYPES, PASSES, Case, case_columns
 from attn_exp.core.errors import UserError
 from attn_exp.core.flops import flops_common_convention
@@ -27,6 +29,7 @@ _LIBRARIES = {
 # Needed to say that a row and a case are the same; a file that lacks others leaves those open.
 _NEEDED = (("tflops",), ("q_len", "seq_len"))
 _NO_WINDOW = ("", "none", "null", "0", "-1")
+_YES_NO = {True: "yes", False: "no", None: "unknown"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,45 @@ class Published(Comparison):
 
     rows: tuple[Beside, ...]
     figures: int
+
+    def sheet(self) -> Sheet:
+        """Return a row for each of our cells beside each figure of its shape."""
+        columns = (
+            *case_part([row.cell for row in self.rows]),
+            Column("pass", "pass"),
+            Column("backend", "ours"),
+            Column("tflops", "ours TFLOPS", "figure"),
+            Column("library", "published"),
+            Column("version", "version", spare=2),
+            Column("published_tflops", "their TFLOPS", "figure"),
+            Column("ratio", "ratio", "ratio"),
+            Column("published_gpu", "their GPU", spare=1),
+            Column("gpu", ""),
+            Column("same_gpu", "same GPU"),
+            Column("same_library", ""),
+            Column("source", ""),
+            Column("job", ""),
+        )
+        rows = tuple(
+            (
+                *case_values(row.cell),
+                row.cell.direction,
+                row.cell.result.label,
+                row.tflops,
+                row.figure.library,
+                row.figure.version,
+                row.figure.tflops,
+                row.ratio,
+                row.figure.gpu,
+                row.cell.result.device_name,
+                _YES_NO[row.same_gpu],
+                row.same_library,
+                row.figure.source,
+                row.cell.result.job,
+            )
+            for row in self.rows
+        )
+        return Sheet("rows", "", columns, rows)
 
 
 def compare_published(

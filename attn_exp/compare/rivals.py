@@ -9,9 +9,12 @@ from typing import Any
 from attn_exp.compare.comparison import Comparison, about
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.join import latest, rivals_of
+from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
 from attn_exp.compare.ratio import Ratio, Spreads, gain, ratio
+from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.core.case import case_columns
 from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.flags import flag_marks
 from attn_exp.results.cell import Cell, Metric
 from attn_exp.results.fields import fields, getter, sortable
 from attn_exp.results.read import Sweep
@@ -265,6 +268,47 @@ class Rivals(Comparison):
     by: tuple[str, ...]
     picks: tuple[Pick, ...]
     ties: tuple[Duel, ...]
+
+    def sheet(self) -> Sheet:
+        """Return a row for each cell: its value, and its gain over the baseline or the best."""
+        over = f"over {self.baseline}" if self.baseline else "of the best"
+        columns = (
+            *case_part([row.cell for row in self.rows]),
+            Column("pass", "pass"),
+            Column("backend", "backend"),
+            Column("status", ""),
+            *value_columns(self.metric),
+            Column("gain", over, "ratio"),
+            Column("gain_low", ""),
+            Column("gain_high", ""),
+            Column("interval", "95 %", joined=interval("gain_low", "gain_high"), spare=2),
+            Column("best", "best"),
+            Column("flags", ""),
+            Column("marks", "marks", spare=1),
+            Column("reason", ""),
+            Column("job", ""),
+            Column("sweep", "sweep" if len(self.sweeps) > 1 else ""),
+        )
+        rows = [
+            (
+                *case_values(row.cell),
+                row.cell.direction,
+                row.cell.result.label,
+                row.cell.result.status,
+                *cell_values(row.cell, self.metric),
+                *((row.gain.value, row.gain.low, row.gain.high) if row.gain else (None, None, None)),
+                None,
+                "*" if row.best else "",
+                " ".join(row.cell.result.flags),
+                flag_marks(row.cell.result.flags),
+                row.cell.result.reason or "",
+                row.cell.result.job,
+                row.cell.result.sweep,
+            )
+            for row in self.rows
+        ]
+        tones: list[Tone] = ["bad" if row.cell.value is None else "best" if row.best else "" for row in self.rows]
+        return Sheet("rows", "", columns, tuple(rows), tuple(tones))
 
 
 def compare_rivals(
