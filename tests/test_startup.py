@@ -15,7 +15,7 @@ def test_a_command_is_timed_and_one_that_is_not_there_is_named(tmp_path):
     (empty / "attn_exp" / "__init__.py").touch()
     command = [sys.executable, str(ROOT / "bench" / "startup.py"), str(ROOT), str(empty)]
     done = subprocess.run(
-        [*command, "--runs", "2", "--only", "--version", "--out", str(out)], capture_output=True, text=True, check=True
+        [*command, "--runs", "2", "--only=--version", "--out", str(out)], capture_output=True, text=True, check=True
     )
     here, nowhere = json.loads(out.read_text())["commands"]
     assert here["command"] == "python -m attn_exp --version"
