@@ -1,4 +1,4 @@
-"""python docs/embed.py: puts results/h200/ into the README and the backends' table into docs/backends.md again.
+"""python docs/embed.py: puts results/h200/ into the README, and the tables of backends and statuses into their pages.
 
 `tests/test_docs.py` fails while they differ.
 
@@ -11,9 +11,11 @@ import re
 from pathlib import Path
 
 from attn_exp.commands.backends import ask, markdown
+from attn_exp.core.status import status_table
 
 ROOT = Path(__file__).resolve().parent.parent
 _BACKENDS = re.compile(r"(<!-- backends -->\n).*?(<!-- end -->)", re.DOTALL)
+_STATUSES = re.compile(r"(<!-- statuses -->\n).*?(<!-- end -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- (table|summary): (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -51,8 +53,15 @@ def with_backends(text: str) -> str:
     return _BACKENDS.sub(lambda match: f"{match[1]}{markdown(answers)}\n{match[2]}", text)
 
 
+def with_statuses(text: str) -> str:
+    """The text of docs/records.md with the table of statuses from core/status.py."""
+    return _STATUSES.sub(lambda match: f"{match[1]}{status_table()}\n{match[2]}", text)
+
+
 if __name__ == "__main__":
     backends = ROOT / "docs" / "backends.md"
     backends.write_text(with_backends(backends.read_text()))
+    records = ROOT / "docs" / "records.md"
+    records.write_text(with_statuses(records.read_text()))
     readme = ROOT / "README.md"
     readme.write_text(embedded(readme.read_text()))

@@ -17,7 +17,7 @@ from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.core.record import Compile
 from attn_exp.worker.device import Machine
-from attn_exp.worker.measure import face_off, measure
+from attn_exp.worker.measure import measure, measure_interleaved
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
 
@@ -115,7 +115,7 @@ def test_compiled_rivals_of_a_duel_keep_what_was_compiled_for_each(without_induc
     machine = Machine("cpu", ceilings={"float32": CEILINGS})
     compiled = replace(make_request(), compile=Compile(mode="default"))
     narrow = replace(compiled, backend={"_target_": "attn_exp.backends.eager.Eager", "name": "eager"})
-    found = face_off([compiled, make_request(), narrow, compiled], machine)
+    found = measure_interleaved([compiled, make_request(), narrow, compiled], machine)
     assert [(record.status, record.reason) for record in found] == [("ok", None)] * 4
     assert [record.compiled and record.compiled.graphs for record in found] == [1, None, 1, 1]
     assert all(record.compiled.recompilations == 0 for record in found if record.compiled), (

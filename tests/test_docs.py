@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import cli
 import inprocess
@@ -27,7 +26,6 @@ from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.flags import FLAGS
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.record import FINAL, Status
 from attn_exp.results.read import read_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -250,11 +248,6 @@ def test_every_message_that_is_explained_is_one_that_the_program_says():
     # The last is PyTorch's own.
     assert [message for message in messages if not is_said(message, texts)] == ["OutOfMemoryError"]
     assert not is_said("there is no such message anywhere", texts)
-
-
-def test_the_readme_has_every_status_and_says_which_are_retried():
-    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (no|yes) \|$", TEXTS["README.md"], re.MULTILINE))
-    assert rows == {status: "no" if status in FINAL else "yes" for status in get_args(Status)}
 
 
 def test_every_flag_is_explained():

@@ -14,7 +14,7 @@ from attn_exp.timers.kernel import Activity
 from attn_exp.timers.loop import Block, Cost
 from attn_exp.worker.attempt import Attempt
 from attn_exp.worker.device import LOAD_S, Machine
-from attn_exp.worker.measure import face_off, measure
+from attn_exp.worker.measure import measure, measure_interleaved
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
 
@@ -125,7 +125,7 @@ def test_a_backend_that_is_right_at_its_first_call_alone_is_inaccurate(machine, 
     assert record.reason.startswith(f"the first call was right, one after the timing is not: {what}")
     assert record.metrics == {}
     rivals = [make_request({"_target_": "fakes.Honest", "name": "good"}, **passes), make_request(target, **passes)]
-    assert [record.status for record in face_off(rivals, machine)] == ["ok", "inaccurate"]
+    assert [record.status for record in measure_interleaved(rivals, machine)] == ["ok", "inaccurate"]
 
 
 # One key among thousands: less than rounding in bf16 by any norm, and right in every other respect.
@@ -407,7 +407,7 @@ def test_a_rival_that_fails_amid_the_rounds_ends_alone_and_the_others_are_measur
         make_request({"_target_": target, "name": name})
         for name, target in (("good", "fakes.Honest"), ("bad", "fakes.TiresOut"), ("fine", "fakes.Honest"))
     ]
-    good, bad, fine = face_off(requests, machine)
+    good, bad, fine = measure_interleaved(requests, machine)
     assert (good.status, fine.status) == ("ok", "ok")
     assert (bad.status, bad.reason) == ("error", "RuntimeError: no more")
     assert bad.metrics == {}

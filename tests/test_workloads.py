@@ -15,7 +15,7 @@ from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.metrics import implausibility
 from attn_exp.core.record import Compile
 from attn_exp.worker.device import Machine
-from attn_exp.worker.measure import face_off, measure
+from attn_exp.worker.measure import measure, measure_interleaved
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.rotary import rotary_tables, rotate
 
@@ -150,7 +150,7 @@ def test_the_whole_block_is_compiled_as_one_graph(machine):
 
 
 def test_rivals_in_a_block_take_turns(machine):
-    records = face_off([make_request("fakes.Honest", DIT), make_request("fakes.Honest", DIT)], machine)
+    records = measure_interleaved([make_request("fakes.Honest", DIT), make_request("fakes.Honest", DIT)], machine)
     assert [record.status for record in records] == ["ok", "ok"]
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from attn_exp.attention.inputs import Given
+from attn_exp.attention.inputs import DifferentiableInputs
 
 # dq, dk and dv; of a block, those of its inputs and weights.
 Gradients = tuple[torch.Tensor, ...]
@@ -19,6 +19,6 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Function = Callable[..., torch.Tensor]
 
 
-def autograd_backward(inputs: Given, out: torch.Tensor) -> Callable[[], Gradients]:
+def autograd_backward(inputs: DifferentiableInputs, out: torch.Tensor) -> Callable[[], Gradients]:
     """A call of `torch.autograd.grad` on a real output, without gradients accumulating."""
     return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True)

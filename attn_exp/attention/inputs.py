@@ -51,7 +51,7 @@ class Scales:
     d_out: float
 
 
-class Given(Protocol):
+class DifferentiableInputs(Protocol):
     """What a function is called with, and what its gradients are taken of: attention's tensors, or a block's."""
 
     @property

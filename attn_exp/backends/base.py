@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from attn_exp.attention.autograd import Function, Gradients, autograd_backward
-from attn_exp.attention.inputs import Given, Inputs
+from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import PASSES, Case
@@ -35,7 +35,7 @@ class Calls:
     backward: Callable[[torch.Tensor], Callable[[], Gradients]]
     scope: Callable[[], AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
     attention: Function | None = None
-    inputs: Given | None = None
+    inputs: DifferentiableInputs | None = None
     notes: dict[str, float] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class Backend(Protocol):
 NO_FUNCTION = "a block needs a function of q, k and v, and this backend has none: set workload=attention"
 
 
-class Described:
+class DeclarativeBackend:
     """A backend that declares what it supports, which package it needs, and the kernels that it claims.
 
     `claims` has a pattern for (device, pass), as `Backend.claimed_kernels` wants it.
@@ -101,7 +101,7 @@ class Described:
 
 def calls_of(
     attention: Function,
-    inputs: Given,
+    inputs: DifferentiableInputs,
     scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     notes: dict[str, float] | None = None,
 ) -> Calls:

@@ -9,7 +9,7 @@ import torch
 
 from attn_exp.attention.autograd import Gradients
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.cudnn_case import (
     backward_options,
     mask_options,
@@ -29,7 +29,7 @@ from attn_exp.core.case import E4M3, LAYOUTS, Case
 LEAST_CUDNN = {"binding": 8903, "wrapper": 91200}
 
 
-class CudnnGraph(Described):
+class CudnnGraph(DeclarativeBackend):
     """cuDNN's fused attention as a graph of the cudnn package, without PyTorch's dispatch.
 
     A graph is built once, with statistics only if gradients are wanted; each call writes into the same tensors.

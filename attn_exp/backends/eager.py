@@ -4,12 +4,12 @@ from functools import partial
 
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import PASSES, Case
 
 
-class Eager(Described):
+class Eager(DeclarativeBackend):
     """The plain formula in the case's own dtype; the scores are held in memory, whole."""
 
     supports = Supports(

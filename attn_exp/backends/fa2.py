@@ -3,14 +3,14 @@
 from functools import partial
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.bshd import bshd_calls, flash_window, sequence_starts, unbatched
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 
 
-class FlashAttention2(Described):
+class FlashAttention2(DeclarativeBackend):
     """FlashAttention 2 of the package flash-attn; `flash` is the copy of it that ships with PyTorch.
 
     Not run by the authors: flash-attn has no wheel for the torch they measure with. Written against 2.8.3

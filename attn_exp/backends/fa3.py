@@ -3,9 +3,9 @@
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.bshd import bshd_calls, flash_window
-from attn_exp.backends.operators import Asked, operator_attention, register
+from attn_exp.backends.operators import AttentionOptions, operator_attention, register
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import E4M3, Case
@@ -18,7 +18,7 @@ PACKAGE = Package(
 )
 
 
-class FlashAttention3(Described):
+class FlashAttention3(DeclarativeBackend):
     """FlashAttention 3, for Hopper, as a custom operator that breaks no graph under torch.compile.
 
     Not run by the authors: FlashAttention 3 is not on the package index, and building it takes hours. Written against
@@ -68,7 +68,9 @@ class FlashAttention3(Described):
         return bshd_calls(attention, inputs)
 
 
-def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: AttentionOptions
+) -> tuple[torch.Tensor, torch.Tensor]:
     packed = asked.starts is not None
     left, right = flash_window(causal=asked.causal, window=asked.window)
     longest = max(asked.lengths) if packed else None
@@ -98,7 +100,7 @@ def _backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    asked: Asked,
+    asked: AttentionOptions,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     packed = asked.starts is not None
     left, right = flash_window(causal=asked.causal, window=asked.window)

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, sequence_starts, unbatched
 from attn_exp.backends.package import Package, Refused
 from attn_exp.backends.supports import Supports
@@ -15,7 +15,7 @@ from attn_exp.core.case import Case
 _HOPPER = 9
 
 
-class FlashAttention4(Described):
+class FlashAttention4(DeclarativeBackend):
     """FlashAttention 4 of the package flash-attn-4, called directly; compiled at the first call of each pass.
 
     Run on an H200 with 4.0.0b36, the release that this is written against. `deterministic` takes the backward that adds

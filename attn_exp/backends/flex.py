@@ -8,14 +8,14 @@ import torch
 from attn_exp.attention.autograd import Attention
 from attn_exp.attention.formula import sequence_ids
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.compile import with_code_of_its_own
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 
 
-class Flex(Described):
+class Flex(DeclarativeBackend):
     """`torch.nn.attention.flex_attention` under torch.compile; `kernel_options` go to its kernels.
 
     With `kernel_options={BACKEND: FLASH}` the kernels are FlashAttention 4's (flash-attn-4 has to be installed).

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
@@ -13,7 +13,7 @@ from attn_exp.core.case import Case
 AUTOTUNE = ("none", "quick", "full")
 
 
-class Helion(Described):
+class Helion(DeclarativeBackend):
     """Our own fused attention in Helion, forward and backward, without atomics.
 
     Run on an H200 with Helion 1.0.0, which fits torch 2.11; Helion 1.5 wants a newer one. `autotune=none` takes tiles

@@ -1,8 +1,8 @@
-"""A library's attention as a torch custom operator: `torch.compile` sees one node, looks not inside, breaks no graph.
+"""Wrap a library's attention as a torch custom operator, which `torch.compile` keeps as one node of its graph.
 
-Two operators a library, `attn_exp::NAME_attention` and its backward. They take plain arguments, a case's masks in a
-case's words, and hand them on as an `Asked`; the library is imported when one is called, so that the registration, the
-shapes that tracing sees and the autograd formula are there without it.
+A library gets two operators, `attn_exp::NAME_attention` and its backward. They take plain arguments and pass the masks
+on as `AttentionOptions`. The library is imported when an operator is called: registration, the shapes for tracing and
+the autograd formula need no library.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from attn_exp.core.case import Case
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttentionOptions:
     """What an operator is to compute besides its tensors: `Case`'s fields; `starts` is where packed sequences start.
 
     `descales` (3, batch, kv_heads) in float32 make numbers of q, k and v that are codes; a packed case's batch is its
@@ -35,7 +35,7 @@ class Asked:
 
 
 # From q, k, v (batch, length, heads, dim) to the output likewise and the log-sum-exp (batch, heads, length) in float32.
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Asked], tuple[torch.Tensor, torch.Tensor]]
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], tuple[torch.Tensor, torch.Tensor]]
 # From d_out, q, k, v, the output and the log-sum-exp to dq, dk and dv.
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -59,7 +59,9 @@ def register(name: str, forward: Forward, backward: Backward) -> Any:
         deterministic: bool,
         descales: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return forward(q, k, v, Asked(starts, tuple(lengths), causal, window, softcap, deterministic, descales))
+        return forward(
+            q, k, v, AttentionOptions(starts, tuple(lengths), causal, window, softcap, deterministic, descales)
+        )
 
     @torch.library.custom_op(f"attn_exp::{name}_attention_backward", mutates_args=())
     def attention_backward(
@@ -77,7 +79,7 @@ def register(name: str, forward: Forward, backward: Backward) -> Any:
         deterministic: bool,
         descales: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        asked = Asked(starts, tuple(lengths), causal, window, softcap, deterministic, descales)
+        asked = AttentionOptions(starts, tuple(lengths), causal, window, softcap, deterministic, descales)
         return backward(d_out, q, k, v, out, lse, asked)
 
     attention.register_fake(_fake_attention)

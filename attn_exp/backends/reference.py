@@ -14,12 +14,12 @@ import torch
 from attn_exp.attention.autograd import Gradients
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import _sliced, reference_forward
-from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.eager import Eager
 from attn_exp.core.case import Case
 
 
-class Reference(Described):
+class Reference(DeclarativeBackend):
     """Float32 attention of any size."""
 
     supports = replace(Eager.supports, keyless=True)

@@ -19,7 +19,7 @@ from torch.backends.cuda import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 from attn_exp.core.record import Kernel
@@ -34,7 +34,7 @@ CHOICES = {
 }
 
 
-class Sdpa(Described):
+class Sdpa(DeclarativeBackend):
     """SDPA's own choice (`auto`): nothing is forced, no kernel is claimed, and the record names what it took."""
 
     supports = Supports(
@@ -60,7 +60,7 @@ class Sdpa(Described):
         # Not nullcontext: an outer choice must not leak into "its own choice".
         return sdpa_kernel(list(CHOICES.values()))
 
-    def took(self, direction: str, device: str, kernels: Sequence[Kernel]) -> str | None:
+    def kernel_provider(self, direction: str, device: str, kernels: Sequence[Kernel]) -> str | None:
         """Which of SDPA's backends these kernels belong to; None if they are nobody's."""
         for name, forced in (("cudnn", Cudnn), ("flash", Flash), ("efficient", Efficient), ("math", Math)):
             claim = forced.claims.get((device, direction))

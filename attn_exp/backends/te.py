@@ -5,14 +5,14 @@ from functools import partial
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, sequence_starts, unbatched
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 
 
-class TransformerEngine(Described):
+class TransformerEngine(DeclarativeBackend):
     """TransformerEngine's `DotProductAttention` with its own choice of kernel.
 
     Not run by the authors: transformer_engine_torch has no wheel, and building it needs a CUDA toolkit. Written against

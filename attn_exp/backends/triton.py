@@ -3,13 +3,13 @@
 from functools import partial
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 
 
-class Triton(Described):
+class Triton(DeclarativeBackend):
     """Our own fused attention in Triton, forward and backward, autotuned."""
 
     supports = Supports(

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described
+from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.bshd import bshd_calls
-from attn_exp.backends.operators import Asked, operator_attention, register
+from attn_exp.backends.operators import AttentionOptions, operator_attention, register
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
@@ -20,7 +20,7 @@ from attn_exp.core.case import Case
 PACKAGE = Package("xformers", "xformers.ops.fmha", 'pip install "xformers>=0.0.35,<0.1"')
 
 
-class XformersCutlass(Described):
+class XformersCutlass(DeclarativeBackend):
     """xFormers' `memory_efficient_attention` forced to CUTLASS; since 0.0.35 these are PyTorch's own kernels.
 
     Run on an H200 with 0.0.35 (xformers/ops/fmha/cutlass.py, attn_bias.py), whose wheel is built for CUDA 12: beside a
@@ -60,7 +60,7 @@ class XformersCutlass(Described):
         return bshd_calls(partial(fmha.memory_efficient_attention, attn_bias=bias, op=forced), inputs)
 
 
-class XformersFlash3(Described):
+class XformersFlash3(DeclarativeBackend):
     """xFormers forced to FlashAttention 3, as a custom operator that breaks no graph under torch.compile.
 
     Not run by the authors: xFormers calls FlashAttention 3 where `flash_attn_3` is installed, and that is not on the
@@ -136,7 +136,9 @@ def _kept_bias(
     return attention_bias(fmha, lengths, device, causal=causal, window=window)
 
 
-def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: AttentionOptions
+) -> tuple[torch.Tensor, torch.Tensor]:
     fmha = PACKAGE.load()
     bias = _kept_bias(fmha, asked.lengths, q.device, asked.causal, asked.window)
     out, lse = fmha.memory_efficient_attention_forward_requires_grad(q, k, v, bias, op=fmha.flash3.FwOp)
@@ -150,7 +152,7 @@ def _backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    asked: Asked,
+    asked: AttentionOptions,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     fmha = PACKAGE.load()
     bias = _kept_bias(fmha, asked.lengths, q.device, asked.causal, asked.window)

@@ -5,7 +5,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -13,8 +13,9 @@ from attn_exp.core.case import PASSES, Case, case_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.record import Compile, Measuring, Request, Status, backend_label
+from attn_exp.core.record import Compile, Measuring, Request, backend_label
 from attn_exp.core.redaction import held_secret
+from attn_exp.core.status import STATUSES
 from attn_exp.core.text import flat
 
 # What a value has to be that stands for one of such a type in a profiler's YAML.
@@ -279,12 +280,10 @@ def _check_no_secret(kept: dict[str, Any]) -> None:
 
 
 def _check_statuses(stop_on: Any) -> None:
-    known = get_args(Status)
     for status in stop_on if isinstance(stop_on, list) else [stop_on]:
-        if status not in known:
-            raise UserError(
-                f"stop_on={status} is no list of statuses: {nearest(str(status), known)}write stop_on=[inaccurate]"
-            )
+        if status not in STATUSES:
+            near = nearest(str(status), list(STATUSES))
+            raise UserError(f"stop_on={status} is no list of statuses: {near}write stop_on=[inaccurate]")
 
 
 def _compile(config: dict[str, Any]) -> Compile:

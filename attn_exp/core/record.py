@@ -12,6 +12,7 @@ from attn_exp.core.case import PASSES, Case
 from attn_exp.core.errors import UserError, check_name
 from attn_exp.core.files import owner_mark
 from attn_exp.core.profile import Profile
+from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import flat
 
 SCHEMA = 1
@@ -23,23 +24,6 @@ DUEL_NAME = "duel.yaml"
 LOG_NAME = "worker.log"
 # What a duel adds to its own folder.
 VERDICTS_NAME = "duel.json"
-
-Status = Literal[
-    "ok",
-    "unsupported",
-    "unavailable",
-    "wrong_kernel",
-    "inaccurate",
-    "implausible",
-    "out_of_memory",
-    "timeout",
-    "crashed",
-    "error",
-]
-
-# What another try cannot change. The rest is retried when the sweep is run again.
-FINAL: frozenset[str] = frozenset({"ok", "unsupported", "wrong_kernel", "inaccurate", "implausible", "out_of_memory"})
-
 
 # What decoding may raise for bytes that somebody else wrote; nesting without end is among them.
 NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
@@ -106,8 +90,9 @@ class Work:
 class PassRecord:
     """What one pass (forward or backward) left.
 
-    `took` is whose kernels ran, of a backend that may choose. `work` is None for attention alone, whose work follows
-    from its case.
+    `took` is the kernel provider: the backend whose kernels ran, of a backend that dispatches to others; None
+    otherwise. Its name is the one that `record.json` has. `work` is None for attention without a block, whose work
+    follows from its case.
     """
 
     first_call_s: float | None = None
@@ -151,14 +136,19 @@ class Compile:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def backend_label(name: str, compile_: Compile, took: Iterable[str | None] = ()) -> str:
-    """A backend as tables name it: with what it was compiled by, since that makes it another competitor.
+def backend_label(name: str, compile_: Compile, providers: Iterable[str | None] = ()) -> str:
+    """Return a backend's name in tables: `flash`, `flex+max-autotune`, `auto (cudnn)`.
 
-    `took` are those whose kernels ran in each pass, of a backend that may choose.
+    The compile mode belongs to the name because compiling makes it another competitor.
+
+    Args:
+        name: the backend's name.
+        compile_: how its attention was compiled.
+        providers: for each pass, the backend whose kernels a dispatching backend ran.
     """
     label = name if compile_.mode == "none" else f"{name}+{compile_.mode}"
-    # Whoever took its own adds nothing to its name.
-    others = dict.fromkeys(one for one in took if one and one != name)
+    # A backend that ran its own kernels adds nothing to its name.
+    others = dict.fromkeys(provider for provider in providers if provider and provider != name)
     return f"{label} ({', '.join(others)})" if others else label
 
 
@@ -238,13 +228,13 @@ class Record:
     @property
     def final(self) -> bool:
         """Whether running the job again could not change the outcome."""
-        return self.status in FINAL
+        return STATUSES[self.status].final
 
     @property
     def label(self) -> str:
         """Who computed it, as tables say: `flash`, `flex+max-autotune`, `auto (cudnn)`."""
-        took = [measured.took for measured in self.passes.values()]
-        return backend_label(str(self.request.backend.get("name", "?")), self.request.compile, took)
+        providers = [measured.took for measured in self.passes.values()]
+        return backend_label(str(self.request.backend.get("name", "?")), self.request.compile, providers)
 
     def lacking(self, request: Request) -> list[str]:
         """The profilers of a request that the record has no profile of."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.join import way
+from attn_exp.core.status import STATUSES
 from attn_exp.plots.data import caption, case_names, shared_case
 from attn_exp.plots.style import Chart, finish, new_figure
 
@@ -104,8 +105,7 @@ def _text(one: "Standing | None") -> str:
     if one is None:
         return ""
     if one.gain is None:
-        return {"unsupported": "unsup.", "out_of_memory": "memory", "unavailable": "unavail."}.get(
-            one.cell.result.status, one.cell.result.status
-        )
+        status = one.cell.result.status
+        return STATUSES[status].short or status
     value = one.gain.value
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"

@@ -14,19 +14,18 @@ from attn_exp.core.case import Case
 from attn_exp.core.errors import UserError, check_name
 from attn_exp.core.record import (
     FILE_NAME,
-    FINAL,
     NOT_DECODED,
     SCHEMA,
     Compile,
     Measuring,
     Record,
     RecordError,
-    Status,
     backend_label,
     inconsistency,
     read_record,
     settings,
 )
+from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import told_apart
 
 # What a sweep's records share is decoded once: thousands of records have a few environments and cases.
@@ -77,7 +76,7 @@ class Result:
     @property
     def final(self) -> bool:
         """Whether running the job again could not change the outcome."""
-        return self.status in FINAL
+        return STATUSES[self.status].final
 
     def longest_kernel(self, direction: str) -> str:
         """Return the name of the kernel in which a pass spends most of its time; empty if no kernel is known."""

@@ -19,12 +19,12 @@ from attn_exp.core.record import (
     Record,
     RecordError,
     Request,
-    Status,
     decode_record,
     read_record,
     write_record,
     write_whole,
 )
+from attn_exp.core.status import Status
 from attn_exp.run.worker_process import Isolation, Outcome
 
 

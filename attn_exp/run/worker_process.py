@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from attn_exp.core.errors import UserError, how_it_ended, last_words
-from attn_exp.core.record import LOG_NAME, Status
+from attn_exp.core.record import LOG_NAME
 from attn_exp.core.redaction import is_secret
+from attn_exp.core.status import Status
 
 _NAMES = (
     *("PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "COLUMNS"),

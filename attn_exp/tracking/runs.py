@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attn_exp.core.errors import is_inside
 from attn_exp.core.files import owner_mark
 from attn_exp.core.record import FILE_NAME, LOG_NAME, REQUEST_NAME, Record
+from attn_exp.core.status import STATUSES
 from attn_exp.tracking.base import metrics, params, run_name, samples_csv, tags
 from attn_exp.tracking.client import METRICS_BATCH, PARAM_LENGTH, PARAMS_BATCH, legal, whole_run
 
@@ -38,7 +39,6 @@ from attn_exp.tracking.location import database_file
 from attn_exp.tracking.lock import Writers
 
 _FILES = (FILE_NAME, REQUEST_NAME, LOG_NAME)
-_FINE = ("ok", "unsupported", "unavailable")
 
 
 class ArtifactError(RuntimeError):
@@ -52,7 +52,7 @@ def create_job_run(client: "MlflowClient", experiment: str, parent: str, record:
         _log_batches(client, run.info.run_id, record)
         _log_files(client, run, record, folder)
 
-    status = "FINISHED" if record.status in _FINE else "FAILED"
+    status = "FINISHED" if STATUSES[record.status].finished else "FAILED"
     own = tags(record) | {"mlflow.parentRunId": parent}
     return whole_run(client, experiment, run_name(record), own, (record.started_at, record.finished_at), status, fill)
 

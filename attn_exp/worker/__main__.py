@@ -47,7 +47,7 @@ def run_folder(
     """
     from attn_exp.backends.package import Unavailable
     from attn_exp.worker.device import Machine
-    from attn_exp.worker.measure import face_off, measure_and_keep
+    from attn_exp.worker.measure import measure_and_keep, measure_interleaved
 
     began = time.perf_counter()
     jobs = read_requests(folder)
@@ -68,7 +68,7 @@ def run_folder(
         record, rival = measure_and_keep(first, machine)
         records = [record]
     else:
-        records = face_off([request for request, _ in jobs], machine)
+        records = measure_interleaved([request for request, _ in jobs], machine)
     for record, (_, target) in zip(records, jobs, strict=True):
         record.stages_s["open"] = round(opened_s, 6)
         record.stages_s["total"] = round(time.perf_counter() - began, 6)

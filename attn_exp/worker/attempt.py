@@ -14,7 +14,8 @@ from attn_exp.attention.inputs import distribution
 from attn_exp.backends.compile import break_reason
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.core.flops import CONVENTION
-from attn_exp.core.record import CompileRecord, PassRecord, Record, Request, Status
+from attn_exp.core.record import CompileRecord, PassRecord, Record, Request
+from attn_exp.core.status import Status
 from attn_exp.worker.device import Machine
 from attn_exp.worker.nvtx import marked
 

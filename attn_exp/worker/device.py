@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.inputs import Given, make_inputs
+from attn_exp.attention.inputs import DifferentiableInputs, make_inputs
 from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import E4M3, Case
@@ -199,7 +199,7 @@ class Machine:
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 
-    def expected_for(self, request: Request, inputs: Given, *, with_gradients: bool) -> Expected:
+    def expected_for(self, request: Request, inputs: DifferentiableInputs, *, with_gradients: bool) -> Expected:
         """The float32 reference and its tolerances, kept for the next rival of the same case."""
         key = (request.case, request.measuring.seed, with_gradients)
         if self.expected is None or self.expected[0] != key:

@@ -19,7 +19,7 @@ from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.nvtx import marked
-from attn_exp.worker.prepare import Rival, name_kernels, prepare
+from attn_exp.worker.prepare import PreparedBackend, name_kernels, prepare
 
 # An H200's power cap was seen to set in after 15 to 30 ms of load; a tenth of a second of rest undoes it.
 BURST_REST_S = 0.1
@@ -32,15 +32,15 @@ def measure(request: Request, machine: Machine) -> Record:
     return measure_and_keep(request, machine)[0]
 
 
-def measure_and_keep(request: Request, machine: Machine) -> tuple[Record, Rival | None]:
+def measure_and_keep(request: Request, machine: Machine) -> tuple[Record, PreparedBackend | None]:
     """Measure one job, and keep what was measured for whoever looks at it next; None if it was not `ok`."""
-    attempt, prepared = Attempt(request), list[Rival]()
+    attempt, prepared = Attempt(request), list[PreparedBackend]()
     with marked("job", request.job, request.device):
         attempt.run(lambda: _measure(attempt, machine, prepared))
     return attempt.record(machine), prepared[0] if attempt.status == "ok" else None
 
 
-def face_off(requests: Sequence[Request], machine: Machine) -> list[Record]:
+def measure_interleaved(requests: Sequence[Request], machine: Machine) -> list[Record]:
     """Measure rivals of one case side by side: in every round one block each, in ABBA order.
 
     Samples of different records with the same round index belong together. A rival that cannot be measured ends with
@@ -48,7 +48,7 @@ def face_off(requests: Sequence[Request], machine: Machine) -> list[Record]:
     """
     forget()
     attempts = [Attempt(request) for request in requests]
-    rivals: list[tuple[Attempt, Rival]] = []
+    rivals: list[tuple[Attempt, PreparedBackend]] = []
     for attempt in attempts:
         attempt.run(lambda attempt=attempt: rivals.append((attempt, prepare(attempt, machine))))  # type: ignore[misc]
     for direction in requests[0].measuring.passes:
@@ -62,7 +62,7 @@ def face_off(requests: Sequence[Request], machine: Machine) -> list[Record]:
     return [attempt.record(machine) for attempt in attempts]
 
 
-def _measure(attempt: Attempt, machine: Machine, prepared: list[Rival]) -> None:
+def _measure(attempt: Attempt, machine: Machine, prepared: list[PreparedBackend]) -> None:
     forget()
     rival = prepare(attempt, machine)
     prepared.append(rival)
@@ -77,7 +77,7 @@ def _measure(attempt: Attempt, machine: Machine, prepared: list[Rival]) -> None:
     _flag_telemetry(attempt, machine)
 
 
-def _judge_again(attempt: Attempt, rival: Rival) -> None:
+def _judge_again(attempt: Attempt, rival: PreparedBackend) -> None:
     """What was timed is every call but the first: raise Stopped unless those are right as well."""
     with attempt.stage("accuracy"), rival.scope():
         wrong = rival.wrong()
@@ -102,11 +102,11 @@ def _time_alone(attempt: Attempt, machine: Machine, call: Call, direction: str, 
     _conclude(attempt, machine, direction, (ranking, *others))
 
 
-def _time_side_by_side(rivals: Sequence[tuple[Attempt, Rival]], machine: Machine, direction: str) -> None:
+def _time_side_by_side(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine: Machine, direction: str) -> None:
     entries: list[tuple[Attempt, Entry]] = []
     for attempt, rival in rivals:
 
-        def enter(attempt: Attempt = attempt, rival: Rival = rival) -> None:
+        def enter(attempt: Attempt = attempt, rival: PreparedBackend = rival) -> None:
             attempt.telemetry += machine.reading()
             with rival.scope():
                 launched = name_kernels(attempt, machine, rival, direction) + 1

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from attn_exp.attention.error import inaccuracy
-from attn_exp.attention.inputs import Given, Inputs
+from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.tolerance import Expected
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
@@ -30,7 +30,7 @@ _KERNELS_KEPT = 24
 
 
 @dataclass(frozen=True)
-class Rival:
+class PreparedBackend:
     """A backend ready to be timed: its calls by pass, the scope they run in, and the GPU memory it holds in bytes.
 
     `wrong` calls each pass once more and says what is wrong with what it gives now.
@@ -43,7 +43,7 @@ class Rival:
     wrong: Callable[[], str | None] = lambda: None
 
 
-def prepare(attempt: Attempt, machine: Machine) -> Rival:
+def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     """Everything up to the first calls and their judgement, in this order.
 
     What Dynamo compiled for others is kept, since rivals of a duel are prepared one after the other: see `forget`.
@@ -103,16 +103,16 @@ def prepare(attempt: Attempt, machine: Machine) -> Rival:
             later |= dict(zip(inputs.gradient_names, timed["backward"](), strict=True))
         return _judged(request, inputs, wanted, later, calls.scales)[1]
 
-    return Rival(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes, wrong_now)
+    return PreparedBackend(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes, wrong_now)
 
 
-def calls_for(request: Request, workload: Workload, backend: Backend, inputs: Given) -> Calls:
+def calls_for(request: Request, workload: Workload, backend: Backend, inputs: DifferentiableInputs) -> Calls:
     """The calls of a job, nothing called yet; compiled if that was asked for."""
     calls = workload.calls(backend, request.case, inputs)
     return calls if request.compile.mode == "none" else compile_calls(calls, request.compile)
 
 
-def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: str) -> float:
+def name_kernels(attempt: Attempt, machine: Machine, rival: PreparedBackend, direction: str) -> float:
     """Name what runs in one pass and check it against the backend's claim; how many kernels a call launches.
 
     To be called inside of the rival's scope.
@@ -126,9 +126,9 @@ def name_kernels(attempt: Attempt, machine: Machine, rival: Rival, direction: st
     attempt.passes[direction] = replace(
         attempt.passes[direction], peak_memory_bytes=peak_bytes, kernels=kernels[:_KERNELS_KEPT]
     )
-    if took := getattr(rival.backend, "took", None):
-        named = took(direction, machine.device, kernels)
-        attempt.passes[direction] = replace(attempt.passes[direction], took=named)
+    if kernel_provider := getattr(rival.backend, "kernel_provider", None):
+        provider = kernel_provider(direction, machine.device, kernels)
+        attempt.passes[direction] = replace(attempt.passes[direction], took=provider)
     if lossy:
         attempt.flags.add("profiler_lossy")
     elif machine.gpu is not None and not kernels:
@@ -161,7 +161,11 @@ def _first_calls(
 
 
 def _judged(
-    request: Request, inputs: Given, expected: Expected, tensors: dict[str, torch.Tensor], scales: dict[str, float]
+    request: Request,
+    inputs: DifferentiableInputs,
+    expected: Expected,
+    tensors: dict[str, torch.Tensor],
+    scales: dict[str, float],
 ) -> tuple[dict[str, dict[str, TensorError]], str | None]:
     """The errors by pass, the output's under `forward`, the gradients' under `backward`; and what is wrong, or None."""
     errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}

@@ -18,12 +18,14 @@ from attn_exp.profilers.base import Subject, load_profiler
 from attn_exp.worker.attempt import sentence
 from attn_exp.worker.device import Machine
 from attn_exp.worker.nvtx import marked
-from attn_exp.worker.prepare import Rival
+from attn_exp.worker.prepare import PreparedBackend
 
 _MB = 1e6
 
 
-def profile_job(record: Record, rival: Rival, machine: Machine, job: Path, announce: Callable[[], None]) -> Record:
+def profile_job(
+    record: Record, prepared: PreparedBackend, machine: Machine, job: Path, announce: Callable[[], None]
+) -> Record:
     """The record with a profile for each profiler that its request names, written into `job` after each of them.
 
     `announce` is called before each, so that whoever waits counts its time anew. The death of the process alone
@@ -35,7 +37,7 @@ def profile_job(record: Record, rival: Rival, machine: Machine, job: Path, annou
         folder = profile_folder(job, name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        subject = Subject(record, rival.backend, rival.calls, rival.scope, machine.gpu, job, folder)
+        subject = Subject(record, prepared.backend, prepared.calls, prepared.scope, machine.gpu, job, folder)
         began = time.perf_counter()
         with marked("job", record.request.job, machine.device), marked("phase", f"profile-{name}", machine.device):
             found = run_profiler(partial(_profiled, options, subject), job, folder)

@@ -11,7 +11,7 @@ from attn_exp.core.record import Work
 class Workload(Protocol):
     """From a case to inputs, from those to what must come out, and from a backend to the calls to time.
 
-    The inputs are `Given`; which kind is the workload's own affair.
+    The inputs are `DifferentiableInputs`; which kind is the workload's own affair.
     """
 
     def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> Any:

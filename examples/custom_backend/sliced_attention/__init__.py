@@ -6,12 +6,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, Described, calls_of
+from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 
 
-class SlicedAttention(Described):
+class SlicedAttention(DeclarativeBackend):
     """PyTorch's SDPA over slices of queries: under a causal mask keys of the future are never read."""
 
     # What is not in here is refused, in a sentence, before anything is measured.

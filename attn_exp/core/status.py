@@ -1,0 +1,123 @@
+"""The statuses of a job: what each means, whether it is final, and which files set it. Their only home.
+
+Records, requests (`stop_on`), MLflow, plots and the table in docs/records.md are made from `STATUSES`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal[
+    "ok",
+    "unsupported",
+    "wrong_kernel",
+    "inaccurate",
+    "implausible",
+    "out_of_memory",
+    "unavailable",
+    "timeout",
+    "crashed",
+    "error",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusInfo:
+    """What is known about one status.
+
+    Attributes:
+        meaning: one line for tables and docs.
+        final: whether running the same command again keeps the record, since another attempt cannot change it.
+        set_by: the files of the package that set it.
+        why: what happened when each of them sets it.
+        finished: whether MLflow shows the run as FINISHED: the job ended as its case and machine require.
+        short: the name in narrow cells of a plot.
+    """
+
+    meaning: str
+    final: bool
+    set_by: tuple[str, ...]
+    why: str
+    finished: bool = False
+    short: str = ""
+
+
+STATUSES: dict[Status, StatusInfo] = {
+    "ok": StatusInfo(
+        "measured and checked; the only status with numbers",
+        final=True,
+        set_by=("worker/attempt.py",),
+        why="every check passed, before and after timing",
+        finished=True,
+    ),
+    "unsupported": StatusInfo(
+        "the backend cannot compute this case, in its own words",
+        final=True,
+        set_by=("worker/prepare.py", "worker/attempt.py", "worker/measure.py"),
+        why="the backend refuses the case, torch.compile with fullgraph=true meets a graph break, a kernel needs more "
+        "than the GPU has, or no CUDA graph can hold the call",
+        finished=True,
+        short="unsup.",
+    ),
+    "wrong_kernel": StatusInfo(
+        "other kernels ran than the backend claims",
+        final=True,
+        set_by=("worker/prepare.py",),
+        why="no kernel of a traced call has a name that the backend claims",
+    ),
+    "inaccurate": StatusInfo(
+        "output or gradients are too far from the float32 reference",
+        final=True,
+        set_by=("worker/prepare.py", "worker/measure.py"),
+        why="the first call, or a call after the timing, exceeds a tolerance or is wrong at the mask's boundary",
+    ),
+    "implausible": StatusInfo(
+        "faster than the GPU's datasheet allows",
+        final=True,
+        set_by=("worker/measure.py",),
+        why="the time is below the least time in which the GPU could do the work",
+    ),
+    "out_of_memory": StatusInfo(
+        "the case does not fit",
+        final=True,
+        set_by=("worker/attempt.py", "run/worker_process.py"),
+        why="an allocation failed, or the kernel killed the worker for its memory",
+        short="memory",
+    ),
+    "unavailable": StatusInfo(
+        "a package or the device is missing",
+        final=False,
+        set_by=("worker/attempt.py", "worker/__main__.py"),
+        why="an import failed, or PyTorch sees no CUDA device",
+        finished=True,
+        short="unavail.",
+    ),
+    "timeout": StatusInfo(
+        "longer than `isolation.timeout_s`; the worker was killed",
+        final=False,
+        set_by=("run/worker_process.py",),
+        why="the parent waited for the worker for as long as the limit allows",
+    ),
+    "crashed": StatusInfo(
+        "the worker process died",
+        final=False,
+        set_by=("run/worker_process.py",),
+        why="the worker ended by a signal or with an exit code before it wrote a record",
+    ),
+    "error": StatusInfo(
+        "the backend raised",
+        final=False,
+        set_by=("worker/attempt.py", "run/job_queue.py"),
+        why="an exception that no other status describes, or a worker that ended without a record",
+    ),
+}
+
+
+def status_table() -> str:
+    """Return the statuses as a Markdown table, for docs/records.md."""
+    head = "| status | meaning | run again by the same command? | set when | set in |\n|---|---|---|---|---|"
+    rows = [
+        f"| `{status}` | {info.meaning} | {'no' if info.final else 'yes'} | {info.why} | "
+        f"{', '.join(f'`{path}`' for path in info.set_by)} |"
+        for status, info in STATUSES.items()
+    ]
+    return "\n".join([head, *rows])
