@@ -1,14 +1,8 @@
 """attn_exp: which attention implementation is fastest here, by how much, and can the number be trusted?"""
 
-import importlib
-from typing import Any
+# First the package `attn_exp.compare`: a later first import of one of its modules would rebind the name `compare`.
+import attn_exp.compare  # noqa: F401
+from attn_exp.api import compare, load
+from attn_exp.core.version import __version__
 
-__version__ = "0.1.0"
-
-
-def __getattr__(name: str) -> Any:
-    """For notebooks: `from attn_exp import load, compare`, imported when asked for; `compare` is a callable module."""
-    if name in ("compare", "load"):
-        module = importlib.import_module("attn_exp.compare")
-        return module if name == "compare" else module.load
-    raise AttributeError(f"module 'attn_exp' has no attribute '{name}'")
+__all__ = ["__version__", "compare", "load"]

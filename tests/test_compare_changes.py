@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import sweeps
 
-from attn_exp.compare import compare
+from attn_exp import compare
 from attn_exp.compare.environment import held_back_by, session
 from attn_exp.core.errors import UserError
 

@@ -6,7 +6,7 @@ import random
 import pytest
 import sweeps
 
-from attn_exp.compare import compare
+from attn_exp import compare
 from attn_exp.compare.history import FEWEST, first_shift, shifts
 from attn_exp.core.errors import UserError
 

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 import sweeps
 
+from attn_exp import compare
 from attn_exp.commands.compare import main
-from attn_exp.compare import compare
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
 from attn_exp.core.record import Kernel

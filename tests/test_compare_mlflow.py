@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sweeps
 
-from attn_exp.compare import compare, load
+from attn_exp import compare, load
 from attn_exp.core.errors import UserError
 from attn_exp.results.result import Result
 from attn_exp.tracking import SweepInfo, make_tracker

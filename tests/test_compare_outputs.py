@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import sweeps
 
-from attn_exp.compare import compare
+from attn_exp import compare
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import FORMATS, text_of
 from attn_exp.compare.sheet import rounded, written

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import sweeps
 
+from attn_exp import compare
 from attn_exp.commands.compare import main
-from attn_exp.compare import compare
 from attn_exp.core.record import Compile, Timing
 
 pytest.importorskip("matplotlib")
@@ -168,7 +168,7 @@ def test_names_that_matplotlib_would_take_for_something_else_are_drawn_as_they_a
 
 def test_files_are_the_same_every_time_and_pyplot_is_never_imported(folder, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from attn_exp.compare import compare\n"
+        "import sys; from pathlib import Path; from attn_exp import compare\n"
         "from attn_exp.plots.all import write_charts\n"
         f"print(len(write_charts(compare({str(folder / 'one')!r}), Path({str(tmp_path / 'p')!r}))))\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"

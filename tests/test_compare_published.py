@@ -3,7 +3,7 @@
 import pytest
 import sweeps
 
-from attn_exp.compare import compare
+from attn_exp import compare
 from attn_exp.core.errors import UserError
 from attn_exp.core.flops import flops_common_convention
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import cases
 
-from attn_exp.compare import compare
+from attn_exp import compare
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import FILE_NAME, SCHEMA, Compile, RecordError, read_record, write_record
 from attn_exp.results.read import read_folder, sweep_folders

@@ -8,7 +8,7 @@ import sweeps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_exp.compare import compare
+from attn_exp import compare
 from attn_exp.core.errors import UserError
 from attn_exp.results.calibration import Calibration, write_calibration
 

@@ -10,7 +10,7 @@ import pytest
 import sweeps
 from test_tracker_mlflow import config, logged, migrated, place, ready, runs_of  # noqa: F401
 
-from attn_exp.compare import load
+from attn_exp import load
 from attn_exp.core.record import Record
 from attn_exp.plots.curves import curves
 from attn_exp.results.read import read_folder

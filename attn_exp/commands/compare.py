@@ -19,7 +19,7 @@ margin           the difference that the verdict `same` rules out (3%)
 spread           what equal rows may differ by, instead of what is known of the device
 --fail-if-slower exit with 1 if a cell is slower by so much, or lost
 anyway           true: compare what cannot be compared all the same
-uri, experiment  read from an MLflow store, uri=sqlite:///mlruns/mlflow.db
+uri              read from an MLflow store, uri=sqlite:///mlruns/mlflow.db; mlflow_experiment: which of its experiments
 
 Exit codes: 0; 1 a regression; 2 something to type differently; 3 files that are no records were skipped.
 """

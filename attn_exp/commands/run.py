@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-import attn_exp
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
+from attn_exp.core.version import __version__
 from attn_exp.run.worker_process import Worker
 
 # What decides how a worker is started, or where: tasks of a launcher have workers of their own.
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     arguments = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
     sys.argv[1:] = arguments
     if "--version" in arguments:
-        print(f"attn_exp {attn_exp.__version__}")
+        print(f"attn_exp {__version__}")
         return 0
     # With a random part: two sweeps that start together get two folders.
     os.environ["ATTN_EXP_SWEEP"] = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"

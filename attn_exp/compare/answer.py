@@ -128,7 +128,7 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
     if choice.uri is not None and words:
         from attn_exp.tracking.mlflow_read import read_store
 
-        return read_store(choice.uri, choice.experiment, words)
+        return read_store(choice.uri, choice.mlflow_experiment, words)
     return [read_folder(folder) for folder in sweep_folders(words, Path(choice.folder))]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from attn_exp.compare.render import FORMATS
 from attn_exp.core.errors import UserError, nearest
 
+# Earlier spellings of keys.
+_EARLIER = {"experiment": "mlflow_experiment"}
 # A difference that matters, unless told otherwise: what `same` rules out.
 MARGIN = 0.03
 
@@ -39,7 +41,7 @@ class Choice:
     anyway: bool = False
     folder: str = "multirun"
     uri: str | None = None
-    experiment: str = "attn_exp"
+    mlflow_experiment: str = "attn_exp"
 
 
 def choice_of(arguments: Sequence[str]) -> Choice:
@@ -68,6 +70,7 @@ def choice_of(arguments: Sequence[str]) -> Choice:
                     f"'{word}' is not of the form key=value: {_near(word)}for example sweep={word.strip('-')}"
                 )
             key, value = "sweep", word
+        key = _EARLIER.get(key, key)
         if key not in _READERS:
             raise UserError(f"there is no key '{key}': {_near(key)}the keys are {', '.join(_READERS)}")
         if key == "sweep":
@@ -88,7 +91,8 @@ def choice_from(keys: Mapping[str, Any]) -> Choice:
         UserError: a key or value that does not exist.
     """
     given: dict[str, Any] = {}
-    for key, value in keys.items():
+    for word, value in keys.items():
+        key = _EARLIER.get(word, word)
         if key not in _READERS or key in ("sweep", "against", "format", "out", "rows", "plots"):
             raise UserError(f"there is no key '{key}': {_near(key)}the keys are {', '.join(_READERS)}")
         given[key] = _READERS[key](key, value) if isinstance(value, str) else value

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 
@@ -75,6 +76,20 @@ def grid(rows: Sequence[Mapping[str, Any]], shown: Sequence[str], form: str = "s
         disable_numparse=True,
         colalign=["right" if number else "left" for number in numbers] if rows else None,
     )
+
+
+# So many rows of a table a notebook shows.
+FIRST_ROWS = 10
+
+
+def html_table(title: str, rows: Sequence[Mapping[str, Any]], *, total: int) -> str:
+    """Return a title, a table of the first of `total` rows and how many follow, as HTML for a notebook's cell."""
+    parts = [f"<p>{escape(title)}</p>"]
+    if rows:
+        parts.append(str(grid(rows, list(rows[0]), "html")))
+    if total > len(rows):
+        parts.append(f"<p>... and {total - len(rows)} more rows: to_frame() has all</p>")
+    return "\n".join(parts)
 
 
 def fitted(

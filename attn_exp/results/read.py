@@ -2,6 +2,7 @@
 
 import fnmatch
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.core.case import case_columns
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record import FILE_NAME, Record, RecordError
-from attn_exp.results.result import Result, decode
+from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
+from attn_exp.results.result import Result, decode, named
 
 if TYPE_CHECKING:
     import pandas
@@ -26,6 +28,25 @@ class Sweep:
     place: str
     results: tuple[Result, ...]
     broken: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        parts = [_count(len(self.results), "record")]
+        statuses = Counter(result.status for result in self.results)
+        parts[0] += f" ({', '.join(f'{n} {status}' for status, n in statuses.most_common())})" if statuses else ""
+        parts += sorted({result.device_name for result in self.results} - {""})
+        parts += [f"{len(self.broken)} broken"] if self.broken else []
+        return f"<Sweep {self.name}: {', '.join(parts)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"backend": result.label, "case": result.case.label(), "status": result.status}
+            | {
+                f"{SHORT[direction]} us": figures(us) if (us := result.metrics.get(f"{direction}/time_us")) else ""
+                for direction in SHORT
+            }
+            for result in named(self.results[:FIRST_ROWS])
+        ]
+        return html_table(repr(self), rows, total=len(self.results))
 
     @property
     def when(self) -> float:
@@ -92,6 +113,10 @@ def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple
         except RecordError as error:
             broken.append(str(error))
     return tuple(results), tuple(broken)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _rows(result: Result) -> list[dict[str, Any]]:

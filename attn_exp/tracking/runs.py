@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from urllib.parse import quote
 
-import attn_exp
 from attn_exp.core.record import sound_record
 from attn_exp.core.redaction import redacted
+from attn_exp.core.version import __version__
 from attn_exp.results.store import place_identity, sweep_identity
 from attn_exp.tracking.base import Curve, EndStatus, SweepInfo
 from attn_exp.tracking.client import client_of, fitting, open_experiment, search, source
@@ -271,7 +271,7 @@ class Runs:
             "attn_exp.sweep_id": sweep_identity(self.sweep.folder),
             "attn_exp.folder": str(self.sweep.folder.absolute()),
         }
-        said = {"attn_exp.command": redacted(self.sweep.command), "attn_exp.version": attn_exp.__version__}
+        said = {"attn_exp.command": redacted(self.sweep.command), "attn_exp.version": __version__}
         found = [run for run in search(client, self._experiment, identity) if _is_same(run, own, self.sweep.folder)]
         if not found:
             self.fresh = True

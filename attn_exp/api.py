@@ -1,0 +1,115 @@
+"""The Python API: load a sweep, compare sweeps. Imports nothing heavy before a function is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import TypeAlias, Unpack
+
+    from attn_exp.compare.changes import Changes
+    from attn_exp.compare.comparison import Comparison
+    from attn_exp.compare.history import History
+    from attn_exp.compare.published import Published
+    from attn_exp.compare.rivals import Rivals
+    from attn_exp.results.read import Sweep
+
+    Sweeps: TypeAlias = str | Path | Sweep | Sequence[str | Path | Sweep]
+
+
+class Keys(TypedDict, total=False):
+    """The options of every comparison, as those of `attn-exp compare`. Shares are numbers or text: 0.03 or "3%"."""
+
+    where: str
+    sort: str
+    metric: str
+    margin: float | str
+    spread: float | str
+    anyway: bool
+    folder: str | Path
+    uri: str
+    mlflow_experiment: str
+
+
+class RankingKeys(Keys, total=False):
+    """The options of a comparison of backends with each other."""
+
+    baseline: str
+    by: str | Sequence[str]
+
+
+def load(
+    name: str | Path, *, folder: str | Path = "multirun", uri: str | None = None, mlflow_experiment: str = "attn_exp"
+) -> Sweep:
+    """Load the results of one sweep from its folder or from an MLflow store.
+
+    Args:
+        name: the sweep's name in `folder`, or the path of its folder.
+        folder: where the folders of sweeps are.
+        uri: the MLflow store to read from instead, for example `sqlite:///mlruns/mlflow.db`.
+        mlflow_experiment: the experiment in that store.
+
+    Returns:
+        The sweep. `.results` are its records without samples (`.record()` of a result reads those too), `.to_frame()`
+        is a pandas DataFrame with a row per record and pass, `.broken` says which files could not be read and why.
+
+    Raises:
+        UserError: there is no such sweep, or it has no records.
+    """
+    from attn_exp.compare.answer import read_sweeps
+    from attn_exp.compare.choice import Choice
+    from attn_exp.core.errors import UserError
+
+    choice = Choice(folder=str(folder), uri=uri, mlflow_experiment=mlflow_experiment)
+    sweeps = read_sweeps(choice, [str(name)])
+    if len(sweeps) != 1:
+        raise UserError(f"{name} names {len(sweeps)} sweeps: load one at a time")
+    return sweeps[0]
+
+
+@overload
+def compare(sweep: Sweeps, **keys: Unpack[RankingKeys]) -> Rivals: ...
+@overload
+def compare(sweep: Sweeps, against: Sweeps, **keys: Unpack[Keys]) -> Changes: ...
+@overload
+def compare(sweep: Sweeps, *, history: Literal[True], **keys: Unpack[Keys]) -> History: ...
+@overload
+def compare(sweep: Sweeps, *, published: str | Path, **keys: Unpack[Keys]) -> Published: ...
+
+
+def compare(sweep: Sweeps, against: Sweeps = (), **keys: Any) -> Comparison:
+    """Compare sweeps as `attn-exp compare` does, with the same options: `baseline="flash"`, `where="causal"`.
+
+    Args:
+        sweep: one or several sweeps, each a name, a path, or what `load` returned.
+        against: earlier sweeps to compare with.
+        **keys: `where`, `sort`, `metric`, `margin`, `spread`, `anyway`, `folder`, `uri`, `mlflow_experiment` for all
+            comparisons; `baseline` and `by` for a comparison of backends; `history=True` and `published=FILE` choose
+            another comparison.
+
+    Returns:
+        `Rivals`, the backends of a sweep beside each other; with `against` `Changes`; with `history=True` a `History`;
+        with `published=FILE` `Published`. All have `.rows` and `.to_frame()`.
+
+    Raises:
+        UserError: an option or value that the command would refuse, with the same message.
+    """
+    from pathlib import Path
+
+    from attn_exp.compare.answer import compare_read
+    from attn_exp.compare.choice import choice_from
+    from attn_exp.results.read import Sweep
+
+    choice = choice_from(keys)
+
+    def read(side: Sweeps) -> list[Sweep]:
+        several = [side] if isinstance(side, (str, Path, Sweep)) else side
+        folder, uri, experiment = choice.folder, choice.uri, choice.mlflow_experiment
+        return [
+            one if isinstance(one, Sweep) else load(one, folder=folder, uri=uri, mlflow_experiment=experiment)
+            for one in several
+        ]
+
+    return compare_read(choice, read(sweep), read(against))

@@ -1,0 +1,80 @@
+"""The Python API: real exports with types, cheap to import, and short when printed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sweeps
+
+import attn_exp
+
+ROOT = Path(attn_exp.__file__).parent.parent
+SNIPPET = """
+import attn_exp
+from attn_exp import compare, load
+
+sweep = load("first")
+reveal_type(sweep)
+reveal_type(attn_exp.compare(sweep, baseline="flash"))
+reveal_type(compare(sweep, "old", margin=0.05))
+reveal_type(compare(["a", "b", "c"], history=True, where="causal"))
+reveal_type(compare("a", published="figures.csv"))
+reveal_type(sweep.results[0].metrics)
+compare(sweep, baselin="flash")
+"""
+
+
+def python(code, cwd=ROOT):
+    ran = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_strict_type_checker_sees_the_functions_and_what_they_return(tmp_path):
+    assert (ROOT / "attn_exp" / "py.typed").is_file()
+    (tmp_path / "snippet.py").write_text(SNIPPET)
+    ran = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "snippet.py"],
+        cwd=tmp_path,
+        env={"MYPYPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    revealed = [line.split('"')[1].rpartition(".")[2] for line in ran.stdout.splitlines() if "Revealed type" in line]
+    assert revealed[:5] == ["Sweep", "Rivals", "Changes", "History", "Published"]
+    assert "Mapping[str, float]" in ran.stdout or "Mapping[builtins.str, builtins.float]" in ran.stdout
+    errors = [line for line in ran.stdout.splitlines() if " error: " in line]
+    assert errors and all("snippet.py:12:" in line for line in errors), ran.stdout
+
+
+def test_importing_the_package_imports_nothing_but_the_api():
+    found = python("import sys, attn_exp; print(*sorted(name for name in sys.modules if 'attn_exp' in name))").split()
+    assert found == ["attn_exp", "attn_exp.api", "attn_exp.compare", "attn_exp.core", "attn_exp.core.version"]
+
+
+def test_compare_stays_the_function_whatever_is_imported_later():
+    code = "import attn_exp.compare.answer, attn_exp; from attn_exp import compare; print(callable(compare))"
+    assert python(code) == "True\n"
+    assert attn_exp.compare is attn_exp.api.compare
+
+
+def test_the_version_is_that_of_the_project():
+    assert f'version = "{attn_exp.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.fixture
+def many(tmp_path):
+    jobs = [
+        sweeps.job(name, us, of=sweeps.case(batch=batch)) for name, us in (("flash", 100), ("cudnn", 80))
+        for batch in range(1, 21)
+    ]  # fmt: skip
+    return sweeps.sweep(tmp_path / "first", [*jobs, sweeps.failed("error", "<b>fa3</b>", of=sweeps.case(batch=99))])
+
+
+def test_a_sweep_prints_as_a_line_and_shows_as_its_first_rows(many):
+    assert repr(many) == "<Sweep first: 41 records (40 ok, 1 error), NVIDIA H200>"
+    html = many._repr_html_()
+    assert html.count("<tr>") == 11 and "31 more rows" in html
+    assert "<b>" not in html
