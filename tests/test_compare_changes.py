@@ -228,7 +228,8 @@ def test_canaries_leave_alone_what_no_clock_moves(against):
 )
 def test_which_canaries_stand_for_a_cell(tmp_path, device, flops, moved, kind, names):
     shares = {"forward/flops_of_measured": flops, "forward/bandwidth_of_measured": moved}
-    record = sweeps.job(device=device, metrics=shares, canaries=sweeps.CANARIES)
+    record = sweeps.job(device=device, canaries=sweeps.CANARIES)
+    record = replace(record, metrics=record.metrics | shares)
     (result,) = sweeps.sweep(tmp_path / "s", [record]).results
     assert held_back_by(result, "forward") == kind
     found = session(result, result, "forward")
