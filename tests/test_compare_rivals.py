@@ -139,7 +139,7 @@ def test_geometric_means_are_of_ratios_and_by_groups(tmp_path):
             (("float16",), "math"): 1.0,
         }
     )
-    with pytest.raises(UserError, match="by= knows no 'dtpe': did you mean 'dtype'"):
+    with pytest.raises(UserError, match="by= names an unknown field 'dtpe': did you mean 'dtype'"):
         rivals(tmp_path, [], by="dtpe")
 
 
@@ -192,8 +192,8 @@ def test_a_job_that_was_measured_again_counts_once(tmp_path):
     ("keys", "words"),
     [
         ({"baseline": "flsh"}, "there is no baseline=flsh: did you mean 'flash'"),
-        ({"where": "batch > 99"}, "leaves none"),
-        ({"sort": "tflps"}, "sort= knows no 'tflps': did you mean 'tflops'"),
+        ({"where": "batch > 99"}, "matches none"),
+        ({"sort": "tflps"}, "sort= names an unknown field 'tflps': did you mean 'tflops'"),
         ({"spread": "nine"}, "is no percentage"),
         ({"basline": "flash"}, "there is no key 'basline': did you mean 'baseline'"),
     ],

@@ -1,9 +1,9 @@
-"""Where: a small language for choosing cells, `causal and seq_len >= 4096`. Python's parser reads it; nothing is run.
+"""Select cells with a filter expression such as `causal and seq_len >= 4096`; parsed with `ast`, never evaluated.
 
-An expression is made of comparisons (`== = != < <= > >=`, `in (a, b)`, `not in (a, b)`), `and`, `or`, `not` and
-parentheses; what is compared are fields, numbers, 'texts', `true`, `false` and `none`. A word that names no field is
-text, so `backend == flash` needs no quotes. A missing value (a metric of a job that failed) is neither smaller nor
-larger than anything.
+An expression consists of comparisons (`== = != < <= > >=`, `in (a, b)`, `not in (a, b)`), `and`, `or`, `not` and
+parentheses. Operands are fields, numbers, quoted text, `true`, `false` and `none`. A word that is not a field is text,
+so `backend == flash` needs no quotes. `<`, `<=`, `>` and `>=` are false for a missing value, such as a metric of a
+failed job.
 """
 
 import ast
@@ -21,7 +21,7 @@ from attn_exp.results.cell import Cell
 from attn_exp.results.fields import Getter, distinct, fields, getter
 
 Test = Callable[[Cell], bool]
-# Words such as `pass`, `forward/time_us` or `flash-8383` are no names to Python: its parser gets placeholders instead.
+# `pass`, `forward/time_us` and `flash-8383` are not Python names, so the parser gets a placeholder for each operand.
 _ATOM = re.compile(
     r"""(?P<number>-?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
     |(?P<text>'[^']*'|"[^"]*")|(?P<word>[^\W\d][\w./+-]*)|(?P<sign>==|!=|<=|>=|[=<>(),]|\s+)|(?P<unknown>.)""",
@@ -40,7 +40,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _SIGNS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _EXAMPLE = 'for example where="causal and seq_len >= 4096"'
 _LONGEST, _DEEPEST = 10_000, 50
-# As much of a long expression as a message shows.
+# How many characters of an expression an error message repeats.
 _SHOWN = 200
 
 
@@ -57,18 +57,18 @@ def chosen(cells: Sequence[Cell], expression: str) -> list[Cell]:
     """Return the cells for which the expression holds.
 
     Raises:
-        UserError: it is no expression, names what is not there, or holds for nothing.
+        UserError: the expression is invalid, names an unknown field, or holds for no cell.
     """
     filter_ = _Filter(expression, cells)
     test = filter_.test()
     kept = [cell for cell in cells if test(cell)]
     if not kept:
-        raise UserError(f"{filter_.shown} leaves none of {len(cells)} cells: choose more")
+        raise UserError(f"{filter_.shown} matches none of the {len(cells)} cells: relax it")
     return kept
 
 
 class _Filter:
-    """One expression over some cells: Python parses its structure, and only a few kinds of node are accepted."""
+    """A filter expression: Python parses it, and only a few node types of its syntax tree are accepted."""
 
     def __init__(self, expression: str, cells: Sequence[Cell]) -> None:
         self._cells = cells
@@ -78,11 +78,11 @@ class _Filter:
         shown = printable(expression[: _SHOWN + 1])
         self.shown = f'where="{shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."}"'
         if len(expression) > _LONGEST:
-            raise self._error(f"it has {len(expression):,} characters, the limit is {_LONGEST:,}")
+            raise self._error(f"it has {len(expression):,} characters; the limit is {_LONGEST:,}")
         self._spelled = "".join(map(self._spell, _ATOM.finditer(expression))).strip()
 
     def test(self) -> Test:
-        """Return the function that tells whether the expression holds for a cell."""
+        """Return a function that evaluates the expression for a cell."""
         try:
             tree = ast.parse(self._spelled, mode="eval")
         except SyntaxError as error:
@@ -92,10 +92,10 @@ class _Filter:
         return self._condition(tree.body, 0)
 
     def _spell(self, match: re.Match[str]) -> str:
-        """Return a token as Python's parser takes it: a number, text or word is a placeholder, `_0_`, `_1_` ..."""
+        """Return a token as the parser gets it; numbers, text and words become the placeholders `_0_`, `_1_`, ..."""
         kind, token = match.lastgroup, match[0]
         if kind == "unknown":
-            raise self._error(f"{match.string[match.start() : match.start() + 12].rstrip()!r} is not understood")
+            raise self._error(f"{match.string[match.start() : match.start() + 12].rstrip()!r} is not supported")
         if kind == "sign":
             return "==" if token == "=" else " " if token.isspace() else token
         if token in _KEYWORDS:
@@ -109,9 +109,9 @@ class _Filter:
         if "too many nested" in error.msg:
             return "it is nested too deeply"
         if not error.offset or not error.end_offset:
-            return "it ends too early"
+            return "it is incomplete"
         place = self._typed(self._spelled[error.offset - 1 : error.end_offset - 1] or self._spelled[error.offset - 1])
-        return f"'and' or 'or' is missing in {place}" if "comma" in error.msg else f"{place} is not expected there"
+        return f"'and' or 'or' is missing in {place}" if "comma" in error.msg else f"{place} is unexpected"
 
     def _condition(self, node: ast.expr, depth: int) -> Test:
         if depth > _DEEPEST:
@@ -132,7 +132,7 @@ class _Filter:
             case ast.Name():
                 field = self._operand(node)
                 if field.name is None:
-                    # A word that is a condition by itself is meant for a field.
+                    # A word on its own can only be meant as a field.
                     self._no_field(field.constant)
                 return lambda cell: bool(field.get(cell))
         raise self._unexpected(node)
@@ -173,18 +173,18 @@ class _Filter:
         value = DTYPES.get(constant.constant, constant.constant) if field.name == "dtype" else constant.constant
         there = self._values_of(field.name)
         if op in _SIGNS and any(_kind(value) != _kind(other) for other in there[:1]):
-            example = f"{field.name} is {there[0]!r} somewhere"
-            raise self._error(f"{field.name} {_SIGNS[op]} {value!r} compares unlike things ({example})")
+            types = f"{_kind(there[0])} with {_kind(value)}"
+            raise self._error(f"{field.name} {_SIGNS[op]} {value!r} compares {types}, {field.name} is {there[0]!r}")
         if isinstance(value, str) and value not in there:
             choices = sorted(str(other) for other in there)
             raise self._error(
-                f"no {field.name} is '{printable(value)}': "
-                f"{nearest(value, choices)}there are {', '.join(choices[:12]) or 'none'}"
+                f"{field.name} is never '{printable(value)}': "
+                f"{nearest(value, choices)}its values are {', '.join(choices[:12]) or 'all missing'}"
             )
         return _Operand(lambda _: value, None, value)
 
     def _values_of(self, name: str) -> list[Any]:
-        """Return the values of a field that occur in the cells, each once."""
+        """Return the distinct values of a field over the cells, without None."""
         if name not in self._values:
             values = distinct(map(_typed_lists(self._known[name]), self._cells))
             self._values[name] = [value for value in values if value is not None]
@@ -205,25 +205,25 @@ class _Filter:
         return _Operand(lambda _: value, None, value)
 
     def _no_field(self, name: Any) -> None:
-        """Raise what says that a field is missing, with the nearest one for a word."""
+        """Raise the error for a condition without a field; for a word, suggest the nearest field."""
         if isinstance(name, str):
             getter(name, self._known, self.shown)
-        raise self._error("it compares two constants")
+        raise self._error("a condition needs a field")
 
     def _unexpected(self, node: ast.expr) -> UserError:
-        return self._error(f"{self._typed(ast.get_source_segment(self._spelled, node) or '')} is not understood")
+        return self._error(f"{self._typed(ast.get_source_segment(self._spelled, node) or '')} is not supported")
 
     def _typed(self, spelled: str) -> str:
-        """Return a part of what the parser got as it was typed, in quotation marks."""
+        """Return a part of the parsed text as the user typed it, quoted."""
         typed = re.sub(r" ?_(\d+)_ ?", lambda match: self._atoms[int(match[1])][0], spelled)
         return f"'{printable(typed)[:40]}'"
 
     def _error(self, what: str) -> UserError:
-        return UserError(f"{self.shown} is no filter: {what}; {_EXAMPLE}")
+        return UserError(f"{self.shown} is not a valid filter: {what}; {_EXAMPLE}")
 
 
 def _typed_lists(get: Getter) -> Getter:
-    """Return a getter whose lists are the text that one would type, `[512,1536]`."""
+    """Return a getter that turns lists into the text a user would type, `[512,1536]`."""
 
     def typed(cell: Cell) -> Any:
         value = get(cell)
@@ -234,5 +234,5 @@ def _typed_lists(get: Getter) -> Getter:
 
 def _kind(value: Any) -> str:
     if isinstance(value, bool):
-        return "truth"
-    return "number" if isinstance(value, (int, float)) else "text"
+        return "true or false"
+    return "a number" if isinstance(value, (int, float)) else "text"

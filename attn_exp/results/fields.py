@@ -54,8 +54,8 @@ def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
     """
     if name not in known:
         near = nearest(name, known).rstrip()
-        some = f"there are {', '.join([*_OWN, *case_columns()])}, flags and metrics"
-        raise UserError(f"{key} knows no '{name}': {near or some}")
+        some = f"the fields are {', '.join([*_OWN, *case_columns()])}, flags and metrics"
+        raise UserError(f"{key} names an unknown field '{name}': {near or some}")
     return known[name]
 
 
