@@ -11,7 +11,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from attn_exp.cli import dispatch
-from attn_exp.run.session import session
 from attn_exp.run.worker_process import Worker
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -25,7 +24,6 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
 
     def call(*arguments: str) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
-        session.cache_clear()
         monkeypatch.setattr(sys, "argv", ["attn_exp", *arguments])
         with redirect_stdout(out), redirect_stderr(err):
             try:
@@ -33,7 +31,6 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
             finally:
                 GlobalHydra.instance().clear()
                 HydraConfig.instance().cfg = None
-                session.cache_clear()
         return code, out.getvalue(), err.getvalue()
 
     monkeypatch.chdir(folder)
@@ -42,7 +39,4 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
     monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: None)
     monkeypatch.setattr("attn_exp.run.session.visible_gpus", list)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    for name in ("ATTN_EXP_SWEEP", "HYDRA_FULL_ERROR"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
     return call

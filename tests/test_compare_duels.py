@@ -18,11 +18,6 @@ from attn_exp.results.cell import Metric, cells_of
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
 
 
-@pytest.fixture(autouse=True)
-def _sweep(monkeypatch):
-    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
-
-
 def asked(command, gpus=(GPU,)):
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "attn_exp.duel"]

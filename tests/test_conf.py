@@ -5,12 +5,11 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from attn_exp.config.compose import plain
+from attn_exp.config.compose import plain, prepare_hydra
 from attn_exp.config.request import GPU_TIMERS, request_from_config
 from attn_exp.core.case import Case
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.sweep.sweeper import register
 
 CONF = conf_folder()
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -27,9 +26,8 @@ SHAPES = {
 
 
 @pytest.fixture(autouse=True)
-def composed(monkeypatch):
-    monkeypatch.setenv("ATTN_EXP_SWEEP", "a_sweep")
-    register()
+def composed():
+    prepare_hydra("a_sweep")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
     GlobalHydra.instance().clear()

@@ -130,7 +130,6 @@ def test_every_command_composes(arguments, tmp_path, monkeypatch):
 def test_every_duel_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
     words, folder = split_config_dir(arguments)
     rivals, shared = rivals_of(words)
     for own in rivals.values():

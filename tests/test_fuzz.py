@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from attn_exp.compare.choice import Choice, choice_of
 from attn_exp.compare.where import chosen
 from attn_exp.config.check import sentence
-from attn_exp.config.compose import plain
+from attn_exp.config.compose import plain, prepare_hydra
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
@@ -29,9 +29,8 @@ from attn_exp.core.requests import read_requests
 from attn_exp.results.cell import Metric, cells_of
 from attn_exp.results.result import Result, decode, result_of
 from attn_exp.results.table import csv_text, job_line, table
-from attn_exp.run.session import session
+from attn_exp.run.session import Session
 from attn_exp.sweep.product import Composer
-from attn_exp.sweep.sweeper import register
 from attn_exp.tracking.base import metrics, params, run_name, samples_csv, tags
 
 EXAMPLES = int(os.environ.get("ATTN_EXP_FUZZ", "0"))
@@ -152,18 +151,14 @@ def test_mutated_words_of_a_comparison_are_refused_or_a_choice(words):
 
 @pytest.fixture(scope="module")
 def composer():
-    before = os.environ.get("ATTN_EXP_SWEEP")
-    os.environ["ATTN_EXP_SWEEP"] = "a_sweep"
-    register()
+    prepare_hydra("a_sweep")
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         loader = GlobalHydra.instance().hydra.config_loader
         from hydra.types import RunMode
 
         master = loader.load_configuration("config", ["device=cpu"], RunMode.MULTIRUN)
-        yield Composer(loader, master, session().request)
+        yield Composer(loader, master, Session().request)
     GlobalHydra.instance().clear()
-    if before is None:
-        del os.environ["ATTN_EXP_SWEEP"]
 
 
 @pytest.fixture(scope="module")

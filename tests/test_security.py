@@ -84,7 +84,6 @@ def test_reading_other_people_s_records_runs_nothing(
     assert len(list(read_folder(folder).records())) == 4
     assert compare_main(["sweep=theirs", "out=report.html", "plots=pictures"]) == 0
     assert "<script>alert" not in (tmp_path / "report.html").read_text()
-    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
     assert log_main(["theirs", "tracker.uri=sqlite:///m/m.db", "tracker.artifacts=m/artifacts"]) == 0, (
         capsys.readouterr()
     )
@@ -128,7 +127,6 @@ def test_links_lead_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
     (tmp_path / "private").mkdir()
     private = tmp_path / "private" / "key"
     private.write_text("very private")

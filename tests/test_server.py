@@ -45,7 +45,6 @@ def server(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
     return tmp_path
 
 
@@ -269,7 +268,6 @@ def test_a_sweep_whose_server_was_lost_ends_with_the_command_that_stores_it(
     assert "takes nothing yet (it cannot be reached: Connection refused): the sweep goes on" in out + err
     command = (out + err).rpartition("store them with: ")[2].splitlines()[0].split()
     assert command == ["python", "-m", "attn_exp.log", "lost", *place[1:]]
-    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
     with forwarded(port, int(server.uri.rpartition(":")[2])):
         code, out, err = said(capsys, *command[3:])
     assert (code, err, "lost: 1 record, 1 new" in out) == (0, "", True)

@@ -13,12 +13,12 @@ from hydra.types import RunMode
 from inprocess import typed
 from omegaconf import OmegaConf
 
+from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import FILE_NAME, Record, Request, write_record
-from attn_exp.run.session import session
+from attn_exp.run.session import Session
 from attn_exp.sweep.product import Composer, check_choices
-from attn_exp.sweep.sweeper import register
 
 SPREAD = [
     [],
@@ -57,9 +57,8 @@ WRONG = [
 
 
 @pytest.fixture
-def loader(monkeypatch):
-    monkeypatch.setenv("ATTN_EXP_SWEEP", "a_sweep")
-    register()
+def loader():
+    prepare_hydra("a_sweep")
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         yield GlobalHydra.instance().hydra.config_loader
     GlobalHydra.instance().clear()
@@ -67,7 +66,7 @@ def loader(monkeypatch):
 
 @pytest.fixture
 def composer(loader):
-    return Composer(loader, master(loader), session().request)
+    return Composer(loader, master(loader), Session().request)
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def test_a_job_is_asked_for_as_its_configuration_says_whatever_was_asked_before(
                 composer.request(overrides)
             continue
         try:
-            wanted = session().request(composer.case(overrides))
+            wanted = Session().request(composer.case(overrides))
         except UserError as error:
             wanted = str(error)
         found = composer.request(overrides)
@@ -123,7 +122,7 @@ AXES = [
 @pytest.mark.parametrize("axes", AXES, ids=str)
 def test_what_all_jobs_share_is_applied_once_and_changes_none_of_them(loader, composer, axes):
     jobs = product(axes)
-    together = Composer(loader, master(loader), session().request, jobs)
+    together = Composer(loader, master(loader), Session().request, jobs)
     for overrides in [*jobs, *reversed(jobs)]:
         assert OmegaConf.to_container(together.case(overrides)) == OmegaConf.to_container(composer.case(overrides))
         assert str(together.request(overrides)) == str(composer.request(overrides))
@@ -139,7 +138,7 @@ def test_what_all_jobs_share_is_applied_once_and_changes_none_of_them(loader, co
 )
 def test_what_looks_at_another_choice_is_refused_where_hydra_refuses_it(loader, axes, refused):
     jobs, whole = product(axes), master(loader)
-    together = Composer(loader, whole, session().request, jobs)
+    together = Composer(loader, whole, Session().request, jobs)
     for overrides, wrong in zip(jobs, refused, strict=True):
         for compose in (lambda texts: loader.load_sweep_config(whole, list(texts)), together.request):
             with pytest.raises(HydraException) if wrong else contextlib.nullcontext():
@@ -302,12 +301,6 @@ def test_hydras_callbacks_and_environment_are_kept_where_somebody_set_them(call,
     assert call(*arguments, "+hydra.job.env_set.OF_THE_USER=yes")[0] == 0
     assert set_to == ["yes", "yes"]
     assert "OF_THE_USER" not in os.environ
-
-
-def test_registering_twice_is_no_fault():
-    register()
-    register()
-    assert session() is session()
 
 
 def test_a_sweep_that_was_stopped_at_an_inaccurate_job_stops_there_again(tmp_path):

@@ -197,7 +197,6 @@ def test_a_database_that_is_busy_when_a_sweep_has_ended_lacks_nothing(
 def test_a_replay_stores_the_pages_of_profiled_jobs_too(
     ready: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ATTN_EXP_SWEEP", "")
     own = ready / "first" / "a" / "profiles"
     own.mkdir(parents=True)
     (own / "explain.txt").write_text("what bounds it")

@@ -1,6 +1,7 @@
 """Compose: configurations for the commands that are not Hydra applications themselves."""
 
-import os
+import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,13 @@ def plain(config: DictConfig) -> dict[str, Any]:
     return {str(name): value for name, value in found.items()}
 
 
+def is_dry_run(config: DictConfig) -> bool:
+    """Whether to list the jobs only. Raises UserError for anything but true and false: it must not start by a typo."""
+    if not isinstance(config.dry_run, bool):
+        raise UserError(f"dry_run={config.dry_run} is neither true nor false")
+    return config.dry_run
+
+
 def isolation_options(options: dict[str, Any]) -> dict[str, Any]:
     """How jobs are isolated, and how long each profiler may take, of a whole configuration."""
     return {**options["isolation"], "profiler_timeout_s": options["profiler_timeout_s"]}
@@ -64,6 +72,23 @@ def split_config_dir(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
     return rest, Path(folder).absolute()
 
 
+def new_sweep_name(prefix: str = "") -> str:
+    """Return a name for a sweep that was given none: the time, and a random part for sweeps that start together."""
+    return f"{prefix}{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
+
+
+def prepare_hydra(sweep: str) -> None:
+    """Tell Hydra what `config.yaml` refers to: `${default_sweep:}`, the sweep's name unless the user names it."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    OmegaConf.register_new_resolver("default_sweep", lambda: sweep, replace=True)
+    # hydra-ray-launcher, if it is installed, has a schema of this name that Hydra would hold against our file. Plugins
+    # store their schemas when they are first looked for.
+    Plugins.instance()
+    ConfigStore.instance().repo["hydra"].get("launcher", {}).pop("ray.yaml", None)
+
+
 def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None) -> DictConfig:
     """The configuration that `python -m attn_exp` would have with these overrides, in a sweep of this name.
 
@@ -76,10 +101,8 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     from hydra.errors import HydraException
 
     from attn_exp.config.check import sentence
-    from attn_exp.sweep.sweeper import register
 
-    register()
-    os.environ["ATTN_EXP_SWEEP"] = sweep
+    prepare_hydra(sweep)
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
             return compose("config", [*_searched(own), *overrides])

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import math
 import os
 import shlex
@@ -91,9 +90,12 @@ _KEPT_AT_ONCE = 100
 
 
 class Session:
-    """Runs jobs one after another. `ahead` is how many jobs the worker may know of beyond the one it measures."""
+    """Runs jobs one after another. `ahead` is how many jobs the worker may know of beyond the one it measures.
 
-    def __init__(self) -> None:
+    `worker` is used if the configuration asks for a warm one; it may have been started already.
+    """
+
+    def __init__(self, worker: Worker | None = None) -> None:
         self.progress = Progress()
         self.ahead = 0
         self.gpus = visible_gpus()
@@ -101,14 +103,10 @@ class Session:
         self.sweep = ""
         self.impossible: list[str] = []
         self._plots = True
-        self._isolation: Isolation | None = None
+        self._isolation: Isolation | None = worker
         self._tracker: Tracker | None = None
         self._lease: Lease | None = None
         self._runner: Runner | None = None
-
-    def adopt(self, worker: Worker) -> None:
-        """Use this worker if the configuration wants a warm one; it may have been started already."""
-        self._isolation = worker
 
     def request(self, config: DictConfig) -> Request:
         """The request of a composed configuration. Raises UserError."""
@@ -316,12 +314,6 @@ class Session:
         self.progress.say(f"records and table.csv are in {near(folder)}{f'; look at them {look}' if look else ''}")
         if any(result.profiles for result in results):
             self.progress.say(f"what bounds each job: python -m attn_exp.explain {self.sweep}")
-
-
-@functools.cache
-def session() -> Session:
-    """The session of this process."""
-    return Session()
 
 
 def stops(record: Record) -> bool:

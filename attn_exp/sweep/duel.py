@@ -1,8 +1,6 @@
 """Duel: two or more backends of one case side by side in one process, and the verdicts about each pair."""
 
-import secrets
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 import msgspec
 from tabulate import tabulate
 
-from attn_exp.config.compose import compose_config, plain
+from attn_exp.config.compose import compose_config, is_dry_run, new_sweep_name, plain
 from attn_exp.config.request import request_from_config, resolve_device
 from attn_exp.core.errors import UserError
 from attn_exp.core.flags import FLAGS, INTERFERENCE, median_clock
@@ -27,7 +25,6 @@ from attn_exp.results.store import near
 from attn_exp.results.table import time_text
 from attn_exp.run.gpus import lease, visible_gpus
 from attn_exp.run.worker_process import make_isolation
-from attn_exp.sweep.task_function import dry_run
 from attn_exp.tracking import make_tracker
 from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker, duel_metrics
 
@@ -63,7 +60,7 @@ def run_duel(
     Raises:
         UserError: a choice that does not exist, or a folder that cannot be written.
     """
-    name = f"duel-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
+    name = new_sweep_name("duel-")
     gpus = visible_gpus()
     # A duel is there to decide: it may take longer than one cell of a sweep.
     configs = {
@@ -72,7 +69,7 @@ def run_duel(
     }
     requests = [_request(letter, plain(config), gpus) for letter, config in configs.items()]
     first = next(iter(configs.values()))
-    if dry_run(first):
+    if is_dry_run(first):
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return 0
     config = plain(first)

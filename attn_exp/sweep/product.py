@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from attn_exp.config.overrides import override_key
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import Request
 
@@ -155,7 +156,7 @@ def _top(override: Override) -> str:
 def check_once(jobs: Sequence[Overrides]) -> None:
     """Raise UserError if a sweep runs over something that it has one of."""
     for values in zip(*jobs, strict=True):
-        key = values[0].partition("=")[0].lstrip("+~")
+        key = override_key(values[0])
         if len(set(values)) > 1 and key.split(".")[0] in _ONCE:
             if key == "profiler":
                 names = ",".join(dict.fromkeys(value.partition("=")[2] for value in values))
@@ -165,7 +166,7 @@ def check_once(jobs: Sequence[Overrides]) -> None:
 
 def varied(jobs: Sequence[Overrides], prefix: str) -> tuple[str, ...]:
     """The keys below a prefix that the jobs have different values of, without it."""
-    keys = [column[0].partition("=")[0].lstrip("+~") for column in zip(*jobs, strict=True) if len(set(column)) > 1]
+    keys = [override_key(column[0]) for column in zip(*jobs, strict=True) if len(set(column)) > 1]
     return tuple(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
 
 

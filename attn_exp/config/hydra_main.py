@@ -1,0 +1,108 @@
+"""Hydra's command line as `hydra.main` reads it, except that mistakes are raised as `UserError`.
+
+`hydra.main` prints them, with a page of usage or a traceback, and exits with 1; the environment variable
+HYDRA_FULL_ERROR would change that for every program that this process starts. So the flags are read by Hydra's own
+parser and its `Hydra` object does the rest, as in `hydra._internal.utils._run_hydra` of Hydra 1.3.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode, TaskFunction
+from omegaconf.errors import OmegaConfBaseException
+
+from attn_exp.config.check import sentence
+from attn_exp.config.compose import prepare_hydra
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError, no_config_dir
+
+
+def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None:
+    """Do what the arguments ask for: call `task` once, sweep over it, or print help, a configuration or completions.
+
+    Args:
+        arguments: Hydra's flags and overrides.
+        task: called with each composed configuration; the sweeper gets it too.
+        sweep: the sweep's name unless the arguments have one.
+
+    Raises:
+        UserError: a mistake in the arguments or in a configuration, in one sentence.
+    """
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    given = parser.parse_args(list(arguments))
+    _check(given)
+    try:
+        version.setbase("1.3")
+        prepare_hydra(sweep)
+        hydra = Hydra.create_main_hydra2(task_name="attn_exp", config_search_path=_search_path(given))
+        try:
+            _do(hydra, parser, given, task)
+        finally:
+            GlobalHydra.instance().clear()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(sentence(error)) from error
+    except ValueError as error:
+        # Of Hydra's ValueErrors this one is about what was typed; any other is a fault of ours.
+        if not str(error).startswith("Config group override"):
+            raise
+        raise UserError(sentence(error)) from error
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UserError(f"{message}; flags go before the choices, and python -m attn_exp --hydra-help lists them")
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Raise UserError for flags that exclude each other, and for overrides that Hydra would fail at later."""
+    if given.experimental_rerun is not None:
+        raise UserError("--experimental-rerun is not supported: repeat the command with sweep=NAME")
+    if given.resolve and not (given.cfg or given.help):
+        raise UserError("--resolve can only be used with --cfg or --help")
+    if sum((given.run, given.multirun, given.cfg is not None, given.info is not None, given.shell_completion)) > 1:
+        raise UserError("Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified")
+    for text in given.overrides:
+        if text.lstrip("+~").startswith("="):
+            # Hydra's grammar lets it pass, and an assertion fails later.
+            raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
+
+
+def _search_path(given: argparse.Namespace) -> ConfigSearchPath:
+    """Where configurations are searched for. Raises UserError if `--config-dir` names no folder."""
+    path = create_config_search_path(given.config_path or str(conf_folder()))
+    if given.config_dir is not None:
+        own = Path(given.config_dir).absolute()
+        if not own.is_dir():
+            raise UserError(no_config_dir(str(own)))
+        path.prepend(provider="command-line", path=f"file://{own}", anchor=SearchPathQuery(provider="schema"))
+    return path
+
+
+def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace, task: TaskFunction) -> None:
+    name, overrides = given.config_name or "config", given.overrides
+    if given.help:
+        hydra.app_help(config_name=name, args_parser=parser, args=given)
+    elif given.hydra_help:
+        hydra.hydra_help(config_name=name, args_parser=parser, args=given)
+    elif given.cfg:
+        hydra.show_cfg(name, overrides, given.cfg, given.package, given.resolve)
+    elif given.shell_completion:
+        hydra.shell_completion(config_name=name, overrides=overrides)
+    elif given.info:
+        hydra.show_info(given.info, config_name=name, overrides=overrides)
+    else:
+        # A stored sweep (+experiment=) may set the mode; -m wins over a configuration that does not sweep.
+        mode = hydra.get_mode(config_name=name, overrides=overrides)
+        multirun = given.multirun or mode == RunMode.MULTIRUN
+        if mode != (RunMode.MULTIRUN if multirun else RunMode.RUN):
+            overrides = [*overrides, f"hydra.mode={'MULTIRUN' if multirun else 'RUN'}"]
+        run: Callable[..., object] = hydra.multirun if multirun else hydra.run
+        run(config_name=name, task_function=task, overrides=overrides)
