@@ -10,12 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from attn_exp.compare.sheet import Column, Page, Picture, Sheet, Tone, commands_of
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from attn_exp.core.text import template
 
 _LONG = 60
 
@@ -36,7 +33,7 @@ def html(page: Page, pictures: Iterable[Picture] = (), *, limit: int | None = No
     """Return the report, with at most `limit` rows of the first sheet."""
     first, *others = page.sheets
     script = _asset("report.js")
-    return _template().render(
+    return template("attn_exp.compare", "report.html.jinja").render(
         title=f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {page.about['kind']}",
         lines=[line for line in page.lines if line],
         notes=[note for note in page.notes if note not in page.detailed],
@@ -48,14 +45,6 @@ def html(page: Page, pictures: Iterable[Picture] = (), *, limit: int | None = No
         style=_asset("report.css"),
         script=script,
     )
-
-
-@cache
-def _template() -> "Template":
-    # Importing Jinja2 takes longer than printing a table.
-    from jinja2 import Environment, StrictUndefined
-
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("report.html.jinja"))
 
 
 @cache

@@ -3,8 +3,11 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -84,12 +87,21 @@ FIRST_ROWS = 10
 
 def html_table(title: str, rows: Sequence[Mapping[str, Any]], *, total: int) -> str:
     """Return a title, a table of the first of `total` rows and how many follow, as HTML for a notebook's cell."""
-    parts = [f"<p>{escape(title)}</p>"]
-    if rows:
-        parts.append(str(grid(rows, list(rows[0]), "html")))
-    if total > len(rows):
-        parts.append(f"<p>... and {total - len(rows)} more rows: to_frame() has all</p>")
-    return "\n".join(parts)
+    numbers = [name for name in (rows[0] if rows else ()) if all(_is_number(row[name]) for row in rows)]
+    values = {"title": title, "rows": rows, "numbers": numbers, "left_out": total - len(rows)}
+    return template("attn_exp.core", "table.html.jinja").render(values)
+
+
+@cache
+def template(package: str, name: str) -> "Template":
+    """Return a Jinja2 template from a file of a package; it escapes all text that is not marked safe."""
+    # Importing Jinja2 takes longer than printing a table.
+    from importlib.resources import files
+
+    from jinja2 import Environment, StrictUndefined
+
+    source = files(package).joinpath(name).read_text(encoding="utf-8")
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
 
 
 def fitted(
