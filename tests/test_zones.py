@@ -1,5 +1,7 @@
 """Imports go one way: a zone is a folder, and this test compares folders."""
 
+import ast
+import graphlib
 import json
 import subprocess
 import sys
@@ -60,3 +62,42 @@ def test_every_folder_of_the_worker_is_there():
 
 def test_the_probe_sees_torch_where_it_is():
     assert "torch" in heavy_imports(["attn_exp.core.case", "attn_exp.attention.inputs"])["attn_exp.attention.inputs"]
+
+
+def imports():
+    """The modules of the package that each one imports, also inside of functions; not those for type checkers only."""
+    names = modules()
+    paths = {name: ROOT.joinpath(*name.split(".")[1:]) for name in names}
+    graph = {}
+    for name, path in paths.items():
+        tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+        typing = [
+            node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        ]
+        skipped = {id(inner) for node in typing for body in node.body for inner in ast.walk(body)}
+        graph[name] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import) and id(node) not in skipped:
+                graph[name] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and id(node) not in skipped:
+                inside = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[name] |= (inside & set(names)) or {node.module}
+        graph[name] &= set(names) - {name}
+    return graph
+
+
+def test_no_module_imports_itself_through_others():
+    graphlib.TopologicalSorter(imports()).prepare()
+
+
+def test_no_folder_imports_itself_through_others():
+    graph = {}
+    for name, others in imports().items():
+        # python -m attn_exp.FOLDER starts a command, which may use every folder.
+        if not name.endswith(".__main__"):
+            place = name.split(".")[1:2]
+            graph.setdefault(tuple(place), set()).update(
+                tuple(to) for other in others if (to := other.split(".")[1:2]) != place
+            )
+    assert {"core", "compare", "plots"} <= {name for place in graph for name in place}
+    graphlib.TopologicalSorter(graph).prepare()
