@@ -375,18 +375,51 @@ def test_the_basic_sweeper_makes_the_product(override):
     ]
 
 
-def test_the_parser_of_flags_keeps_overrides():
+def test_the_parser_of_flags_has_our_flags():
     from hydra._internal.utils import get_args_parser
 
     parser = get_args_parser()
-    assert parser.parse_args(["-m", "batch=1,8"]).overrides == ["batch=1,8"]
+    given = parser.parse_args(["-m", "batch=1,8"])
+    assert (given.multirun, given.overrides) == (True, ["batch=1,8"])
+    flags = {"help", "hydra_help", "cfg", "info", "shell_completion", "run", "package", "resolve", "experimental_rerun"}
+    lacking = (flags | {"config_path", "config_dir", "config_name"}) - set(vars(given))
+    assert not lacking, f"Hydra's parser has no {lacking} any more"
     assert callable(parser.error)
 
 
-def test_a_plugin_can_be_registered():
-    from hydra.core.plugins import Plugins
+def test_hydras_object_takes_our_arguments():
+    from hydra._internal.hydra import Hydra
 
-    assert callable(getattr(Plugins.instance(), "register", None)), "Hydra's Plugins cannot register a class any more"
+    named = {"config_name": "config", "overrides": []}
+    assert_takes(Hydra.create_main_hydra2, task_name="attn_exp", config_search_path=None)
+    assert_takes(Hydra.app_help, None, config_name="config", args_parser=None, args=None)
+    assert_takes(Hydra.hydra_help, None, config_name="config", args_parser=None, args=None)
+    assert_takes(Hydra.show_cfg, None, "config", [], "job", None, False)
+    assert_takes(Hydra.show_info, None, "all", **named)
+    assert_takes(Hydra.shell_completion, None, **named)
+    assert_takes(Hydra.get_mode, None, **named)
+    for method in (Hydra.run, Hydra.multirun):
+        assert_takes(method, None, task_function=None, **named)
+
+
+def test_the_search_path_can_be_extended(tmp_path):
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.config_search_path import SearchPathQuery
+
+    path = create_config_search_path(str(tmp_path))
+    path.prepend(provider="own", path="file:///own", anchor=SearchPathQuery(provider="schema"))
+    providers = [element.provider for element in path.get_path()]
+    assert providers.index("own") < providers.index("schema"), (
+        "a folder of one's own does not come before Hydra's any more"
+    )
+
+
+def test_loading_the_plugins_finds_our_sweeper():
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.sweeper import Sweeper
+
+    modules = {plugin.__module__ for plugin in Plugins.instance().discover(Sweeper)}
+    assert any(name.startswith("hydra_plugins.attn_exp") for name in modules), f"Hydra finds sweepers only in {modules}"
 
 
 def test_run_job_takes_our_arguments():
