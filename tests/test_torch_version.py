@@ -7,9 +7,9 @@ import pins
 import pytest
 from cli import QUICK, records, run
 
+from attn_exp.commands.doctor import main as doctor
 from attn_exp.core import torch_version
 from attn_exp.core.torch_version import untested_note
-from attn_exp.doctor.__main__ import main as doctor
 
 LINE = "torch 2.15.0 is not a tested version (tested: 2.11, 2.13); see docs/private_api.md"
 
@@ -42,7 +42,7 @@ def test_an_environment_without_torch_is_no_matter_of_this_note(monkeypatch):
     def missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(torch_version, "version", missing)
+    monkeypatch.setattr("importlib.metadata.version", missing)
     assert torch_version.installed_note() is None
 
 

@@ -1,7 +1,5 @@
 """The versions of PyTorch that the tests were run with. No other version is refused; a run says so in one line."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 TESTED = ("2.11", "2.13")
 
 
@@ -14,6 +12,9 @@ def untested_note(torch: str) -> str | None:
 
 def installed_note() -> str | None:
     """Return `untested_note` of the installed torch, read from its metadata: importing torch takes seconds."""
+    # Not at the top: it takes a twentieth of the time of --help.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return untested_note(version("torch"))
     except PackageNotFoundError:
