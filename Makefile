@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint gpu-test drill fuzz clean
+.PHONY: setup demo test lint docs gpu-test drill fuzz clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -14,13 +14,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python -m attn_exp -m backend=flash,math,cudnn batch=1,4 seq_len=256 stopping.budget_s=0.5
 
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site in site/; a warning is an error. The variable hides mkdocs-material's advertisement.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Sweeps in which everything goes wrong, and whether anything was lost: minutes, on a CPU.
 JOBS ?= 200
@@ -37,4 +41,4 @@ gpu-test:
 	$(PYTHON) -m pytest -q -m gpu tests/gpu
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache site
