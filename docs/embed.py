@@ -1,67 +1,141 @@
-"""python docs/embed.py: puts results/h200/ into the README, and the tables of backends and statuses into their pages.
+"""python docs/embed.py: rewrite the generated blocks of README.md and docs/*.md from results/ and from the backends.
 
-`tests/test_docs.py` fails while they differ.
+A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!-- end -->`:
 
-A block begins with `<!-- table: FILE -->` (a text file as it is) or `<!-- summary: FILE -->` (a sentence made from
-bench/sdpa_sweep.py's summary.json) and ends with `<!-- end -->`.
+fastest   a table of rates from a sweep's table.csv
+text      a text file as it is
+sweep     two sentences from bench/sdpa_sweep.py's summary.json
+backends  what the backends declare that they can compute
+statuses  attn_exp/core/status.py as a table
+
+`tests/test_docs.py` fails while a block differs from its source.
 """
 
+import csv
 import json
+import math
 import re
+import statistics
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from attn_exp.commands.backends import ask, markdown
+from attn_exp.compare.ratio import OTHER_GPU_SPREAD, POWER_CAPPED_SPREAD
 from attn_exp.core.status import status_table
 
 ROOT = Path(__file__).resolve().parent.parent
-_BACKENDS = re.compile(r"(<!-- backends -->\n).*?(<!-- end -->)", re.DOTALL)
-_STATUSES = re.compile(r"(<!-- statuses -->\n).*?(<!-- end -->)", re.DOTALL)
-_BLOCK = re.compile(r"(<!-- (table|summary): (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"(<!-- (\w+)(?:: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+# Two rows of one sweep that differ by less do not differ (docs/comparison_method.md).
+_ROW_SPREAD = 0.01
+
+Row = dict[str, str]
 
 
 def embedded(text: str, root: Path = ROOT) -> str:
-    """The text with every block made anew from its file; a block whose file is not there stays as it is."""
-
-    def block(match: re.Match[str]) -> str:
-        begin, kind, path, old, end = match.groups()
-        file = root / path
-        if not file.exists():
-            return match[0]
-        new = f"```text\n{file.read_text().rstrip()}\n```\n" if kind == "table" else f"{sentence(file)}\n"
-        return f"{begin}{new if new != old else old}{end}"
-
-    return _BLOCK.sub(block, text)
+    """Return the text with each block made anew from its source."""
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{_made(match[2], match[3], root)}\n\n{match[4]}", text)
 
 
-def sentence(file: Path) -> str:
-    """What bench/sdpa_sweep.py found, in words."""
-    found = json.loads(file.read_text())
+def _made(kind: str, file: str | None, root: Path) -> str:
+    return _FROM_CODE[kind]() if file is None else _FROM_FILE[kind](root / file)
+
+
+def fastest(file: Path) -> str:
+    """Return a table of rates, a row for each shape and pass and a column for each backend, the fastest in bold.
+
+    Backends that are too close to the fastest to call are bold as well. The sentence below counts the rows.
+    """
+    rows = [row for row in csv.DictReader(file.read_text().splitlines()) if row["status"] == "ok"]
+    cells: dict[tuple[str, ...], dict[str, Row]] = {}
+    for direction in ("forward", "backward"):
+        for row in rows:
+            cells.setdefault((*_shape(row), direction), {})[row["backend"]] = row
+    names = sorted({row["backend"] for row in rows}, key=lambda name: -_mean_rate(cells, name))
+    lines = [f"| {' | '.join(('shape', 'mask', 'pass', *(f'`{name}`' for name in names)))} |"]
+    lines.append(f"|{'---|' * 3}{'--:|' * len(names)}")
+    leaders: Counter[tuple[str, ...]] = Counter()
+    for (shape, mask, direction), rivals in cells.items():
+        best = _leaders(rivals, direction)
+        leaders[best] += 1
+        rates = [_rate(rivals, name, direction, bold=name in best) for name in names]
+        lines.append(f"| {' | '.join((shape, mask, direction, *rates))} |")
+    counts = "; ".join(f"{_listed(best)} in {count}" for best, count in leaders.most_common())
+    return "\n".join([*lines, "", f"Fastest, of {len(cells)} rows: {counts}."])
+
+
+def _shape(row: Row) -> tuple[str, str]:
+    shape = f"{row['batch']} x {row['q_heads']} x {int(row['q_len']):,} x {row['head_dim']}"
+    return shape, "causal" if row["causal"] == "True" else "full"
+
+
+def _mean_rate(cells: dict[tuple[str, ...], dict[str, Row]], name: str) -> float:
+    rates = [float(rivals[name][f"{key[-1]}/tflops"]) for key, rivals in cells.items() if name in rivals]
+    return statistics.geometric_mean(rates)
+
+
+def _leaders(rivals: dict[str, Row], direction: str) -> tuple[str, ...]:
+    best = min(rivals.values(), key=lambda row: float(row[f"{direction}/time_us"]))
+    return tuple(name for name, row in rivals.items() if _too_close(row, best, direction))
+
+
+def _listed(best: tuple[str, ...]) -> str:
+    text = ", ".join(f"`{name}`" for name in best)
+    return f"{text} (too close to call)" if len(best) > 1 else text
+
+
+def _too_close(row: Row, best: Row, direction: str) -> bool:
+    capped = any("power_capped" in one["flags"].split() for one in (row, best))
+    spread = POWER_CAPPED_SPREAD if capped else _ROW_SPREAD
+    if row["gpu_uuid"] != best["gpu_uuid"]:
+        spread = math.hypot(spread, OTHER_GPU_SPREAD)
+    time, best_time = (float(one[f"{direction}/time_us"]) for one in (row, best))
+    return math.log(time / best_time) <= math.hypot(_half(row, direction), _half(best, direction), math.log1p(spread))
+
+
+def _half(row: Row, direction: str) -> float:
+    return math.log(float(row[f"{direction}/time_high_us"]) / float(row[f"{direction}/time_low_us"])) / 2
+
+
+def _rate(rivals: dict[str, Row], name: str, direction: str, *, bold: bool) -> str:
+    if name not in rivals:
+        return ""
+    rate = f"{float(rivals[name][f'{direction}/tflops']):.0f}"
+    return f"**{rate}**" if bold else rate
+
+
+def text(file: Path) -> str:
+    """Return a text file as a code block."""
+    return f"```text\n{file.read_text().rstrip()}\n```"
+
+
+def sweep(file: Path) -> str:
+    """Return bench/sdpa_sweep.py's summary in two sentences."""
+    summary = json.loads(file.read_text())
     return (
-        f"That sweep took {found['attn_exp_s']:.1f} s on one {found['gpu']} with torch {found['torch']}, start-up, "
-        f"checks and MLflow included.\n"
-        f"A plain loop of PyTorch's `do_bench_using_profiling` over the same 30 configurations, without checks and\n"
-        f"with nothing stored, took {found['plain_loop_s']:.1f} s. Of the {found['cells_above_50_us']} cells "
-        f"above 50 us, {found['within_3_percent']} kernel times lie within 3 % of that loop's\n"
-        f"(median difference {100 * found['median_disagreement']:.1f} %, largest "
-        f"{100 * found['largest_disagreement']:.1f} %)."
+        f"The sweep took {summary['attn_exp_s']:.1f} s on one {summary['gpu']} with torch {summary['torch']}, "
+        "including start-up, correctness checks,\nplots and MLflow. A plain loop of PyTorch's "
+        "`do_bench_using_profiling` over the same 30 configurations, which checks and\n"
+        f"stores nothing, took {summary['plain_loop_s']:.1f} s. Of the {summary['cells_above_50_us']} cells above "
+        f"50 us, {summary['within_3_percent']} kernel times agree with that loop's within 3 %\n"
+        f"(median difference {100 * summary['median_disagreement']:.1f} %, largest "
+        f"{100 * summary['largest_disagreement']:.1f} %)."
     )
 
 
-def with_backends(text: str) -> str:
-    """The text of docs/backends.md with the table that the backends themselves declare."""
-    answers = ask("cpu", None)
-    return _BACKENDS.sub(lambda match: f"{match[1]}{markdown(answers)}\n{match[2]}", text)
+def backends() -> str:
+    """Return the table of what the backends declare."""
+    return markdown(ask("cpu", None))
 
 
-def with_statuses(text: str) -> str:
-    """The text of docs/records.md with the table of statuses from core/status.py."""
-    return _STATUSES.sub(lambda match: f"{match[1]}{status_table()}\n{match[2]}", text)
+_FROM_FILE: dict[str, Callable[[Path], str]] = {"fastest": fastest, "text": text, "sweep": sweep}
+_FROM_CODE: dict[str, Callable[[], str]] = {"backends": backends, "statuses": status_table}
 
 
 if __name__ == "__main__":
-    backends = ROOT / "docs" / "backends.md"
-    backends.write_text(with_backends(backends.read_text()))
-    records = ROOT / "docs" / "records.md"
-    records.write_text(with_statuses(records.read_text()))
-    readme = ROOT / "README.md"
-    readme.write_text(embedded(readme.read_text()))
+    for page in PAGES:
+        old = page.read_text()
+        if (new := embedded(old)) != old:
+            page.write_text(new)
+            print(f"rewrote {page.relative_to(ROOT)}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# ci_gate.sh BASELINE [KEY=VALUE ...]: measures again, and fails if a cell is slower than BASELINE by 3 % or more.
+# ci_gate.sh BASELINE [KEY=VALUE ...]: measure again, and fail if a cell is 3 % slower than in BASELINE or more.
 #
-# BASELINE is the name of a sweep in multirun/, or its path: keep it with the machine, or fetch it from a store. The
-# first run makes it. Exit codes are those of python -m attn_exp.compare: 1 is a regression. GATE sets another limit.
+# BASELINE is the name of a sweep in multirun/, or its path: keep it on the machine, or fetch it from a store. The first
+# run creates it. Exit codes are those of attn-exp compare: 1 is a regression. The variable GATE sets another limit.
 set -euo pipefail
 baseline=$1
 shift
@@ -13,6 +13,6 @@ if [[ ! -d $baseline && ! -d multirun/$baseline ]]; then
 fi
 now=gate-$(date +%Y-%m-%d_%H-%M-%S)-$$
 python -m attn_exp "${choices[@]}" sweep="$now" stop_on='[inaccurate,wrong_kernel]'
-# For the pull request; the next one decides.
-python -m attn_exp.compare sweep="$now" against="$baseline" out=gate.md
-python -m attn_exp.compare sweep="$now" against="$baseline" --fail-if-slower "${GATE:-3%}"
+# The first command writes a report for the pull request, the second one decides.
+python -m attn_exp compare "$now" against="$baseline" out=gate.md
+python -m attn_exp compare "$now" against="$baseline" fail_if_slower="${GATE:-3%}"

@@ -1,7 +1,7 @@
-"""python examples/first_sweep.py [KEY=VALUE ...]: a sweep started from Python, then the fastest backend of each case.
+"""python examples/first_sweep.py [KEY=VALUE ...]: start a sweep from Python and print the fastest backend of each case.
 
-The sweep is the same command as in a shell, so a crash of a kernel cannot take this program along; it goes on where it
-was if it is started again. Everything after it reads records, and needs neither torch nor a GPU.
+The sweep runs as a command of its own, so that a crashing kernel cannot end this program; run it again to resume. The
+rest only reads records, and needs neither torch nor a GPU.
 """
 
 import subprocess
@@ -18,5 +18,5 @@ for result in sweep.results:
         print(f"{result.label} {result.case.label()}: {result.status}: {result.reason}")
 
 for row in compare(sweep).rows:
-    if row.best:  # or not to be told from the best
+    if row.best:  # the fastest, or too close to it to call
         print(f"{row.cell.direction} {row.cell.result.case.label()}: {row.cell.result.label}")

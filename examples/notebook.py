@@ -1,6 +1,6 @@
-"""python examples/notebook.py SWEEP [AGAINST]: records as objects and as data frames, for a notebook.
+"""python examples/notebook.py SWEEP [AGAINST]: read records as objects and data frames, as in a notebook.
 
-Each block could be a cell. SWEEP and AGAINST are names of folders in multirun/, or paths.
+Each block is a cell. SWEEP and AGAINST are names of folders in multirun/, or paths.
 """
 
 import sys
@@ -9,10 +9,10 @@ from attn_exp import compare, load
 
 sweep, *against = sys.argv[1:]
 
-# %% A sweep: its records without their samples, and a data frame with a row a record and pass.
+# %% A sweep: its records without their samples, and a data frame with a row for each record and pass.
 first = load(sweep)
 frame = first.to_frame()
-print(f"{len(first.results)} records, {len(first.broken)} files that are none")
+print(f"{len(first.results)} records, {len(first.broken)} broken files")
 print(frame.groupby(["pass", "backend"])["time_us"].describe()[["count", "min", "50%", "max"]])
 
 # %% One record with all its samples.
@@ -20,7 +20,7 @@ ok = next(result for result in first.results if result.status == "ok")
 timing = ok.record().passes["forward"].timings[0]
 print(f"{ok.label} {ok.case.label()}: {len(timing.times_us)} samples by {timing.timer}")
 
-# %% The backends beside each other: who is best where, and the geometric mean of the gains.
+# %% The backends compared: which is fastest where, and the geometric mean of the speed-ups.
 baseline = sorted({result.label for result in first.results})[0]
 rivals = compare(first, baseline=baseline)
 for mean in rivals.means:
@@ -30,7 +30,7 @@ for pick in rivals.picks:
     print(f"{pick.direction} {pick.axis or ''} {pick.low}..{pick.high}: {pick.label}")
 print(rivals.to_frame().pivot_table(index=["batch", "pass"], columns="backend", values="gain"))
 
-# %% Against an earlier sweep: a verdict a cell.
+# %% Against an earlier sweep: a verdict for each cell.
 if against:
     changes = compare(first, against[0], margin=0.05)
     print(changes.counts)

@@ -1,7 +1,7 @@
-"""python examples/plain_records.py SWEEP_FOLDER: records read with the standard library alone, as any language could.
+"""python examples/plain_records.py SWEEP_FOLDER: read records with the standard library only, as any language could.
 
-A record is one JSON file a job; docs/records.md has its fields. Prints CSV: a row a job and pass, with the median made
-anew from the samples of the timer that ranks.
+Each job has one JSON file; docs/records.md lists its fields. Prints CSV with a row for each job and pass; medians are
+computed from the samples of the primary timer.
 """
 
 import csv
@@ -17,7 +17,7 @@ for path in sorted(Path(sys.argv[1]).glob("*/record.json")):
     case, request = record["request"]["case"], record["request"]
     job = [request["backend"]["name"], case["batch"], case["q_len"], case["dtype"], record["status"]]
     if record["status"] != "ok":
-        rows.writerow([*job, "", "", "", ""])  # numbers exist if and only if the status is ok
+        rows.writerow([*job, "", "", "", ""])  # there are numbers if and only if the status is ok
     for name, measured in record["passes"].items():
         ranking = next(timing for timing in measured["timings"] if timing["timer"] == request["measuring"]["timer"])
         times_us = ranking["times_us"]

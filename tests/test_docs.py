@@ -1,4 +1,4 @@
-"""The documentation says what is there: its links, commands, examples, figures and lists."""
+"""Tests that the documentation is true: its links, commands, examples, figures and lists."""
 
 import ast
 import importlib.util
@@ -15,7 +15,7 @@ import pytest
 import sweeps
 import yaml
 
-from attn_exp.commands import ui
+from attn_exp.cli import COMMANDS, dispatch
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import rivals_of
 from attn_exp.commands.explain import main as explain_main
@@ -27,14 +27,16 @@ from attn_exp.core.conf import conf_folder
 from attn_exp.core.flags import FLAGS
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.results.read import read_folder
+from attn_exp.results.table import csv_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES += [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+RECORDED = ("bench/README.md", "results/h200/README.md")  # their commands were run on GPUs, some by older versions
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
-# Words that stand for something of the reader's.
-_PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|URI|FILE|N)\b|=\.\.\.|=$|http:")
+# Words that the reader replaces.
+_PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|URI|FILE|N|COMMAND|OUT|OUT_FOLDER)\b|=\.\.\.|=$|http:")
 
 
 def fenced(text, language):
@@ -42,21 +44,22 @@ def fenced(text, language):
 
 
 def commands():
-    """All commands of all pages, fenced or inline, as lists of words."""
-    found = set()
+    """Return the commands of all pages, fenced or inline, as lists of words."""
+    lines = set()
     for text in TEXTS.values():
-        lines = [line for block in fenced(text, "bash") for line in block.splitlines()]
-        lines += re.findall(r"`(python [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-        found |= {line for line in lines if line.strip() and not _PLACEHOLDER.search(line)}
-    return [shlex.split(line, comments=True) for line in sorted(found)]
+        lines |= {line for block in fenced(text, "bash") for line in block.splitlines() if line.strip()}
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        lines |= set(re.findall(r"`((?:python|attn-exp) [^` ]+ [^`]+)`", re.sub(r"\s*\n\s*", " ", prose)))
+    return [shlex.split(line, comments=True) for line in sorted(lines) if not _PLACEHOLDER.search(line)]
 
 
-def of_module(name):
-    """The arguments of this module's commands; a container's are those of `attn_exp`."""
-    found = [words[3:] for words in commands() if words[:3] == ["python", "-m", name]]
-    if name == "attn_exp":
+def of_command(name):
+    """Return the arguments of all commands `attn-exp NAME ...`; without a name, and in a container, `run`'s."""
+    found = [words[2:] for words in commands() if words[:2] == ["attn-exp", name]]
+    if name == "run":
+        found += [words[3:] for words in commands() if words[:3] == ["python", "-m", "attn_exp"]]
         runs = [words for words in commands() if words[:2] == ["docker", "run"] and "--entrypoint" not in words]
-        found += [words[words.index(name) + 1 :] for words in runs]
+        found += [words[words.index("attn_exp") + 1 :] for words in runs]
     return found
 
 
@@ -66,19 +69,19 @@ def anchors(page):
 
 
 def write_examples(folder):
-    """The README's module and YAML, and the pages' experiments, where a reader would put them."""
-    (folder / "my_module.py").write_text(fenced(TEXTS["README.md"], "python")[0])
+    """Write the pages' module, YAML and experiments where a reader would put them."""
+    (folder / "my_module.py").write_text(fenced(TEXTS["docs/adding_a_backend.md"], "python")[0])
     for name in ("backend/mine", "experiment/short", "experiment/long"):
         (folder / "my_conf" / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / "my_conf/backend/mine.yaml").write_text(fenced(TEXTS["README.md"], "yaml")[0])
+    (folder / "my_conf/backend/mine.yaml").write_text(fenced(TEXTS["docs/adding_a_backend.md"], "yaml")[0])
     for name in ("short", "long"):
-        (folder / f"my_conf/experiment/{name}.yaml").write_text(fenced(TEXTS["docs/configuration.md"], "yaml")[0])
+        (folder / f"my_conf/experiment/{name}.yaml").write_text(fenced(TEXTS["docs/running_sweeps.md"], "yaml")[0])
     (folder / "examples").symlink_to(ROOT / "examples")
 
 
-@pytest.mark.parametrize("page", TEXTS)
+@pytest.mark.parametrize("page", [*TEXTS, *RECORDED])
 def test_every_link_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
+    for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text()):
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")
@@ -94,12 +97,68 @@ def test_every_path_that_is_named_is_there(page):
         assert "NAME" in path or (ROOT / path).exists(), path
 
 
-def test_the_readme_has_the_results_that_are_kept():
+@pytest.fixture(scope="module")
+def embed():
     spec = importlib.util.spec_from_file_location("embed", ROOT / "docs" / "embed.py")
-    embed = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(embed)
-    assert embed.embedded(TEXTS["README.md"]) == TEXTS["README.md"], "run python docs/embed.py"
-    assert embed.with_backends(TEXTS["docs/backends.md"]) == TEXTS["docs/backends.md"], "run python docs/embed.py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_figures_in_the_pages_are_those_of_the_results(embed):
+    blocks = 0
+    for page in embed.PAGES:
+        text = TEXTS[page.relative_to(ROOT).as_posix()]
+        assert embed.embedded(text) == text, f"{page.name} is not up to date: run python docs/embed.py"
+        blocks += text.count("<!-- end -->")
+    assert blocks == 5  # README.md, two of docs/evidence.md, docs/backends.md, docs/running_sweeps.md
+
+
+def test_the_fastest_backends_are_bold_with_those_too_close_to_call(embed, tmp_path):
+    columns = "status,backend,batch,q_heads,q_len,head_dim,causal,flags,gpu_uuid"
+    for side in ("forward", "backward"):
+        columns += f",{side}/tflops,{side}/time_us,{side}/time_low_us,{side}/time_high_us"
+    rows = [
+        "ok,slow,1,2,4096,64,True,,G,100,10,9.99,10.01,100,10,9.99,10.01",
+        "ok,fast,1,2,4096,64,True,,G,110,9,8.99,9.01,101,9.95,9.94,9.96",  # 1.005 x is within 1 %, 1.1 x is not
+        "ok,capped,1,2,4096,64,True,power_capped,H,107,9.28,9.18,9.38,50,20,19,21",  # 3.06 %; the limit is 3.12 %
+        "error,broken,1,2,4096,64,True,,G,,,,,,,,",
+    ]
+    (tmp_path / "table.csv").write_text("\n".join([columns, *rows]))
+    lines = embed.fastest(tmp_path / "table.csv").splitlines()
+    assert lines[0] == "| shape | mask | pass | `fast` | `slow` | `capped` |"
+    assert lines[2] == "| 1 x 2 x 4,096 x 64 | causal | forward | **110** | 100 | **107** |"
+    assert lines[3] == "| 1 x 2 x 4,096 x 64 | causal | backward | **101** | **100** | 50 |"
+    assert lines[-1] == (
+        "Fastest, of 2 rows: `fast`, `capped` (too close to call) in 1; `slow`, `fast` (too close to call) in 1."
+    )
+
+
+def test_the_readme_answers_in_its_first_screen():
+    lines = TEXTS["README.md"].splitlines()
+    assert len(lines) < 200
+    first = "\n".join(lines[:40])
+    assert "make demo" in first and "make test" in first and "Fastest, of 12 rows" in first
+
+
+def test_the_pages_and_the_help_say_how_long_the_doctor_takes(capsys):
+    seconds = sum(map(int, re.findall(r"\[(\d+) s\]", (ROOT / "results/h200/doctor/doctor.txt").read_text())))
+    assert f"the ten checks took {seconds} s" in TEXTS["docs/duels.md"]
+    assert 90 < seconds < 150 and "about two\nminutes on a GPU" in TEXTS["docs/duels.md"]
+    assert dispatch(["doctor", "--help"]) == 0
+    assert "about two minutes" in " ".join(capsys.readouterr().out.split())
+
+
+def test_table_csv_lacks_what_the_page_says_and_has_the_rest():
+    (text,) = re.findall(r"## table.csv\n(.*?)\n## ", TEXTS["docs/records.md"], re.DOTALL)
+    assert "other\nstatistics" in text
+    columns = csv_text([]).strip().split(",")
+    assert {"status", "reason", "flags", "forward/kernels", "torch", "forward/time_low_us"} <= set(columns)
+    lacking = ("time_mean_us", "time_min_us", "time_p5_us", "relative_spread", "outliers", "device_time_us", "flops")
+    assert not {f"forward/{name}" for name in (*lacking, "error_out_worst_row")} & set(columns)
+    assert [name for name in columns if name.startswith("backward/error")] == [
+        f"backward/error_{tensor}" for tensor in ("dq", "dk", "dv", "dx")
+    ]
 
 
 def test_the_pictures_are_small_and_all_shown():
@@ -109,11 +168,17 @@ def test_the_pictures_are_small_and_all_shown():
 
 
 def test_there_are_commands_to_test():
-    assert len(of_module("attn_exp")) > 15
-    assert of_module("attn_exp.ui") and of_module("attn_exp.duel")
+    assert len(of_command("run")) > 15
+    assert all(of_command(name) for name in COMMANDS if name != "worker")
 
 
-@pytest.mark.parametrize("arguments", of_module("attn_exp"), ids=" ".join)
+def test_the_pages_use_the_command_and_not_its_modules():
+    assert [
+        words for words in commands() if words[:2] == ["python", "-m"] and words[2] not in ("attn_exp", "pytest")
+    ] == []
+
+
+@pytest.mark.parametrize("arguments", of_command("run"), ids=" ".join)
 def test_every_command_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     typed = inprocess.typed(monkeypatch, tmp_path)
@@ -126,7 +191,7 @@ def test_every_command_composes(arguments, tmp_path, monkeypatch):
     assert not re.search("^impossible", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("arguments", [words for words in of_module("attn_exp.duel") if words], ids=" ".join)
+@pytest.mark.parametrize("arguments", of_command("duel"), ids=" ".join)
 def test_every_duel_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -137,9 +202,10 @@ def test_every_duel_composes(arguments, tmp_path, monkeypatch):
 
 
 def sweeps_to_compare(folder):
-    """The sweeps, figures and database that the pages' comparisons speak of."""
+    """Write the sweeps, figures and database that the pages' comparisons name."""
     names = (
         "first",
+        "flux",
         "second",
         "old",
         "new",
@@ -167,7 +233,7 @@ def sweeps_to_compare(folder):
                 database.execute("INSERT INTO tags VALUES (?, ?, ?)", (*tag, job.name))
 
 
-@pytest.mark.parametrize("arguments", [words for words in of_module("attn_exp.compare") if words], ids=" ".join)
+@pytest.mark.parametrize("arguments", [words for words in of_command("compare") if words != ["--help"]], ids=" ".join)
 def test_every_comparison_runs(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sweeps_to_compare(tmp_path)
@@ -175,7 +241,7 @@ def test_every_comparison_runs(arguments, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out or next(tmp_path.glob("*.[hm]*")).read_text()
 
 
-@pytest.mark.parametrize("arguments", [words for words in of_module("attn_exp.explain") if words], ids=" ".join)
+@pytest.mark.parametrize("arguments", of_command("explain"), ids=" ".join)
 def test_every_explanation_runs(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sweeps_to_compare(tmp_path)
@@ -192,25 +258,19 @@ def test_the_page_on_comparing_names_every_verdict_format_and_example(tmp_path, 
     exec(fenced(page, "python")[0], {})
 
 
-def test_the_other_commands_are_there(capsys):
-    with pytest.raises(SystemExit):
-        ui.main(["--help"])
-    help_text = capsys.readouterr().out
-    assert {word for words in of_module("attn_exp.ui") for word in words if word.startswith("--")} <= set(
-        re.findall(r"--[\w-]+", help_text)
-    )
+def test_the_other_commands_are_there():
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for words in commands():
         if words[0] == "make":
             assert words[1] in targets
-        elif words[:2] == ["python", "-m"]:
-            assert importlib.util.find_spec(words[2]), words
-        elif words[0] == "python":
+        elif words[0] == "attn-exp" and not words[1].startswith("-"):
+            assert words[1] in COMMANDS or "=" in words[1], words
+        elif words[0] == "python" and words[1] != "-m":
             assert (ROOT / words[1]).exists(), words
 
 
-def test_the_readme_s_backend_really_runs(tmp_path):
-    # In a worker process, which has to find the module where the reader stands; tests/test_docs_run.py runs it here.
+def test_the_backend_of_the_page_runs_in_a_worker(tmp_path):
+    # The worker has to find the module in the reader's folder; tests/test_docs_run.py runs it without a worker.
     write_examples(tmp_path)
     words = ("--config-dir", "my_conf", "backend=mine", *cli.QUICK, "tracker=none", "sweep=a")
     ran = subprocess.run(
@@ -251,15 +311,15 @@ def test_every_message_that_is_explained_is_one_that_the_program_says():
 
 def test_every_flag_is_explained():
     for flag, (mark, _) in FLAGS.items():
-        assert f"| `{mark}` | `{flag}`" in TEXTS["docs/measuring.md"], flag
+        assert f"| `{mark}` | `{flag}`" in TEXTS["docs/metrics.md"], flag
 
 
 def test_every_metric_is_explained():
-    source = (ROOT / "attn_exp" / "metrics.py").read_text()
+    source = (ROOT / "attn_exp" / "core" / "metrics.py").read_text()
     named = re.findall(r'^        "(\w+)": ', source, re.MULTILINE)
     assert len(named) > 20
     for name in named:
-        assert f"`{name}`" in TEXTS["docs/measuring.md"], name
+        assert f"`{name}`" in TEXTS["docs/metrics.md"], name
 
 
 def test_every_option_and_key_is_explained():

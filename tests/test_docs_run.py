@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from inprocess import typed
-from test_docs import ROOT, commands, write_examples
+from test_docs import ROOT, commands, of_command, write_examples
 
 from attn_exp.commands.backends import main as backends_main
 from attn_exp.commands.compare import main as compare_main
@@ -27,6 +27,7 @@ NOT_RUN = {
     "pip install": "tests/test_packaging.py and tests/test_examples.py install, into folders of their own",
     "pip wheel": "tests/test_packaging.py builds",
     "attn-exp -sc": "tests/test_packaging.py presses TAB",
+    "pytest": "tests/test_private_api.py is one of these tests",
     "docs/embed.py": "tests/test_docs.py checks what it writes",
     "bench/": "minutes on GPUs, or pictures with a browser",
     "tracker=server": "tests/test_server.py has a real server",
@@ -36,8 +37,9 @@ NOT_RUN = {
     "compile=": "compiling takes a minute: tests/test_compilation.py, tests/test_inductor.py",
     "+experiment=flux": "it compiles and profiles: tests/test_inductor.py, tests/gpu/test_gpu_profilers.py",
     "workload=decoder_layer": "tests/test_workloads.py",
-    "attn_exp.doctor": "half a minute: tests/test_doctor.py",
-    "attn_exp.ui": "tests/test_ui.py starts its server",
+    "attn-exp doctor": "half a minute: tests/test_doctor.py",
+    "attn-exp ui": "tests/test_ui.py starts its server",
+    "attn-exp --help": "tests/test_cli.py reads it",
 }
 # These compute on a CPU whatever they are given here; others may be `unsupported` or `unavailable`, in a sentence.
 EVERYWHERE = {"flash", "math", "eager", "efficient", "mine", "sliced", "slicedattention", "myattention", "auto"}
@@ -54,9 +56,9 @@ def reasons(words):
     return [reason for fragment, reason in NOT_RUN.items() if fragment in " ".join(words)]
 
 
-def run_here(module):
-    """The arguments of this module's commands that are run."""
-    return [words[3:] for words in WORDS if words[:3] == ("python", "-m", module) and not reasons(words)]
+def run_here(name):
+    """Return the arguments of this command's lines that are run here."""
+    return sorted({tuple(arguments) for arguments in of_command(name) if not reasons(["attn-exp", name, *arguments])})
 
 
 def shrunk(words):
@@ -108,9 +110,9 @@ def real(here, monkeypatch):
 
 
 def test_every_command_is_run_or_has_a_reason():
-    modules = ("attn_exp", "attn_exp.backends", "attn_exp.compare", "attn_exp.duel", "attn_exp.explain", "attn_exp.log")
+    run = ("backends", "compare", "duel", "explain", "log", "run")
     for words in WORDS:
-        known = words[:2] == ("python", "-m") and words[2] in modules
+        known = words[:3] == ("python", "-m", "attn_exp") or (words[0] == "attn-exp" and words[1] in run)
         assert known or words[:2] == ("python", "examples/notebook.py") or reasons(words), words
     for fragment, reason in NOT_RUN.items():
         assert any(fragment in " ".join(words) for words in WORDS), f"no command has {fragment}"
@@ -118,7 +120,7 @@ def test_every_command_is_run_or_has_a_reason():
             assert (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("arguments", run_here("attn_exp"), ids=" ".join)
+@pytest.mark.parametrize("arguments", run_here("run"), ids=" ".join)
 def test_every_measurement_runs(here, arguments):
     folder, call = here
     before = set((folder / "multirun").glob("*/*/record.json"))
@@ -137,19 +139,19 @@ def test_every_measurement_runs(here, arguments):
         assert {name: profile.status for name, profile in record.profiles.items()} in ({}, {"torch": "ok"})
 
 
-@pytest.mark.parametrize("arguments", run_here("attn_exp.backends"), ids=" ".join)
+@pytest.mark.parametrize("arguments", run_here("backends"), ids=" ".join)
 def test_every_overview_prints(here, capsys, arguments):
     assert backends_main(list(arguments)) == 0
     assert "flash" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", run_here("attn_exp.duel"), ids=" ".join)
+@pytest.mark.parametrize("arguments", run_here("duel"), ids=" ".join)
 def test_every_duel_runs(real, capsys, arguments):
     assert duel_main(shrunk(arguments) if arguments else ["--help"]) == 0
     assert "samples, verdicts and the plot are in" in capsys.readouterr().out or not arguments
 
 
-@pytest.mark.parametrize("arguments", run_here("attn_exp.log"), ids=" ".join)
+@pytest.mark.parametrize("arguments", run_here("log"), ids=" ".join)
 def test_every_replay_stores(here, capsys, arguments):
     folder, call = here
     for name in arguments:

@@ -1,6 +1,6 @@
 """The statuses of a job: what each means, whether it is final, and which files set it. Their only home.
 
-Records, requests (`stop_on`), MLflow, plots and the table in docs/records.md are made from `STATUSES`.
+Records, requests (`stop_on`), MLflow, plots and the table in docs/running_sweeps.md are made from `STATUSES`.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ STATUSES: dict[Status, StatusInfo] = {
         finished=True,
     ),
     "unsupported": StatusInfo(
-        "the backend cannot compute this case, in its own words",
+        "the backend cannot compute this case; the reason says why",
         final=True,
         set_by=("worker/prepare.py", "worker/attempt.py", "worker/measure.py"),
         why="the backend refuses the case, torch.compile with fullgraph=true meets a graph break, a kernel needs more "
@@ -104,7 +104,7 @@ STATUSES: dict[Status, StatusInfo] = {
         why="the worker ended by a signal or with an exit code before it wrote a record",
     ),
     "error": StatusInfo(
-        "the backend raised",
+        "the backend raised an exception",
         final=False,
         set_by=("worker/attempt.py", "run/job_queue.py"),
         why="an exception that no other status describes, or a worker that ended without a record",
@@ -113,8 +113,8 @@ STATUSES: dict[Status, StatusInfo] = {
 
 
 def status_table() -> str:
-    """Return the statuses as a Markdown table, for docs/records.md."""
-    head = "| status | meaning | run again by the same command? | set when | set in |\n|---|---|---|---|---|"
+    """Return the statuses as a Markdown table, for docs/running_sweeps.md."""
+    head = "| status | meaning | retried by the same command? | set when | set in |\n|---|---|---|---|---|"
     rows = [
         f"| `{status}` | {info.meaning} | {'no' if info.final else 'yes'} | {info.why} | "
         f"{', '.join(f'`{path}`' for path in info.set_by)} |"

@@ -1,6 +1,6 @@
-"""A profiler of one's own: how much Python one call is, by the standard library's cProfile.
+"""A custom profiler: count the Python functions that one call runs through, with the standard library's cProfile.
 
-Stand in this folder, or have it on PYTHONPATH:
+Run it in this folder, or with this folder on PYTHONPATH:
 
     python -m attn_exp --config-dir conf profiler=python_calls backend=eager device=cpu seq_len=64
 """
@@ -14,13 +14,13 @@ from attn_exp.profilers.base import Subject
 
 
 class PythonCalls:
-    """Counts the Python functions of one call of each pass. The job was timed before, undisturbed."""
+    """Counts the Python functions of one call of each pass, after the job was timed."""
 
     def __init__(self, name: str, top: int = 10) -> None:
         self.name, self.top = name, top
 
     def profile(self, subject: Subject) -> Profile:
-        """A table of functions a pass, and the number of their calls as `python_calls/PASS/calls` in MLflow."""
+        """Return a table of functions for each pass, and the number of calls as `python_calls/PASS/calls` in MLflow."""
         kernels, metrics = [], {}
         for direction, call in subject.calls.items():
             seen = cProfile.Profile()

@@ -1,4 +1,4 @@
-"""A backend of attn_exp in a package of its own: queries in slices, each with only the keys that it may see."""
+"""A backend in a package of its own: queries in slices, each with only the keys that they may see."""
 
 from functools import partial
 
@@ -12,11 +12,11 @@ from attn_exp.core.case import Case
 
 
 class SlicedAttention(DeclarativeBackend):
-    """PyTorch's SDPA over slices of queries: under a causal mask keys of the future are never read."""
+    """PyTorch's SDPA over slices of queries, so that a causal mask never reads future keys."""
 
-    # What is not in here is refused, in a sentence, before anything is measured.
+    # What is not listed here is refused before anything is measured.
     supports = Supports(devices=("cuda", "cpu"), dtypes=("bfloat16", "float16", "float32"), value_dims="any")
-    # What the profiler has to see, else the job is `wrong_kernel`; on a CPU names of operators.
+    # The profiler must see this kernel, or the job is `wrong_kernel`; on a CPU it is an operator's name.
     claims = {("cpu", "forward"): "scaled_dot_product"}
 
     def __init__(self, name: str, rows: int = 32) -> None:
@@ -24,7 +24,7 @@ class SlicedAttention(DeclarativeBackend):
         self.rows = rows
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Build the masks: not timed. What `calls_of` gets is timed, forward and, by autograd, backward."""
+        """Build the masks, which is not timed, and return the calls: forward, and backward by autograd."""
         slices = []
         for start in range(0, case.q_len, self.rows):
             end = min(start + self.rows, case.q_len)
@@ -44,7 +44,7 @@ def sliced(
     k_bhsd: torch.Tensor,
     v_bhsd: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of each slice of queries to the keys before `seen`, put together again: (batch, heads, q_len, dim)."""
+    """Return the attention of each slice to the keys before `seen`, concatenated: (batch, heads, q_len, dim)."""
     parts = [
         sdpa(q_bhsd[:, :, start:end], k_bhsd[:, :, :seen], v_bhsd[:, :, :seen], attn_mask=mask, enable_gqa=grouped)
         for start, end, seen, mask in slices
