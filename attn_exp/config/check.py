@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from attn_exp.core.conf import conf_folder
@@ -21,6 +20,9 @@ def sentence(error: Exception) -> str:
     """What was typed wrong, and what is right, in one sentence; `error` is a UserError, or Hydra's or OmegaConf's."""
     if isinstance(error, UserError):
         return str(error)
+    # Not at the top: `--help` of most commands needs no Hydra.
+    from hydra.errors import OverrideParseException
+
     text = f"{error}" if error.args and str(error) else f"{error.__cause__}"
     if isinstance(error, OverrideParseException):
         # What else its message says of a sweep is told below.
