@@ -8,6 +8,7 @@ import pytest
 from inprocess import typed
 from test_docs import ROOT, commands, of_command, write_examples
 
+from attn_exp.commands import worker
 from attn_exp.commands.backends import main as backends_main
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import main as duel_main
@@ -95,8 +96,8 @@ def here(tmp_path_factory):
             patch.syspath_prepend(str(place))
             patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
         # The machine's ceilings are measured once for all commands, not for each.
-        once = InProcess()
-        patch.setattr("attn_exp.run.session.make_isolation", lambda options: once)
+        once = InProcess(worker.run_here)
+        patch.setattr("attn_exp.run.context.make_isolation", lambda options, run_folder: once)
         yield folder, call
     for name in ("my_module", "sliced_attention"):
         sys.modules.pop(name, None)

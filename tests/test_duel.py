@@ -9,7 +9,7 @@ from attn_exp.commands.duel import rivals_of
 from attn_exp.config.compose import compose_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import PassRecord
-from attn_exp.sweep.duel import compare, report
+from attn_exp.run.duel import compare, report
 
 CASE = tuple(argument for argument in QUICK if not argument.startswith("stopping"))
 

@@ -13,6 +13,7 @@ from fakes import CASE, make_request
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import Record, read_record, write_record
+from attn_exp.run.context import SweepContext
 from attn_exp.run.session import Session
 from attn_exp.sweep import board as board_module
 from attn_exp.sweep import parallel as sweep_module
@@ -162,7 +163,7 @@ def test_a_record_that_the_file_system_shows_late_is_taken_when_it_shows(tmp_pat
     monkeypatch.setattr(sweep_module, "_UNSEEN_S", 0.05)
     wanted = request("a")
     session = Session()
-    session.folder, session._tracker = tmp_path, NoTracker()
+    session.context = SweepContext("s", tmp_path, NoTracker(), {}, print)
     jobs = sweep_module._Jobs(session, tmp_path, [wanted])
     assert jobs.hear(Line(0, "begin", wanted.job))
     assert jobs.hear(Line(0, "end", wanted.job))
@@ -190,7 +191,7 @@ def jobs(tmp_path, monkeypatch):
 
     def made(**changes):
         session = Session()
-        session.folder, session._tracker = tmp_path, NoTracker()
+        session.context = SweepContext("s", tmp_path, NoTracker(), {}, print)
         return sweep_module._Jobs(session, tmp_path, [replace(wanted, **changes)])
 
     return made, Record(request=wanted, status="unsupported", reason="no", started_at=1.0, finished_at=2.0)

@@ -10,6 +10,7 @@ from fakes import make_record, make_request
 
 from attn_exp.core.record import write_record
 from attn_exp.run import session as session_module
+from attn_exp.run.context import SweepContext
 from attn_exp.run.job_queue import Runner
 from attn_exp.run.progress import Progress
 from attn_exp.run.session import Session
@@ -54,7 +55,7 @@ class Measures:
 @pytest.fixture
 def current(tmp_path):
     found = Session()
-    found.folder, found._tracker, found.sweep, found._plots = tmp_path, Closed(), "s", False
+    found.context, found._plots = SweepContext("s", tmp_path, Closed(), {}, print), False
     found.progress = Progress(io.StringIO())
     return found
 
@@ -74,7 +75,7 @@ def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
     monkeypatch.setattr(session_module, "read_folder", broken)
     with pytest.raises(RuntimeError, match="no table"):
         current.close("FINISHED")
-    assert current._tracker.ends == ["FAILED"]
+    assert current.context.tracker.ends == ["FAILED"]
 
 
 def test_two_choices_that_are_one_job_are_measured_once(current, tmp_path):

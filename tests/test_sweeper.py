@@ -17,8 +17,10 @@ from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import FILE_NAME, Record, Request, write_record
+from attn_exp.run.context import SweepContext
 from attn_exp.run.session import Session
 from attn_exp.sweep.product import Composer, check_choices
+from attn_exp.tracking.none import NoTracker
 
 SPREAD = [
     [],
@@ -232,7 +234,7 @@ class FakeSession:
         self.impossible = []
 
     def submit(self, current, request, folder):
-        current.folder = folder
+        current.context = SweepContext("s", folder, NoTracker(), {}, print)
         (folder / request.job).mkdir(parents=True, exist_ok=True)
         write_record(Record(request=request, status="unsupported", reason="not here"), folder / request.job)
         self.submitted.append(request.label)

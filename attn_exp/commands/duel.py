@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from attn_exp.config.compose import split_config_dir
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
-from attn_exp.sweep.duel import run_duel
+from attn_exp.run.duel import run_duel
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _COMPILE = re.compile(r"\.compile[.=]")

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attn_exp.commands.worker import run_here
 from attn_exp.config.overrides import overridden
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
@@ -23,7 +24,6 @@ def main(arguments: Sequence[str]) -> int:
     """Do what the arguments ask for; return 0, 2 after a mistake of the user's, or 130 after Ctrl-C."""
     # argparse wants flags before or after the overrides, not among them; people type them anywhere.
     arguments = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
-    sys.argv[1:] = arguments
     if "--version" in arguments:
         print(f"attn_exp {__version__}")
         return 0
@@ -40,7 +40,7 @@ def _run(arguments: list[str]) -> int:
     from attn_exp.run.session import Session
     from attn_exp.tracking.base import EndStatus
 
-    session = Session(worker)
+    session = Session(arguments, worker, run_here)
     status: EndStatus = "FAILED"
     try:
         code = _measure(arguments, session)

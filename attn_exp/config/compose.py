@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def is_dry_run(config: DictConfig) -> bool:
     return config.dry_run
 
 
-def isolation_options(options: dict[str, Any]) -> dict[str, Any]:
+def isolation_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """How jobs are isolated, and how long each profiler may take, of a whole configuration."""
     return {**options["isolation"], "profiler_timeout_s": options["profiler_timeout_s"]}
 

@@ -1,11 +1,8 @@
 """Session: what one `python -m attn_exp` does: runs jobs one after another, keeps and stores their records."""
 
 import contextlib
-import errno
 import math
-import os
 import shlex
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,35 +10,23 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from attn_exp.config.compose import isolation_options, plain
-from attn_exp.config.request import request_from_config, resolve_device
+from attn_exp.config.compose import plain
+from attn_exp.config.overrides import override_key
+from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.files import hidden_files, remove_litter
-from attn_exp.core.record import Record, Request, write_whole
+from attn_exp.core.record import Record, Request
 from attn_exp.core.redaction import redacted
-from attn_exp.core.torch_version import installed_note
 from attn_exp.results.read import Sweep, read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, near
 from attn_exp.results.table import table, write_tables
-from attn_exp.run.gpus import Lease, lease, visible_gpus
+from attn_exp.run.context import SweepContext, open_context
+from attn_exp.run.gpus import visible_gpus
 from attn_exp.run.job_queue import Runner
 from attn_exp.run.progress import Progress
-from attn_exp.run.worker_process import Isolation, Worker, make_isolation
-from attn_exp.tracking import make_tracker
-from attn_exp.tracking.base import Curve, EndStatus, SweepInfo, Tracker
-
-
-def command_line() -> str:
-    """The command as typed, passwords in URIs left out."""
-    return redacted(shlex.join(["python", "-m", "attn_exp", *sys.argv[1:]]))
-
-
-def resume_command(sweep: str) -> str:
-    """The command that goes on with this sweep."""
-    given = [argument for argument in sys.argv[1:] if not argument.startswith("sweep=")]
-    return redacted(shlex.join(["python", "-m", "attn_exp", *given, f"sweep={sweep}"]))
-
+from attn_exp.run.worker_process import RunFolder, Worker
+from attn_exp.tracking.base import Curve, EndStatus
 
 FOLDER = "plots"
 # No further plot is begun after so long: nobody should wait for pictures that they did not ask for.
@@ -90,22 +75,30 @@ _KEPT_AT_ONCE = 100
 
 
 class Session:
-    """Runs jobs one after another. `ahead` is how many jobs the worker may know of beyond the one it measures.
+    """Runs the jobs of one `attn-exp run` one after another, and keeps their records.
 
-    `worker` is used if the configuration asks for a warm one; it may have been started already.
+    Args:
+        arguments: the command line as typed, for `command.txt` and for the command that goes on after an interrupt.
+        worker: used if the configuration asks for a warm one; it may have been started already.
+        run_folder: measures jobs in this process, for `isolation=none`.
+
+    Attributes:
+        ahead: how many jobs the worker may know of beyond the one it measures.
+        context: what the sweep holds; None until its first job.
     """
 
-    def __init__(self, worker: Worker | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str] = (), worker: Worker | None = None, run_folder: RunFolder | None = None
+    ) -> None:
         self.progress = Progress()
         self.ahead = 0
         self.gpus = visible_gpus()
-        self.folder: Path | None = None
-        self.sweep = ""
+        self.context: SweepContext | None = None
         self.impossible: list[str] = []
+        self._arguments = arguments
+        self._worker = worker
+        self._run_folder = run_folder
         self._plots = True
-        self._isolation: Isolation | None = worker
-        self._tracker: Tracker | None = None
-        self._lease: Lease | None = None
         self._runner: Runner | None = None
 
     def request(self, config: DictConfig) -> Request:
@@ -126,17 +119,17 @@ class Session:
             UserError: the configuration cannot be measured as typed.
         """
         runner = self._runner or self._start(config(), request)
-        assert self.folder is not None and self._tracker is not None
+        context = self.opened
         if runner.has(request.job):
             # Two choices that are one job: its record is what the second one is about.
             self._await(runner, 0)
-        done = done_record(request, self.folder / request.job)
+        done = done_record(request, context.folder / request.job)
         if done is not None:
             self.keep(done, request)
             return _objective(done)
         if request.device == "cpu":
             # The CPU is what is measured: nothing of ours may run beside it.
-            self._tracker.settle()
+            context.tracker.settle()
         with self.writing():
             runner.submit(request)
         self.progress.running(runner.oldest.label)
@@ -149,80 +142,59 @@ class Session:
 
     def keep(self, record: Record, request: Request) -> None:
         """Count a job that needs no run; its MLflow run is made if it is missing. `stop_on` may end the sweep here."""
-        assert self._tracker is not None and self.folder is not None
         self.progress.kept += 1
         self.log(record)
         if self.progress.kept % _KEPT_AT_ONCE == 0:
             # Records queue up while the store is still being opened, and each holds all of its samples.
-            self._tracker.settle()
+            self.opened.tracker.settle()
         # As it is asked now: the same command ends where it ended before.
         self._halt(replace(record, request=request))
 
     def close(self, status: EndStatus) -> None:
         """End the session: print and write the table, leave nothing behind; jobs that still run are killed."""
         self.progress.end()
-        if self._isolation is not None:
-            self._isolation.close()
-        if self._lease is not None:
-            self._lease.release()
-        if self.folder is not None and self._tracker is not None:
-            try:
-                self._finish(status, self.folder, self._tracker)
-            except KeyboardInterrupt:
-                self._tracker.close("KILLED", [], timeout_s=1.0)
-                raise
-            except Exception:
-                # What is queued is stored all the same, and no run is left RUNNING.
-                self._tracker.close("FAILED", [])
-                raise
-
-    def open(self, config: DictConfig) -> Path:
-        """On the first job: the sweep's folder and its tracker. What the user got wrong shows here, before any work."""
-        if self.folder is not None:
-            return self.folder
-        options = plain(config)
-        if not isinstance(options["plots"], bool):
-            raise UserError(f"plots={options['plots']} is neither true nor false")
-        make_isolation(isolation_options(options))
-        tracker = make_tracker(options["tracker"])
-        if not options["folder"]:
-            raise UserError("folder= is empty: leave it out, or name one")
-        folder = Path(options["folder"]).resolve()
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        if self._worker is not None:
+            self._worker.close()
+        if self.context is None:
+            return
+        self.context.stop()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command_line()))
-            write_whole(folder / "command.txt", f"{command_line()}\n".encode())
-        except OSError as error:
-            tracker.close("FAILED", [], timeout_s=1.0)
-            raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
-        except UserError:
-            with contextlib.suppress(OSError):
-                for path in made:
-                    path.rmdir()
+            self._finish(status, self.context)
+        except KeyboardInterrupt:
+            self.context.abandon("KILLED")
             raise
-        for line in filter(None, (warning, installed_note())):
-            self.progress.say(line)
-        self.folder, self._tracker, self.sweep = folder, tracker, options["sweep"]
-        self._plots = options["plots"]
-        return folder
+        except Exception:
+            # What is queued is stored all the same, and no run is left RUNNING.
+            self.context.tracker.close("FAILED", [])
+            raise
+
+    def open(self, config: DictConfig) -> SweepContext:
+        """Open the context on the first job. Raises UserError for what cannot be meant, before any work."""
+        if self.context is None:
+            options = plain(config)
+            if not isinstance(options["plots"], bool):
+                raise UserError(f"plots={options['plots']} is neither true nor false")
+            command = _command(self._arguments)
+            self.context = open_context(options, command, self.progress.say, run_folder=self._run_folder)
+            self._plots = options["plots"]
+        return self.context
+
+    def resume_command(self) -> str:
+        """Return the command that goes on with this sweep."""
+        given = [argument for argument in self._arguments if override_key(argument) != "sweep"]
+        return _command([*given, f"sweep={self.opened.name}"])
+
+    @property
+    def opened(self) -> SweepContext:
+        """The context, which `open` or the first job has made."""
+        assert self.context is not None
+        return self.context
 
     def _start(self, config: DictConfig, request: Request) -> Runner:
         """What jobs of this process run through: on the first job a GPU is leased, and the worker is chosen."""
-        folder, options = self.open(config), plain(config)
-        isolation = make_isolation(isolation_options(options))
-        if request.device == "cuda":
-            self._lease = lease(resolve_device(str(options["device"]), self.gpus)[1], self.progress.say)
-        if isinstance(isolation, Worker) and isinstance(self._isolation, Worker) and isolation.takes(self._isolation):
-            self._isolation.timeout_s = isolation.timeout_s
-            self._isolation.profiler_timeout_s = isolation.profiler_timeout_s
-        else:
-            if self._isolation is not None:
-                self._isolation.close()
-            self._isolation = isolation
-        self._runner = Runner(self._isolation, folder, self._lease.gpu.uuid if self._lease else None)
+        context = self.open(config)
+        isolation = context.start(request.device, self.gpus, worker=self._worker, run_folder=self._run_folder)
+        self._runner = Runner(isolation, context.folder, context.gpu_uuid)
         return self._runner
 
     def _await(self, runner: Runner, ahead: int) -> Record | None:
@@ -252,8 +224,8 @@ class Session:
 
     def log(self, record: Record) -> None:
         """Queue a record for the tracker."""
-        assert self._tracker is not None and self.folder is not None
-        self._tracker.log(record, self.folder / record.request.job)
+        context = self.opened
+        context.tracker.log(record, context.folder / record.request.job)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -262,8 +234,8 @@ class Session:
             yield
         except OSError as error:
             raise UserError(
-                f"cannot write to {self.folder} ({error.strerror or error}): make room there, "
-                f"then finish with: {resume_command(self.sweep)}"
+                f"cannot write to {self.opened.folder} ({error.strerror or error}): make room there, "
+                f"then finish with: {self.resume_command()}"
             ) from error
 
     def _halt(self, record: Record) -> None:
@@ -272,7 +244,8 @@ class Session:
             self.progress.say(stop_line(record))
             raise SystemExit(1)
 
-    def _finish(self, status: EndStatus, folder: Path, tracker: Tracker) -> None:
+    def _finish(self, status: EndStatus, context: SweepContext) -> None:
+        folder, tracker = context.folder, context.tracker
         sweep = read_folder(folder, may_be_empty=True)
         results = sweep.results
         say = self.progress.say
@@ -290,7 +263,7 @@ class Session:
         warning = tracker.close(status, [*files, *plots], curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
         if status == "KILLED":
             left = max(0, self.progress.total - sum(result.final for result in results))
-            say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {resume_command(self.sweep)}")
+            say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {self.resume_command()}")
         else:
             if self.progress.kept and (status == "FINISHED" or self.progress.done):
                 say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
@@ -310,10 +283,15 @@ class Session:
         failed = sum(not result.final for result in results)
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
-            self.progress.say(f"{jobs} without a result; try again with: {resume_command(self.sweep)}")
+            self.progress.say(f"{jobs} without a result; try again with: {self.resume_command()}")
         self.progress.say(f"records and table.csv are in {near(folder)}{f'; look at them {look}' if look else ''}")
         if any(result.profiles for result in results):
-            self.progress.say(f"what bounds each job: python -m attn_exp.explain {self.sweep}")
+            self.progress.say(f"what bounds each job: python -m attn_exp.explain {self.opened.name}")
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """A command as one would type it, passwords in URIs left out."""
+    return redacted(shlex.join(["python", "-m", "attn_exp", *arguments]))
 
 
 def stops(record: Record) -> bool:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -292,12 +292,21 @@ class Worker:
         self._process, self._sent = None, 0
 
 
-class InProcess:
-    """No isolation: jobs run here, for debugging. This alone imports torch into the parent."""
+# Measures the job in a folder on the device that an earlier call returned (None at first), and returns that device.
+RunFolder = Callable[[Path, Any], Any]
 
-    def __init__(self) -> None:
+
+class InProcess:
+    """No isolation: jobs run here, for debugging.
+
+    Args:
+        run_folder: the worker's own function, which imports torch into this process.
+    """
+
+    def __init__(self, run_folder: RunFolder) -> None:
         self._pending: deque[Path] = deque()
-        self._machine: Any = None
+        self._run_folder = run_folder
+        self._device: Any = None
 
     def start(self) -> None:
         """Nothing to start."""
@@ -308,10 +317,8 @@ class InProcess:
 
     def wait(self) -> Outcome:
         """Run the oldest job now."""
-        from attn_exp.worker.__main__ import run_folder
-
         folder = self._pending.popleft()
-        self._machine, _ = run_folder(folder, self._machine)
+        self._device = self._run_folder(folder, self._device)
         return Outcome(folder)
 
     def close(self) -> None:
@@ -319,8 +326,12 @@ class InProcess:
         self._pending.clear()
 
 
-def make_isolation(config: dict[str, Any]) -> Isolation:
-    """The isolation that a configuration asks for; `profiler_timeout_s` in it is what each profiler may take.
+def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = None) -> Isolation:
+    """Return the isolation that a configuration asks for.
+
+    Args:
+        config: the options of `isolation`, and `profiler_timeout_s`, which is what each profiler may take.
+        run_folder: measures jobs in this process, for `isolation=none`; None where that cannot be.
 
     Raises:
         UserError: no such isolation, a time limit that is no positive number, or no names of variables.
@@ -329,7 +340,9 @@ def make_isolation(config: dict[str, Any]) -> Isolation:
     profiler_timeout_s = _limit("profiler_timeout_s", config.get("profiler_timeout_s"))
     name = config.get("name")
     if name == "none":
-        return InProcess()
+        if run_folder is None:
+            raise UserError("isolation=none cannot be had here: leave it out, or choose isolation=fresh")
+        return InProcess(run_folder)
     if name not in ("warm", "fresh"):
         raise UserError(f"isolation {name!r} is none of warm, fresh, none")
     return Worker(

@@ -131,8 +131,7 @@ def launch(
         UserError: no task can be started, or another command runs this sweep.
         SystemExit: a job ended as `stop_on` names.
     """
-    assert session.folder is not None
-    folder = session.folder
+    folder = session.opened.folder
     board = Board(folder / _FOLDER / secrets.token_hex(4))
     groups = group_jobs(requests, done)
     tasks = launcher.tasks if launcher.pinned else min(launcher.tasks, len(groups))
@@ -170,7 +169,7 @@ def _run(launcher: Launcher, board: Board, plan: Plan, tasks: int, jobs: _Jobs) 
     with contextlib.ExitStack() as failing:
         failing.callback(_clear, board.folder)
         board.open()
-        _check_alone(board.folder, session.sweep)
+        _check_alone(board.folder, session.opened.name)
         write_plan(plan, board.folder)
         watch = Watch(board, tasks, jobs.hear)
         for step in (launcher.close, jobs.store, watch.stop):

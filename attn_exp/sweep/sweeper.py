@@ -159,7 +159,8 @@ class ProductSweep:
                 current.impossible.append(f"{' '.join(overrides)}: {request}")
                 current.progress.total -= 1
                 continue
-            done = done_record(request, current.folder / request.job) if current.folder else None
+            context = current.context
+            done = done_record(request, context.folder / request.job) if context is not None else None
             if done is not None:
                 current.keep(done, request)
                 settle(done)

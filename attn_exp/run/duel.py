@@ -10,23 +10,23 @@ import msgspec
 from tabulate import tabulate
 
 from attn_exp.config.compose import compose_config, is_dry_run, new_sweep_name, plain
-from attn_exp.config.request import request_from_config, resolve_device
+from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.flags import FLAGS, INTERFERENCE, median_clock
 from attn_exp.core.metrics import ranking_medians
+from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.paired_test import Comparison, compare_all
 from attn_exp.core.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
 from attn_exp.core.redaction import redacted
-from attn_exp.core.torch_version import installed_note
 from attn_exp.plots.duel import plot_ratios
 from attn_exp.results.calibration import delta_for, device_key
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import near
 from attn_exp.results.table import time_text
-from attn_exp.run.gpus import lease, visible_gpus
-from attn_exp.run.worker_process import make_isolation
-from attn_exp.tracking import make_tracker
-from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker, duel_metrics
+from attn_exp.run.context import SweepContext, open_context
+from attn_exp.run.gpus import visible_gpus
+from attn_exp.run.worker_process import Outcome
+from attn_exp.tracking.base import EndStatus, duel_metrics
 
 # What equal things were seen to differ by on a busy machine, with a wide margin.
 BUSY_DELTA = 0.25
@@ -72,39 +72,21 @@ def run_duel(
     if is_dry_run(first):
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return 0
-    config = plain(first)
-    isolation = make_isolation({**config["isolation"], "name": "fresh"})
-    folder = Path(config["folder"]).resolve()
-    tracker = make_tracker(config["tracker"])
+    options = plain(first)
+    # Every duel in a process of its own, whatever the isolation of sweeps is.
+    options["isolation"] |= {"name": "fresh"}
+    command = redacted(shlex.join(["python", "-m", "attn_exp.duel", *arguments]))
+    context = open_context(options, command, print, kind="duel")
+    folder = context.folder
     try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
-    command = shlex.join(["python", "-m", "attn_exp.duel", *arguments])
-    warning = tracker.open(SweepInfo(name=name, folder=folder, command=redacted(command), kind="duel"))
-    for line in filter(None, (warning, installed_note())):
-        print(line)
-    write_whole(folder / "command.txt", f"{redacted(command)}\n".encode())
-    held = None
-    try:
-        tracker.settle()
-        if requests[0].device == "cuda":
-            held = lease(resolve_device(str(config["device"]), gpus)[1], print)
-            requests = [replace(request, gpu_uuid=held.gpu.uuid) for request in requests]
-        write_whole(folder / DUEL_NAME, msgspec.yaml.encode(requests))
-        isolation.submit(folder)
-        outcome = isolation.wait()
-    except BaseException:  # an interrupt too must leave no run behind that looks as if it went on
-        isolation.close()
-        tracker.close("KILLED", [], timeout_s=1.0)
+        outcome = _measure(context, requests, gpus)
+    except BaseException:
+        context.abandon("KILLED")
         raise
-    finally:
-        isolation.close()
-        if held is not None:
-            held.release()
+    context.stop()
     if outcome.status is not None:
         print(f"{outcome.status}: {outcome.reason}")
-        _close(tracker, "FAILED", [folder / LOG_NAME])
+        _close(context, "FAILED", [folder / LOG_NAME])
         return 1
     by_job = {record.request.job: record for record in read_folder(folder).records()}
     records = [by_job[request.job] for request in requests]
@@ -115,20 +97,32 @@ def run_duel(
     files = [folder / DUEL_NAME, folder / "command.txt", folder / LOG_NAME, *sorted(folder.glob("*/record.json"))]
     if len(measured) < 2:
         print("there is nothing to compare: fewer than two rivals could be measured")
-        _close(tracker, "FAILED", files)
+        _close(context, "FAILED", files)
         return 1
     delta = delta_for(device_key(measured[0].environment))
     found = {direction: compare(measured, direction, delta) for direction in requests[0].measuring.passes}
     text = report(measured, found)
     print(text)
     files += _write(measured, found, text, folder)
-    _close(tracker, "FINISHED", files, duel_metrics(measured, _verdicts(measured, found)))
+    _close(context, "FINISHED", files, duel_metrics(measured, _verdicts(measured, found)))
     print(f"samples, verdicts and the plot are in {near(folder)}")
     return 0
 
 
-def _close(tracker: Tracker, status: EndStatus, files: Sequence[Path], numbers: dict[str, float] | None = None) -> None:
-    warning = tracker.close(status, files, metrics=numbers)
+def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo]) -> Outcome:
+    """Run the duel in a process of its own, which writes a record a rival."""
+    context.tracker.settle()
+    isolation = context.start(requests[0].device, gpus)
+    asked = [replace(request, gpu_uuid=context.gpu_uuid) for request in requests]
+    write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(asked))
+    isolation.submit(context.folder)
+    return isolation.wait()
+
+
+def _close(
+    context: SweepContext, status: EndStatus, files: Sequence[Path], numbers: dict[str, float] | None = None
+) -> None:
+    warning = context.tracker.close(status, files, metrics=numbers)
     if warning:
         print(warning)
 

@@ -1,0 +1,130 @@
+"""The context of a sweep or a duel: its folder, its tracker, its GPU and the process that measures."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from attn_exp.config.compose import isolation_options
+from attn_exp.config.request import resolve_device
+from attn_exp.core.errors import UserError
+from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.record import write_whole
+from attn_exp.core.torch_version import installed_note
+from attn_exp.run.gpus import Lease, lease
+from attn_exp.run.worker_process import Isolation, RunFolder, Worker, make_isolation
+from attn_exp.tracking import make_tracker
+from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker
+
+
+class SweepContext:
+    """What a sweep or a duel holds from its first job to its end.
+
+    Args:
+        name: the name of the sweep.
+        folder: where its jobs' folders are.
+        tracker: opened already.
+        options: the resolved configuration of its first job.
+        say: prints a line.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, tracker: Tracker, options: Mapping[str, Any], say: Callable[[str], None]
+    ) -> None:
+        self.name = name
+        self.folder = folder
+        self.tracker = tracker
+        self._options = options
+        self._say = say
+        self._isolation: Isolation | None = None
+        self._lease: Lease | None = None
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """The GPU that is leased, if one is."""
+        return self._lease.gpu.uuid if self._lease else None
+
+    def start(
+        self,
+        device: str,
+        gpus: Sequence[GpuInfo],
+        *,
+        worker: Worker | None = None,
+        run_folder: RunFolder | None = None,
+    ) -> Isolation:
+        """Lease a GPU if jobs run on one, and return the isolation that the configuration asks for.
+
+        Args:
+            device: `cpu` or `cuda`.
+            gpus: those that may be used.
+            worker: used if it serves as well as a new one, else closed.
+            run_folder: measures jobs in this process, for `isolation=none`.
+        """
+        isolation = make_isolation(isolation_options(self._options), run_folder)
+        if device == "cuda":
+            self._lease = lease(resolve_device(str(self._options["device"]), list(gpus))[1], self._say)
+        if worker is not None and isinstance(isolation, Worker) and isolation.takes(worker):
+            worker.timeout_s, worker.profiler_timeout_s = isolation.timeout_s, isolation.profiler_timeout_s
+            isolation = worker
+        elif worker is not None:
+            worker.close()
+        self._isolation = isolation
+        return isolation
+
+    def stop(self) -> None:
+        """Kill what still runs and release the GPU; the tracker stays open."""
+        if self._isolation is not None:
+            self._isolation.close()
+        if self._lease is not None:
+            self._lease.release()
+
+    def abandon(self, status: EndStatus) -> None:
+        """Stop, and end the tracker's run at once: none may be left that looks as if it went on."""
+        self.stop()
+        self.tracker.close(status, [], timeout_s=1.0)
+
+
+def open_context(
+    options: Mapping[str, Any],
+    command: str,
+    say: Callable[[str], None],
+    kind: Literal["sweep", "duel"] = "sweep",
+    run_folder: RunFolder | None = None,
+) -> SweepContext:
+    """Make the folder of a sweep or duel and open its tracker. The user's mistakes show here, before any work.
+
+    Args:
+        options: the resolved configuration of its first job.
+        command: the command line as typed, without secrets.
+        say: prints a line.
+        kind: a sweep goes on in a folder that is there already, a duel never does.
+        run_folder: as for `SweepContext.start`.
+
+    Raises:
+        UserError: an isolation or tracker that is not there, or a folder or store that cannot be written.
+    """
+    make_isolation(isolation_options(options), run_folder)
+    tracker = make_tracker(options["tracker"])
+    if not options["folder"]:
+        raise UserError("folder= is empty: leave it out, or name one")
+    folder = Path(options["folder"]).resolve()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=kind == "sweep")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command, kind=kind))
+        write_whole(folder / "command.txt", f"{command}\n".encode())
+    except OSError as error:
+        tracker.close("FAILED", [], timeout_s=1.0)
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
+    except UserError:
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
+        raise
+    for line in filter(None, (warning, installed_note())):
+        say(line)
+    return SweepContext(options["sweep"], folder, tracker, options, say)
