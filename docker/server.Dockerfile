@@ -1,4 +1,4 @@
-# MLflow's tracking server with what it needs for PostgreSQL. The versions are those of constraints.txt.
+# MLflow's tracking server with PostgreSQL support. The versions are those of constraints.txt.
 FROM python:3.12.12-slim-bookworm
 RUN pip install --no-cache-dir mlflow==3.17.2 'psycopg[binary]==3.3.9' \
     && useradd --create-home mlflow \
