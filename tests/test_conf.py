@@ -6,8 +6,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from attn_exp.config.compose import plain, prepare_hydra
-from attn_exp.config.request import GPU_TIMERS, request_from_config
+from attn_exp.config.request import named, request_from_config
 from attn_exp.core.case import Case
+from attn_exp.core.catalogue import timers
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.nvml import GpuInfo
 
@@ -54,7 +55,7 @@ def test_a_file_begins_with_a_line_that_says_what_it_is(path):
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids="/".join)
 def test_every_choice_makes_a_job(group, choice):
     name = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text()).get("name")
-    timer_of_a_gpu = group == "timer" and choice in GPU_TIMERS
+    timer_of_a_gpu = group == "timer" and choice in timers() and timers()[choice].devices == ("cuda",)
     device = "cuda" if timer_of_a_gpu else "cpu"
     made = request(
         f"+{group}={choice}" if group == "experiment" else f"{group}={choice}", f"device={device}", gpus=[GPU]
@@ -75,7 +76,7 @@ def test_every_backend_file_names_a_class_that_is_there():
     from attn_exp.backends.base import Backend, load_backend
 
     for path in CONF.glob("backend/*.yaml"):
-        loaded: Backend = load_backend(yaml.safe_load(path.read_text()))
+        loaded: Backend = load_backend(named(yaml.safe_load(path.read_text())))
         assert loaded.name == path.stem
 
 

@@ -324,7 +324,7 @@ def test_where_nothing_was_blocked_the_event_timer_has_nothing_to_add(gpu_machin
 
 
 def test_events_beside_a_graph_are_asked_for_and_kept(gpu_machine, tmp_path, monkeypatch):
-    monkeypatch.setattr("attn_exp.worker.measure.make_timer", lambda name, gpu, l2: Unblocked(name))
+    monkeypatch.setattr("attn_exp.worker.measure.make_timer", lambda name, gpu, l2, chosen: Unblocked(name))
     also = ON_GPU | {"timer": "graph", "also": ("event", "wall")}
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **also)
     assert [timing.timer for timing in record.passes["forward"].timings] == ["graph", "event", "wall"]

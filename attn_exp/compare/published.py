@@ -15,17 +15,8 @@ from attn_exp.core.flops import flops_common_convention
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.results.cell import Cell, Metric
 from attn_exp.results.read import Sweep
+from attn_exp.results.result import Result
 
-# What a published file calls the libraries that our backends run, by how our names begin.
-_LIBRARIES = {
-    "cudnn": ("cudnn",),
-    "fa2": ("flash", "fa2"),
-    "fa3": ("fa3",),
-    "fa4": ("fa4",),
-    "triton": ("triton", "flex"),
-    "standard": ("math", "eager"),
-    "pytorch": ("math", "eager"),
-}
 # Needed to say that a row and a case are the same; a file that lacks others leaves those open.
 _NEEDED = (("tflops",), ("q_len", "seq_len"))
 _NO_WINDOW = ("", "none", "null", "0", "-1")
@@ -220,7 +211,7 @@ def _beside(figure: Figure, cells: Sequence[Cell]) -> list[Beside]:
     """Our cells of the figure's library, or the fastest of its shape where that library was not measured."""
     there = [cell for cell in cells if cell.value is not None and cell.direction == figure.direction]
     there = [cell for cell in there if _same_case(cell.result.case, figure.case)]
-    own = [cell for cell in there if _is_library(cell.result.label, figure.library)]
+    own = [cell for cell in there if _is_library(cell.result, figure.library)]
     # Of each case: the figure may leave sizes open.
     fastest = {cell.result.case: cell for cell in sorted(there, key=lambda cell: cell.value or 0.0, reverse=True)}
     found = []
@@ -249,9 +240,9 @@ def _same_case(case: Case, wanted: Mapping[str, Any]) -> bool:
     return True
 
 
-def _is_library(label: str, library: str) -> bool:
-    words = library.lower().split()
-    return any(label.lower().startswith(names) for key, names in _LIBRARIES.items() if key in words)
+def _is_library(result: Result, library: str) -> bool:
+    """Whether the backend runs what a published file calls `library`, by its `about.published_as`."""
+    return not set(library.lower().split()).isdisjoint(result.about.published_as)
 
 
 def _gpu(name: str) -> str:

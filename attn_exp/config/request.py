@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.case import PASSES, Case, case_from_config
+from attn_exp.core.catalogue import TimerChoice, about_backend, timer_choice, timers
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
@@ -73,8 +74,6 @@ def _defaults(path: Path, target: str) -> dict[str, Any]:
     return found if found.get("_target_") == target else {}
 
 
-GPU_TIMERS = ("device", "event", "kernel", "graph", "wall", "dispatch")
-CPU_TIMERS = ("cpu",)
 REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
@@ -123,6 +122,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     case = case_from_config(config)
     device = resolve_device(str(config["device"]), gpus)[0]
     backend = named(dict(config["backend"]))
+    about_backend(backend["name"], config["backend"].get("about"))
     check_name("sweep", config["sweep"])
     measuring = _measuring(config, device)
     compile_ = _compile(config["compile"])
@@ -196,7 +196,8 @@ def named(backend: dict[str, Any]) -> dict[str, Any]:
     if name is None or (ours and not target.startswith("attn_exp.backends.")):
         name = re.split(r"[.:]", target)[-1].lower()
     check_name("backend.name", name)
-    return {**backend, "name": name}
+    # What only describes the backend is no option of it, and no part of the job's identity.
+    return {key: value for key, value in backend.items() if key != "about"} | {"name": name}
 
 
 def _check_keys(key: str, tree: Any) -> None:
@@ -208,12 +209,14 @@ def _check_keys(key: str, tree: Any) -> None:
 
 
 def _measuring(config: dict[str, Any], device: str) -> Measuring:
-    timers = GPU_TIMERS if device == "cuda" else CPU_TIMERS
+    known = _timers(config["timer"])
     name = config["timer"]["name"]
-    timer = timers[0] if name == "auto" else name
-    if timer not in timers:
+    chooses = config["timer"].get("chooses")
+    timer = chooses.get(device, name) if isinstance(chooses, dict) else name
+    here = [one.name for one in known.values() if device in one.devices]
+    if timer not in here:
         where = "a GPU" if device == "cuda" else "the CPU"
-        raise UserError(f"timer={name} does not measure on {where}: use timer={timers[0]} or timer=auto")
+        raise UserError(f"timer={name} does not measure on {where}: use timer=auto, or one of {', '.join(here)}")
     passes = config["passes"]
     passes = (passes,) if isinstance(passes, str) else tuple(passes) if isinstance(passes, list) else ()
     for direction in passes:
@@ -225,13 +228,11 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     if not isinstance(also, list):
         raise UserError(f"timer.also={also} is no list of timers: write timer.also=[] or timer.also=[event]")
     for other in also:
-        if other not in GPU_TIMERS + CPU_TIMERS:
-            raise UserError(
-                f"timer.also has {other!r}: {nearest(str(other), timers)}the timers are {', '.join(timers)}"
-            )
+        if other not in list(known):
+            raise UserError(f"timer.also has {other!r}: {nearest(str(other), here)}the timers are {', '.join(here)}")
     fields = {
         "timer": timer,
-        "also": tuple(other for other in also if other in timers and other != timer),
+        "also": tuple(other for other in also if other in here and other != timer),
         "passes": tuple(direction for direction in PASSES if direction in passes),
         "seed": config["seed"],
         "regime": config["regime"],
@@ -255,6 +256,20 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     if not 0 <= measuring.budget_s <= 3600:
         raise UserError(f"stopping.budget_s={measuring.budget_s} is not between 0 and 3600 seconds")
     return measuring
+
+
+def _timers(chosen: dict[str, Any]) -> dict[str, TimerChoice]:
+    """The package's timers by name, and the chosen one if it comes from elsewhere; raise UserError if it is neither."""
+    name, target = str(chosen["name"]), chosen.get("_target_")
+    ours = timers()
+    if target is None:
+        return ours
+    check_name("timer.name", name)
+    if name in ours:
+        if target != ours[name].target:
+            raise UserError(f"timer.name={name} is a timer of attn_exp: give your own timer another name")
+        return ours
+    return ours | {name: timer_choice(chosen)}
 
 
 def _misfit(error: str, fields: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_exp.core.catalogue import About, backends
 from attn_exp.core.record import backend_label
 
 if TYPE_CHECKING:
@@ -19,36 +20,10 @@ if TYPE_CHECKING:
 
 MISSING = "plots need matplotlib, which is not installed: pip install 'attn_exp[plots]'"
 # Okabe and Ito's colours, told apart by the colour-blind too; their yellow is left out, too faint on white.
-_BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY, _BLACK = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
-)
-_COLOURS = (_BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY, _BLACK)
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h")
 # Of captions in letters of 8 points and legends in letters of 9: letters an inch, and inches a line.
 _CAPTION_LETTERS, _CAPTION_LINE, _LEGEND_LETTERS, _LEGEND_LINE, _HANDLE_LETTERS, _EDGE = 16.5, 0.14, 12.5, 0.2, 6, 0.08
-# Backends that come with attn_exp look the same in every sweep; no two of them alike.
-_KNOWN = {
-    "flash": (_BLUE, "o"),
-    "cudnn": (_RED, "s"),
-    "efficient": (_GREEN, "^"),
-    "math": (_PINK, "D"),
-    "flex": (_ORANGE, "v"),
-    "triton": (_SKY, "P"),
-    "auto": (_BLACK, "X"),
-    "eager": (_SKY, "<"),
-    "reference": (_BLACK, "*"),
-    "cudnn_graph": (_RED, ">"),
-    "aten_cudnn": (_RED, "p"),
-    "priority": (_BLACK, "h"),
-    "compiled": (_ORANGE, "h"),
-    "fa2": (_BLUE, "v"),
-    "fa3": (_GREEN, "s"),
-    "fa4": (_GREEN, "D"),
-    "te": (_PINK, "P"),
-    "helion": (_ORANGE, "X"),
-    "xformers_cutlass": (_SKY, "h"),
-    "xformers_fa3": (_BLUE, "<"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +54,11 @@ def looks(results: Iterable["Result"]) -> dict[str, Look]:
     """The look of each label, by its name alone unless two would look the same; labels in their order."""
     found: dict[str, Look] = {}
     by_label = {result.label: result for result in results}
-    # Those that have a look of their own first: they must not give way to others.
-    for label in sorted(by_label, key=lambda one: (one not in _KNOWN, one)):
+    # Backends that come with the package, uncompiled, choose first: the others take another marker if theirs is taken.
+    for label in sorted(by_label, key=lambda one: (one not in backends(), one)):
         result = by_label[label]
         name = str(result.backend.get("name", "?"))
-        look = _look(name, backend_label(name, result.compile), label)
+        look = _look(name, backend_label(name, result.compile), result.about)
         # Another marker if it is taken; with all of them taken, two labels look the same.
         for _ in _MARKERS:
             if look not in found.values():
@@ -94,9 +69,10 @@ def looks(results: Iterable["Result"]) -> dict[str, Look]:
     return {label: found[label] for label in sorted(found)}
 
 
-def _look(name: str, compiled: str, label: str) -> Look:
+def _look(name: str, compiled: str, about: About) -> Look:
     number = zlib.crc32(name.encode())
-    colour, marker = _KNOWN.get(name) or (_COLOURS[number % len(_COLOURS)], _MARKERS[number // 7 % len(_MARKERS)])
+    colour = about.colour or _COLOURS[number % len(_COLOURS)]
+    marker = about.marker or _MARKERS[number // 7 % len(_MARKERS)]
     if compiled == name:
         return Look(colour, marker)
     return Look(colour, _MARKERS[zlib.crc32(compiled.encode()) % len(_MARKERS)], "--")

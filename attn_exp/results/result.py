@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.case import Case
+from attn_exp.core.catalogue import About, about_backend
 from attn_exp.core.errors import UserError, check_name
 from attn_exp.core.record import (
     FILE_NAME,
@@ -49,6 +50,7 @@ class Result:
     label: str
     case: Case
     backend: Mapping[str, Any]
+    about: About
     compile: Compile
     measuring: Measuring
     status: Status
@@ -133,6 +135,7 @@ def decode(content: bytes, path: Path) -> Result:
             label=backend_label(backend["name"], compiled, [measured.took for measured in lean.passes.values()]),
             case=case,
             backend=backend,
+            about=about_backend(backend["name"], lean.request.config.backend.about),
             compile=compiled,
             measuring=measuring,
             status=lean.status,
@@ -194,6 +197,14 @@ class _Pass(msgspec.Struct, gc=False):
     took: str | None = None
 
 
+class _Described(msgspec.Struct, gc=False, frozen=True):
+    about: dict[str, Any] | None = None
+
+
+class _Config(msgspec.Struct, gc=False, frozen=True):
+    backend: _Described = _Described()
+
+
 class _Request(msgspec.Struct, gc=False):
     job: str
     sweep: str
@@ -204,6 +215,7 @@ class _Request(msgspec.Struct, gc=False):
     measuring: msgspec.Raw
     compile: msgspec.Raw = msgspec.Raw()
     caches: bool = True
+    config: _Config = _Config()
 
 
 class _Lean(msgspec.Struct, gc=False):

@@ -1,25 +1,33 @@
-"""Timers: each turns a call into samples, and its name says what they measure."""
+"""Timers: each turns a call into samples, and its name says what they measure.
 
-from attn_exp.timers.cpu import CpuTimer
-from attn_exp.timers.device import DeviceTimer
-from attn_exp.timers.event import EventTimer
+A timer is one file here and one YAML in conf/timer, which names its class and its devices. Its constructor takes the
+GPU, None on a CPU, and the state that the GPU's caches are to have before each call.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_exp.backends.base import made_from
+from attn_exp.core.catalogue import timer_of
 from attn_exp.timers.gpu import Gpu
-from attn_exp.timers.graph import GraphTimer
-from attn_exp.timers.kernel import KernelTimer
 from attn_exp.timers.loop import Timer
-from attn_exp.timers.wall import DispatchTimer, WallTimer
 
 
-def make_timer(name: str, gpu: Gpu | None, l2: str = "cold") -> Timer:
-    """A new timer by its name in the records; `gpu` is None on a CPU.
+def make_timer(name: str, gpu: Gpu | None, l2: str = "cold", chosen: Mapping[str, Any] | None = None) -> Timer:
+    """Return a new timer by its name in the records.
+
+    Args:
+        name: `device`, `event`, `cpu` and so on.
+        gpu: the GPU's clock and queue, None on a CPU.
+        l2: what the GPU's caches hold before each call: `cold` or `written`.
+        chosen: the configuration's `timer` node, which describes a timer that does not come with the package.
 
     Raises:
-        ValueError: a GPU's timer without a GPU, or the other way round.
+        ValueError: there is no such timer, or it does not measure on this kind of device.
+        Unavailable: the timer's class cannot be imported.
     """
-    if name == "cpu" and gpu is None:
-        return CpuTimer()
-    if gpu is not None:
-        for timer in (DeviceTimer, EventTimer, KernelTimer, GraphTimer, WallTimer, DispatchTimer):
-            if name == timer.name:
-                return timer(gpu, l2)
-    raise ValueError(f"timer {name!r} does not measure on a {'CPU' if gpu is None else 'GPU'}")
+    choice = timer_of(name, chosen or {})
+    if ("cpu" if gpu is None else "cuda") not in choice.devices:
+        raise ValueError(f"timer {name!r} does not measure on a {'CPU' if gpu is None else 'GPU'}")
+    timer: Timer = made_from("timer", {"_target_": choice.target, "gpu": gpu, "l2": l2})
+    return timer

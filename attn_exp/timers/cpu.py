@@ -3,6 +3,7 @@
 import math
 import time
 
+from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Call, Cost
 
 SAMPLE_US = 1_000.0
@@ -15,7 +16,7 @@ class CpuTimer:
     l2 = "warm"
     estimates = True
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: Gpu | None = None, l2: str = "warm") -> None:
         self._loops = 1
 
     def estimate(self, call: Call) -> Cost:

@@ -13,10 +13,11 @@ import torch
 from attn_exp.attention.inputs import distribution
 from attn_exp.backends.compile import break_reason
 from attn_exp.backends.package import Refused, Unavailable
+from attn_exp.core.catalogue import about_backend
 from attn_exp.core.flops import CONVENTION
 from attn_exp.core.record import CompileRecord, PassRecord, Record, Request
 from attn_exp.core.status import Status
-from attn_exp.worker.device import Machine
+from attn_exp.worker.device import Machine, versions
 from attn_exp.worker.nvtx import marked
 
 # How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
@@ -93,6 +94,13 @@ class Attempt:
             self.stages_s[name] = self.stages_s.get(name, 0.0) + spent_s - self._inner_s
             self._inner_s = outer_s + spent_s
 
+    def _versions(self, machine: Machine) -> dict[str, Any]:
+        """The versions in the machine's environment with those of a backend that does not come with the package."""
+        config = self.request.config.get("backend", {})
+        own = versions(about_backend(str(self.request.backend["name"]), config.get("about")).packages)
+        known = machine.environment.get("versions", {})
+        return {"versions": known | own} if own else {}
+
     def record(self, machine: Machine) -> Record:
         """The record of what was found: numbers if and only if all went well."""
         found = {
@@ -107,7 +115,7 @@ class Attempt:
             passes=self.passes,
             metrics=self.metrics if self.status == "ok" else {},
             flags=tuple(sorted(self.flags)),
-            environment=machine.environment | found,
+            environment=machine.environment | found | self._versions(machine),
             ceilings=self.ceilings,
             canaries=machine.canaries,
             compiled=self.compiled,

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from attn_exp.attention.inputs import DifferentiableInputs, make_inputs
 from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import E4M3, Case
+from attn_exp.core.catalogue import packages
 from attn_exp.core.flags import host_reading
 from attn_exp.core.nvml import GpuState
 from attn_exp.core.record import Request
@@ -36,18 +39,8 @@ _VARIABLES = re.compile(
     r"|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|CUDNN_[A-Z_]*|TORCH_CUDNN_[A-Z_0-9]*|TORCH_ALLOW_TF32[A-Z_]*"
     r"|PYTORCH_(CUDA_|)ALLOC_CONF|TRITON_[A-Z_]*|OMP_NUM_THREADS|MKL_NUM_THREADS|ATEN_CPU_CAPABILITY)$"
 )
-_PACKAGES = (
-    *("attn_exp", "torch", "triton", "numpy"),
-    *(
-        "nvidia-cudnn-frontend",
-        "flash-attn",
-        "flash-attn-3",
-        "flash-attn-4",
-        "xformers",
-        "transformer-engine",
-        "helion",
-    ),
-)
+# Whatever the backend; those of the backends are named in conf/backend.
+_PACKAGES = ("attn_exp", "torch", "triton", "numpy")
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -58,7 +51,7 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": _cpu_name(),
         "cpu_threads": torch.get_num_threads(),
-        "versions": {name: there for name in _PACKAGES if (there := _version(name))},
+        "versions": versions((*_PACKAGES, *packages())),
         "variables": {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)},
         "git_commit": git_commit(),
     }
@@ -94,12 +87,17 @@ def git_commit() -> str | None:
     return ran.stdout.strip() or None
 
 
+def versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those distributions that are installed."""
+    return {name: version for name in distributions if (version := _version(name))}
+
+
 def _version(package: str) -> str | None:
     loaded = sys.modules.get(package)
     if loaded is not None and hasattr(loaded, "__version__"):
         return str(loaded.__version__)
     try:
-        return version(package)
+        return installed_version(package)
     except PackageNotFoundError:
         return None
 

@@ -87,7 +87,7 @@ def _judge_again(attempt: Attempt, rival: PreparedBackend) -> None:
 
 def _time_alone(attempt: Attempt, machine: Machine, call: Call, direction: str, launched: float) -> None:
     measuring = attempt.request.measuring
-    timer = make_timer(measuring.timer, machine.gpu, measuring.l2)
+    timer = _timer(attempt.request, measuring.timer, machine)
     others: list[Timing] = []
 
     def amid() -> None:
@@ -111,7 +111,7 @@ def _time_side_by_side(rivals: Sequence[tuple[Attempt, PreparedBackend]], machin
             with rival.scope():
                 launched = name_kernels(attempt, machine, rival, direction) + 1
             measuring = attempt.request.measuring
-            timer = make_timer(measuring.timer, machine.gpu, measuring.l2)
+            timer = _timer(attempt.request, measuring.timer, machine)
             entries.append((attempt, Entry(timer, rival.calls[direction], rival.scope, launched)))
 
         attempt.run(enter)
@@ -176,7 +176,7 @@ def _second_opinions(attempt: Attempt, machine: Machine, timer: Timer, call: Cal
         if name == "event" and timer.name == "device" and not getattr(timer, "blocked", True):
             continue  # where the device timer runs unblocked, it does what `event` does
         try:
-            found.append(single_block(make_timer(name, machine.gpu, attempt.request.measuring.l2), call, calls))
+            found.append(single_block(_timer(attempt.request, name, machine), call, calls))
         except ProfilerLost:
             attempt.flags.add("profiler_lossy")
         except CaptureFailed:
@@ -193,6 +193,10 @@ def _flag_clocks(attempts: Sequence[Attempt]) -> None:
     if clocks_differ([attempt.telemetry for attempt in standing]):
         for attempt in standing:
             attempt.flags.add("clock_mismatch")
+
+
+def _timer(request: Request, name: str, machine: Machine) -> Timer:
+    return make_timer(name, machine.gpu, request.measuring.l2, request.config.get("timer"))
 
 
 def _rule(measuring: Measuring) -> StoppingRule:

@@ -1,0 +1,117 @@
+"""What conf/backend and conf/timer say about backends and timers, read without importing either.
+
+A backend's YAML has a mapping `about`, which describes the backend and does not reach its constructor: it is no part of
+a job's identity. A timer's YAML names its class and the devices that it measures on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """A backend's `about`.
+
+    Attributes:
+        packages: distributions whose versions each record's environment has.
+        colour: `#RRGGBB` in plots; derived from the name by default.
+        marker: a matplotlib marker in plots; derived from the name by default.
+        published_as: names under which published figures list what this backend runs, in lower case.
+    """
+
+    packages: tuple[str, ...] = ()
+    colour: str | None = None
+    marker: str | None = None
+    published_as: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerChoice:
+    """A timer's YAML: its name in records, its class, and the devices (`cuda`, `cpu`) that it measures on."""
+
+    name: str
+    target: str
+    devices: tuple[str, ...]
+
+
+def read_about(about: Any) -> About:
+    """Decode a backend's `about`.
+
+    Raises:
+        UserError: it has a key or a value that does not fit.
+    """
+    if isinstance(about, dict) and (unknown := set(about) - {field.name for field in fields(About)}):
+        known = ", ".join(field.name for field in fields(About))
+        raise UserError(f"backend.about has the key {sorted(unknown)[0]}: its keys are {known}")
+    try:
+        return msgspec.convert(about or {}, About)
+    except msgspec.ValidationError as error:
+        raise UserError(f"backend.about does not fit ({error}): see docs/adding_a_backend.md") from error
+
+
+def about_backend(name: str, own: Mapping[str, Any] | None = None) -> About:
+    """Return what is known about a backend: from conf/backend, or for a backend from elsewhere from its `about`."""
+    known = backends().get(name)
+    return known if known is not None else read_about(own)
+
+
+@cache
+def backends() -> dict[str, About]:
+    """Return the `about` of each backend that comes with the package, by name."""
+    found = ((path, _read(path)) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
+    return {str(options.get("name", path.stem)): read_about(options.get("about")) for path, options in found}
+
+
+@cache
+def packages() -> tuple[str, ...]:
+    """Return the distributions that the package's backends use, sorted."""
+    return tuple(sorted({package for about in backends().values() for package in about.packages}))
+
+
+@cache
+def timers() -> dict[str, TimerChoice]:
+    """Return the timers that come with the package, by name."""
+    found = (_read(path) for path in sorted((conf_folder() / "timer").glob("*.yaml")))
+    return {str(options["name"]): timer_choice(options) for options in found if "_target_" in options}
+
+
+def timer_choice(options: Mapping[str, Any]) -> TimerChoice:
+    """Return the timer that a `timer` node describes.
+
+    Raises:
+        UserError: the node names no devices.
+    """
+    devices = options.get("devices")
+    if not isinstance(devices, list) or not devices or not set(devices) <= {"cuda", "cpu"}:
+        raise UserError(f"timer.devices={devices} is no list of devices: write devices: [cuda], [cpu] or [cuda, cpu]")
+    return TimerChoice(name=str(options["name"]), target=str(options["_target_"]), devices=tuple(devices))
+
+
+def timer_of(name: str, chosen: Mapping[str, Any]) -> TimerChoice:
+    """Return a request's timer by its name in the records.
+
+    Args:
+        name: the ranking timer or one of `also`.
+        chosen: the `timer` node of the configuration, which describes a timer that does not come with the package.
+
+    Raises:
+        ValueError: no such timer.
+    """
+    if name in timers():
+        return timers()[name]
+    if chosen.get("name") == name and "_target_" in chosen:
+        return timer_choice(chosen)
+    raise ValueError(f"there is no timer {name!r}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = msgspec.yaml.decode(path.read_bytes())
+    return read

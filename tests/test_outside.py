@@ -1,0 +1,131 @@
+"""A backend and a timer from outside of the package: a Python file and a YAML each, and nothing else is edited."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+from cli import QUICK, environment
+
+from attn_exp.core.catalogue import backends, timers
+from attn_exp.plots.style import Look, looks
+from attn_exp.results.read import read_folder
+
+BACKEND = """
+import torch
+from attn_exp.backends.base import DeclarativeBackend, calls_of
+from attn_exp.backends.supports import Supports
+
+
+class Transposed(DeclarativeBackend):
+    '''PyTorch's attention, called from elsewhere.'''
+
+    supports = Supports(devices=("cpu",), dtypes=("float32",), grouped=False)
+
+    def prepare(self, case, inputs):
+        return calls_of(torch.nn.functional.scaled_dot_product_attention, inputs)
+"""
+TIMER = """
+from attn_exp.timers.cpu import CpuTimer
+from attn_exp.timers.loop import Block
+
+
+class Microsecond(CpuTimer):
+    name = "steady"
+
+    def block(self, call, calls):
+        call()
+        return Block([25_000.0] * calls)
+"""
+BACKEND_YAML = """# backend=transposed: PyTorch's attention, called from elsewhere.
+_target_: elsewhere_backend.Transposed
+name: transposed
+about:
+  packages: [msgspec]
+  colour: "#123456"
+  marker: "s"
+  published_as: [elsewhere]
+"""
+TIMER_YAML = """# timer=steady: 25 ms, whatever is called.
+_target_: elsewhere_timer.Microsecond
+name: steady
+devices: [cpu]
+also: []
+"""
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    """A folder with both, and one run with them."""
+    folder = tmp_path_factory.mktemp("outside")
+    for name, text in (
+        ("elsewhere_backend.py", BACKEND),
+        ("elsewhere_timer.py", TIMER),
+        ("conf/backend/transposed.yaml", BACKEND_YAML),
+        ("conf/timer/steady.yaml", TIMER_YAML),
+    ):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    ran = attn_exp(folder, "backend=transposed", "timer=steady", "sweep=first", "causal=false", "tracker=none", *QUICK)
+    assert ran.returncode == 0, ran.stderr
+    return folder, ran.stdout
+
+
+def attn_exp(folder, *arguments):
+    command = [sys.executable, "-m", "attn_exp", *arguments, "--config-dir", str(folder / "conf")]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+
+
+def test_they_are_in_the_table_the_csv_and_the_record(outside):
+    folder, out = outside
+    assert "transposed" in out
+    assert "timer steady" in " ".join(out.split())
+    sweep = folder / "multirun" / "first"
+    (row,) = csv.DictReader((sweep / "table.csv").read_text().splitlines())
+    assert (row["backend"], row["timer"], row["status"]) == ("transposed", "steady", "ok")
+    assert float(row["forward/time_us"]) == 25_000.0
+    (path,) = sweep.glob("*/record.json")
+    record = json.loads(path.read_text())
+    assert "msgspec" in record["environment"]["versions"]
+    assert "about" not in record["request"]["backend"]
+
+
+def test_a_plot_has_the_colour_and_published_figures_the_name(outside):
+    folder, _ = outside
+    (result,) = read_folder(folder / "multirun" / "first").results
+    assert looks([result]) == {"transposed": Look("#123456", "s")}
+    assert result.about.published_as == ("elsewhere",)
+
+
+def test_the_overview_and_the_row_for_the_docs_have_the_backend(outside):
+    folder, _ = outside
+    assert "transposed" in attn_exp(folder, "backends").stdout
+    rows = attn_exp(folder, "backends", "format=markdown").stdout.splitlines()
+    (row,) = [row for row in rows if row.startswith("| `transposed`")]
+    assert "PyTorch's attention, called from elsewhere." in row
+    assert "fp32" in row
+
+
+def test_a_timer_from_elsewhere_has_a_name_of_its_own(outside):
+    folder, _ = outside
+    ran = attn_exp(folder, "timer=steady", "timer.name=cpu", "dry_run=true", *QUICK)
+    assert ran.returncode == 2
+    assert "timer.name=cpu is a timer of attn_exp: give your own timer another name" in ran.stderr
+    ran = attn_exp(folder, "timer=steady", "timer.devices=[tpu]", "dry_run=true", *QUICK)
+    assert "timer.devices=['tpu'] is no list of devices: write devices: [cuda], [cpu] or [cuda, cpu]" in ran.stderr
+
+
+def test_what_an_about_cannot_hold_is_one_sentence(outside):
+    folder, _ = outside
+    ran = attn_exp(folder, "backend=transposed", "+backend.about.color=red", "dry_run=true", *QUICK)
+    assert ran.returncode == 2
+    assert "backend.about has the key color: its keys are packages, colour, marker, published_as" in ran.stderr
+
+
+def test_the_backends_of_the_package_look_different_and_its_timers_name_their_devices():
+    shown = [(about.colour, about.marker) for about in backends().values()]
+    assert None not in {part for look in shown for part in look}
+    assert len(set(shown)) == len(shown)
+    assert {name for name, timer in timers().items() if timer.devices == ("cpu",)} == {"cpu"}
