@@ -13,7 +13,7 @@ from attn_exp.config.compose import compose_config, plain
 from attn_exp.config.request import request_from_config
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import Compile
-from attn_exp.results.cell import Metric, cells_of
+from attn_exp.results.cell import ChosenMetric, cells_of
 
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
 
@@ -26,7 +26,7 @@ def asked(command, gpus=(GPU,)):
 
 
 def command(folder, one, other, direction="forward"):
-    cells = cells_of(sweeps.sweep(folder / "s", [one, other]).results, Metric())
+    cells = cells_of(sweeps.sweep(folder / "s", [one, other]).results, ChosenMetric())
     pair = [cell for cell in cells if cell.direction == direction]  # by the name of the job
     return duels([(pair[0], pair[1])])[0].command
 
@@ -87,7 +87,7 @@ def test_options_and_backends_from_elsewhere_come_along(tmp_path):
 
 def test_both_passes_of_one_case_need_one_command(tmp_path):
     results = sweeps.sweep(tmp_path / "s", [sweeps.job("flash"), sweeps.job("cudnn", 101.0, 251.0)]).results
-    cells = cells_of(results, Metric())
+    cells = cells_of(results, ChosenMetric())
     pairs = [tuple(cell for cell in cells if cell.direction == side) for side in ("forward", "backward")]
     both = duels(pairs)
     assert len({one.command for one in both}) == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from attn_exp.compare.where import chosen
 from attn_exp.core.errors import UserError
-from attn_exp.results.cell import Metric, cells_of
+from attn_exp.results.cell import ChosenMetric, cells_of
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def cells(tmp_path_factory):
     ]
     records.append(sweeps.job("größe", of=sweeps.case(batch=1, seq_len=2048, causal=False, lengths=(512, 1536))))
     records += [sweeps.failed(backend="math"), sweeps.job("flex", options={"block": 64}, of=sweeps.case(q_len=1))]
-    return cells_of(sweeps.sweep(tmp_path_factory.mktemp("where") / "s", records).results, Metric())
+    return cells_of(sweeps.sweep(tmp_path_factory.mktemp("where") / "s", records).results, ChosenMetric())
 
 
 @pytest.mark.parametrize(

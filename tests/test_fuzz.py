@@ -26,7 +26,7 @@ from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import FILE_NAME, REQUEST_NAME, Record, RecordError, Request, read_record
 from attn_exp.core.requests import read_requests
-from attn_exp.results.cell import Metric, cells_of
+from attn_exp.results.cell import ChosenMetric, cells_of
 from attn_exp.results.result import Result, decode, result_of
 from attn_exp.results.table import csv_text, job_line, table
 from attn_exp.run.session import Session
@@ -92,7 +92,7 @@ def test_a_mutated_record_is_refused_or_can_be_compared(content):
         assert str(path) in refusal
         return
     assert isinstance(result, Result)
-    assert cells_of([result], Metric()) is not None
+    assert cells_of([result], ChosenMetric()) is not None
 
 
 @mutated
@@ -112,7 +112,7 @@ def cells(tmp_path_factory):
         sweeps.job(backend, of=sweeps.case(seq_len=length)) for backend in ("flash", "cudnn") for length in (512, 4096)
     ]
     records += [sweeps.failed(backend="math"), sweeps.job("flex", options={"block": 64, "order": ["a", "b"]})]
-    return cells_of(sweeps.sweep(tmp_path_factory.mktemp("fuzz") / "s", records).results, Metric())
+    return cells_of(sweeps.sweep(tmp_path_factory.mktemp("fuzz") / "s", records).results, ChosenMetric())
 
 
 WHERE = [

@@ -1,16 +1,23 @@
+import csv
+import io
 from dataclasses import replace
 
 import pytest
+import sweeps
 from fakes import make_timing
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import cases
 
+from attn_exp import compare
 from attn_exp.core.case import Case
 from attn_exp.core.flops import compulsory_bytes, flops
 from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.metrics import IMPLAUSIBLE_FACTOR, implausibility, pass_metrics
+from attn_exp.core.metrics import IMPLAUSIBLE_FACTOR, METRICS, implausibility, metric, metric_named, pass_metrics
 from attn_exp.core.record import PassRecord, TensorError
+from attn_exp.results.result import result_of
+from attn_exp.results.table import csv_text
+from attn_exp.tracking.base import metrics as mlflow_metrics
 
 # forward: 4 * 8 * 16 * 1024^2 * 128 FLOP and 4 * 8 * 16 * 1024 * 128 * 2 bytes
 CASE = Case(batch=8, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16")
@@ -108,3 +115,45 @@ def test_float32_may_use_the_tf32_units_and_an_unknown_chip_has_no_limit():
 def test_the_median_decides_and_one_lucky_sample_does_not():
     honest = make_timing((100.0, 100.0, 0.001))
     assert implausibility(CASE, "forward", honest, H200) is None
+
+
+def test_a_metric_is_one_function_and_appears_everywhere(tmp_path):
+    @metric("token/s", higher_is_better=True, follows_clock=True)
+    def tokens_per_s(timed):
+        """Tokens over the time."""
+        return timed.case.batch * timed.case.q_len / timed.seconds
+
+    try:
+        found = metrics(make_timing((100.0,)))
+        assert found["forward/tokens_per_s"] == pytest.approx(8 * 1024 / 100e-6)
+        records = [
+            replace(job, metrics=job.metrics | {"forward/tokens_per_s": rate})
+            for job, rate in ((sweeps.job("flash", 100.0, None), 1e6), (sweeps.job("cudnn", 100.0, None), 2e6))
+        ]
+        sweep = sweeps.sweep(tmp_path / "s", records)
+        assert [row["forward/tokens_per_s"] for row in csv.DictReader(io.StringIO(csv_text(sweep.results)))] == [
+            "2e+06",
+            "1e+06",
+        ]
+        assert mlflow_metrics(records[0])["forward/tokens_per_s"] == 1e6
+        best = [row.cell.result.label for row in compare(sweep, metric="tokens_per_s").rows if row.best]
+        assert best == ["cudnn"]
+    finally:
+        METRICS.pop("tokens_per_s", None)
+        metric_named.cache_clear()
+
+
+def test_names_with_a_part_of_their_own_are_known_and_unknown_ones_are_better_low():
+    assert metric_named("kernel_time_us").name == "{timer}_time_us"
+    assert metric_named("error_d_up_worst_row").name == "error_{tensor}_worst_row"
+    assert metric_named("error_dq").name == "error_{tensor}"
+    later = metric_named("of_a_later_version_us")
+    assert (later.unit, later.higher_is_better, later.follows_clock) == ("", False, True)
+
+
+def test_the_csv_has_every_metric_of_every_record():
+    record = sweeps.job("flash")
+    record = replace(record, metrics=record.metrics | {"forward/error_d_up": 1e-3, "backward/time_p95_us": 7.0})
+    (row,) = csv.DictReader(io.StringIO(csv_text([result_of(record)])))
+    assert record.metrics.keys() <= row.keys()
+    assert (row["forward/error_d_up"], row["backward/time_p95_us"], row["forward/outliers"]) == ("0.001", "7", "")

@@ -21,7 +21,7 @@ from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.core.errors import UserError
 from attn_exp.core.flags import flag_marks
 from attn_exp.core.paired_test import LEVEL, benjamini_hochberg
-from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
 Verdict = Literal["lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "same"]
@@ -70,9 +70,9 @@ def refused_notes(unlike: Sequence[Difference]) -> list[str]:
     return [f"compared all the same (anyway=true): {one}, in {one.cells} cells" for one in unlike]
 
 
-def session_notes(rows: Sequence[Change], metric: Metric) -> list[str]:
+def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
     """What was divided out, by which canaries, and what was not."""
-    if not metric.follows_clock:
+    if not metric.kind.follows_clock:
         return []
     found: dict[tuple[str, ...], list[Session]] = {}
     without = 0
@@ -136,7 +136,7 @@ class Changes(Comparison):
 
     def sheet(self) -> Sheet:
         """Return a row for each cell: its verdict, both values and the change between them."""
-        name, head = self.metric.name, self.metric.head
+        name, head = self.metric.name, self.metric.kind.head
         columns = (
             Column("verdict", "verdict"),
             *case_part([row.cell for row in self.rows]),
@@ -199,7 +199,7 @@ def compare_sweeps(
     new: Sequence[Sweep],
     cells_old: Sequence[Cell],
     cells_new: Sequence[Cell],
-    metric: Metric,
+    metric: ChosenMetric,
     spreads: Spreads,
     *,
     margin: float,
@@ -252,7 +252,7 @@ class _Open:
     session: Session | None
 
 
-def _opened(pair: Pair, metric: Metric) -> Change | _Open:
+def _opened(pair: Pair, metric: ChosenMetric) -> Change | _Open:
     """One cell with its logarithm, or with its verdict where there are no two values to take it from."""
     old, new = pair
     if old is None or new is None or old.value is None or new.value is None:
@@ -260,26 +260,26 @@ def _opened(pair: Pair, metric: Metric) -> Change | _Open:
     log = gain(new, old, metric)
     if log is None:
         return Change(old, new, "same" if old.value == new.value else "undecided")
-    between = session(old.result, new.result, new.direction) if metric.follows_clock else None
+    between = session(old.result, new.result, new.direction) if metric.kind.follows_clock else None
     # A session in which everything takes longer makes every cell look worse by that much.
     return _Open(old, new, log + (math.log(between.factor) if between else 0.0), between)
 
 
-def _closed(cell: Change | _Open, metric: Metric, spreads: Spreads, scatter: float) -> Change:
+def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatter: float) -> Change:
     """The change of one cell, its verdict still open."""
     if isinstance(cell, Change):
         return cell
     old, new = cell.old.result, cell.new.result
-    if not metric.follows_clock:
+    if not metric.kind.follows_clock:
         spread = spreads.with_canaries(old, new, 0.0)
     elif cell.session is None:
         spread = spreads.between_sessions(old, new)
     else:
         spread = spreads.with_canaries(old, new, cell.session.scatter)
-    if new.device == "cpu" and metric.follows_clock and spreads.fixed is None:
+    if new.device == "cpu" and metric.kind.follows_clock and spreads.fixed is None:
         spread = max(spread, scatter)
     half = half_width(cell.new, cell.old, spread)
-    log = cell.log if metric.more_is_better else -cell.log
+    log = cell.log if metric.kind.higher_is_better else -cell.log
     bounds = (math.expm1(log), math.expm1(log - half), math.expm1(log + half))
     return Change(cell.old, cell.new, "undecided", *bounds, spread, p_value(log, half), cell.session)
 
@@ -311,7 +311,7 @@ def _without_two_values(old: Cell | None, new: Cell | None) -> Verdict:
     return "fixed" if has else "failed"
 
 
-def _judged(rows: Sequence[Change], metric: Metric, margin: float) -> list[Change]:
+def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list[Change]:
     """The rows with the verdicts of those that have two values, false ones held to 5 % of all that are told apart."""
     open_rows = [row for row in rows if row.p is not None]
     adjusted = iter(benjamini_hochberg([row.p for row in open_rows if row.p is not None]))
@@ -321,7 +321,7 @@ def _judged(rows: Sequence[Change], metric: Metric, margin: float) -> list[Chang
             found.append(row)
             continue
         p = next(adjusted)
-        better = (row.change > 0) == metric.more_is_better
+        better = (row.change > 0) == metric.kind.higher_is_better
         verdict: Verdict = "undecided"
         if p <= LEVEL and (row.low > 0 or row.high < 0):
             verdict = "faster" if better else "slower"
@@ -331,11 +331,11 @@ def _judged(rows: Sequence[Change], metric: Metric, margin: float) -> list[Chang
     return found
 
 
-def _worse_by(row: Change, metric: Metric) -> float:
+def _worse_by(row: Change, metric: ChosenMetric) -> float:
     """How much more time the new cell takes, as a share; of a rate what that says of the time."""
     if row.change is None:
         return 0.0
-    return 1 / (1 + row.change) - 1 if metric.more_is_better else row.change
+    return 1 / (1 + row.change) - 1 if metric.kind.higher_is_better else row.change
 
 
 def _duels(rows: Sequence[Change]) -> tuple[Duel, ...]:

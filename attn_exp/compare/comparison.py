@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.compare.environment import Difference, told
 from attn_exp.compare.sheet import Sheet
 from attn_exp.core.case import case_columns
-from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable
 from attn_exp.results.read import Sweep
 
@@ -39,7 +39,7 @@ class Comparison(ABC):
     are those of the environments that were compared.
     """
 
-    metric: Metric
+    metric: ChosenMetric
     sweeps: tuple[About, ...]
     differences: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from attn_exp.compare.sheet import Column, Sheet, Tone, written
 from attn_exp.core.errors import UserError
 from attn_exp.core.paired_test import LEVEL, benjamini_hochberg
 from attn_exp.core.stats import student_t_p
-from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
 FEWEST = 8
@@ -142,8 +142,8 @@ class History(Comparison):
             Column("pass", "pass"),
             Column("backend", "backend"),
             Column("n", "n"),
-            Column(f"first_{self.metric.name}", f"first {self.metric.head}", "figure"),
-            Column(f"last_{self.metric.name}", f"last {self.metric.head}", "figure"),
+            Column(f"first_{self.metric.name}", f"first {self.metric.kind.head}", "figure"),
+            Column(f"last_{self.metric.name}", f"last {self.metric.kind.head}", "figure"),
             Column("change", "change %", "percent"),
             Column("per_sweep", "a sweep %", "percent", spare=2),
             Column("scatter", "+-%", "half", spare=1),
@@ -154,7 +154,7 @@ class History(Comparison):
             Column("last_status", "status" if any(row.lost for row in self.rows) else ""),
         )
         rows = tuple(_row(row, names) for row in self.rows)
-        tones = tuple(_tone(row, more_is_better=self.metric.more_is_better) for row in self.rows)
+        tones = tuple(_tone(row, higher_is_better=self.metric.kind.higher_is_better) for row in self.rows)
         return Sheet("rows", "", columns, rows, tones)
 
 
@@ -179,12 +179,12 @@ def _row(row: Trend, names: Sequence[str]) -> tuple[object, ...]:
     )
 
 
-def _tone(row: Trend, *, more_is_better: bool) -> Tone:
+def _tone(row: Trend, *, higher_is_better: bool) -> Tone:
     if row.lost:
         return "bad"
     if not row.turns:
         return ""
-    return "good" if (row.turns[-1].change > 0) == more_is_better else "bad"
+    return "good" if (row.turns[-1].change > 0) == higher_is_better else "bad"
 
 
 def _curve(columns: Sequence[str]) -> Callable[[dict[str, Any]], str]:
@@ -207,7 +207,7 @@ def _level(share: float) -> str:
 def compare_history(
     sweeps: Sequence[Sweep],
     cells: Sequence[Sequence[Cell]],
-    metric: Metric,
+    metric: ChosenMetric,
     spreads: Spreads,
     *,
     anyway: bool = False,
@@ -241,7 +241,7 @@ def compare_history(
         for at, step in enumerate(steps)
         if step
     ]
-    if metric.follows_clock and any(
+    if metric.kind.follows_clock and any(
         session(one.result, other.result, one.direction)
         for cells in series
         for one, other in itertools.pairwise([cell for cell in cells if cell and cell.value])
@@ -281,7 +281,7 @@ def _before(cells: Sequence[Cell | None], at: int) -> Cell | None:
 
 def _trends(
     series: Sequence[tuple[Cell | None, ...]],
-    metric: Metric,
+    metric: ChosenMetric,
     spreads: Spreads,
     steps: Sequence[tuple[Difference, ...]],
 ) -> list[Trend]:
@@ -322,7 +322,7 @@ def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequen
     )
 
 
-def _logs(cells: Sequence[Cell | None], metric: Metric) -> dict[int, float]:
+def _logs(cells: Sequence[Cell | None], metric: ChosenMetric) -> dict[int, float]:
     """The logarithm of each value over the first, sessions divided out, by the sweep's index."""
     first = next((cell for cell in cells if cell and cell.value), None)
     found: dict[int, float] = {}
@@ -330,8 +330,8 @@ def _logs(cells: Sequence[Cell | None], metric: Metric) -> dict[int, float]:
         if first is None or first.value is None or cell is None or not cell.value or cell.value < 0:
             continue
         log = math.log(cell.value / first.value)
-        between = session(first.result, cell.result, cell.direction) if metric.follows_clock else None
+        between = session(first.result, cell.result, cell.direction) if metric.kind.follows_clock else None
         if between is not None:
-            log += math.log(between.factor) * (1 if metric.more_is_better else -1)
+            log += math.log(between.factor) * (1 if metric.kind.higher_is_better else -1)
         found[index] = log
     return found

@@ -10,7 +10,7 @@ from attn_exp.compare.duel_command import Duel
 from attn_exp.compare.sheet import Column, Page, Sheet, Tone, written
 from attn_exp.core.case import Case, case_columns
 from attn_exp.core.flags import FLAGS, flag_notes
-from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.cell import Cell, ChosenMetric
 
 
 def detailed(page: Page, found: Comparison, cells: Sequence[Cell]) -> Page:
@@ -106,17 +106,17 @@ def case_values(cell: Cell) -> tuple[Any, ...]:
     return (result.model, *case, result.measuring.timer, result.device, None)
 
 
-def value_columns(metric: Metric) -> tuple[Column, ...]:
+def value_columns(metric: ChosenMetric) -> tuple[Column, ...]:
     """Return the columns of a cell's value; beside a time its rate."""
     rate = (Column("tflops", "TFLOPS", "figure", spare=3),) if metric.name == "time_us" else ()
     return (
-        Column(metric.name, metric.head, "figure"),
+        Column(metric.name, metric.kind.head, "figure"),
         Column("half_width", "+-%", "half", spare=5),
         *rate,
     )
 
 
-def cell_values(cell: Cell, metric: Metric) -> tuple[Any, ...]:
+def cell_values(cell: Cell, metric: ChosenMetric) -> tuple[Any, ...]:
     """Return the values of `value_columns`."""
     rate = (cell.result.metrics.get(f"{cell.direction}/tflops"),) if metric.name == "time_us" else ()
     return (cell.value, cell.half, *rate)

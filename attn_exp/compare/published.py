@@ -13,7 +13,7 @@ from attn_exp.core.case import DTYPES, PASSES, Case, case_columns
 from attn_exp.core.errors import UserError
 from attn_exp.core.flops import flops_common_convention
 from attn_exp.core.hardware import datasheet_peak
-from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
 
@@ -120,7 +120,7 @@ def compare_published(
     if apart:
         said.append(f"{', '.join(apart)}: not measured here, the fastest backend stands beside")
     return Published(
-        metric=Metric(),
+        metric=ChosenMetric(),
         sweeps=tuple(about(sweep) for sweep in sweeps),
         notes=(
             *notes,

@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 from attn_exp.core.paired_test import DELTA_FLOOR
 from attn_exp.results.calibration import device_key
-from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.result import Result
 
 # Twelve medians of one call, one after another on an H200 under its power cap, spread by 0.8 to 2.2 %.
@@ -84,12 +84,12 @@ class Spreads:
         return self.fixed if self.fixed is not None else max(self.delta(one), self.delta(other), scatter)
 
 
-def gain(cell: Cell, over: Cell, metric: Metric) -> float | None:
+def gain(cell: Cell, over: Cell, metric: ChosenMetric) -> float | None:
     """The logarithm of how many times better `cell` is than `over`; None if either has no value."""
     if cell.value is None or over.value is None or cell.value <= 0 or over.value <= 0:
         return None
     log = math.log(cell.value / over.value)
-    return log if metric.more_is_better else -log
+    return log if metric.kind.higher_is_better else -log
 
 
 def half_width(cell: Cell, over: Cell, spread: float) -> float:
@@ -97,7 +97,7 @@ def half_width(cell: Cell, over: Cell, spread: float) -> float:
     return math.hypot(cell.half or 0.0, over.half or 0.0, math.log1p(spread))
 
 
-def ratio(cell: Cell, over: Cell, metric: Metric, spread: float) -> Ratio | None:
+def ratio(cell: Cell, over: Cell, metric: ChosenMetric, spread: float) -> Ratio | None:
     """How many times better `cell` is than `over`, with its interval; None if either has no value."""
     log = gain(cell, over, metric)
     if log is None:

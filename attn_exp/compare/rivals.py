@@ -15,7 +15,7 @@ from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.core.case import case_columns
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.flags import flag_marks
-from attn_exp.results.cell import Cell, Metric
+from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import fields, getter, sortable
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
@@ -142,7 +142,7 @@ class Pick:
     n: int
 
 
-def picks(rows: Sequence[Standing], metric: Metric) -> tuple[Pick, ...]:
+def picks(rows: Sequence[Standing], metric: ChosenMetric) -> tuple[Pick, ...]:
     """The backend to take for each range of neighbouring sizes in which one and the same is among the best."""
     varying = _varying(rows)
     axis = next((name for name in _AXES if name in varying), None)
@@ -211,7 +211,11 @@ def _ranges(cases: "Sequence[list[Standing]]") -> "list[list[list[Standing]]]":
 
 
 def _pick(
-    direction: str, shape: tuple[tuple[str, Any], ...], axis: str | None, run: "list[list[Standing]]", metric: Metric
+    direction: str,
+    shape: tuple[tuple[str, Any], ...],
+    axis: str | None,
+    run: "list[list[Standing]]",
+    metric: ChosenMetric,
 ) -> Pick:
     best = [{row.cell.result.label: row for row in case if row.best} for case in run]
     tied = set(best[0]).intersection(*best[1:])
@@ -314,7 +318,7 @@ class Rivals(Comparison):
 def compare_rivals(
     sweeps: Sequence[Sweep],
     cells: Sequence[Cell],
-    metric: Metric,
+    metric: ChosenMetric,
     spreads: Spreads,
     *,
     baseline: str | None = None,
@@ -357,7 +361,7 @@ def _is(label: str, baseline: str) -> bool:
 
 
 def _standings(
-    group: Sequence[Cell], index: int, metric: Metric, spreads: Spreads, baseline: str | None
+    group: Sequence[Cell], index: int, metric: ChosenMetric, spreads: Spreads, baseline: str | None
 ) -> list[Standing]:
     valued = [cell for cell in group if cell.value is not None]
     best = min(valued, key=lambda cell: _rank(cell, metric), default=None)
@@ -370,7 +374,7 @@ def _standings(
     return rows
 
 
-def _gain(cell: Cell, over: Cell | None, metric: Metric, spreads: Spreads) -> Ratio | None:
+def _gain(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
     if over is None or cell.value is None:
         return None
     if cell is over:
@@ -378,12 +382,12 @@ def _gain(cell: Cell, over: Cell | None, metric: Metric, spreads: Spreads) -> Ra
     return ratio(cell, over, metric, spreads.between_rows(cell.result, over.result))
 
 
-def _rank(cell: Cell, metric: Metric) -> float:
+def _rank(cell: Cell, metric: ChosenMetric) -> float:
     assert cell.value is not None
-    return -cell.value if metric.more_is_better else cell.value
+    return -cell.value if metric.kind.higher_is_better else cell.value
 
 
-def _ties(rows: Sequence[Standing], metric: Metric) -> tuple[Duel, ...]:
+def _ties(rows: Sequence[Standing], metric: ChosenMetric) -> tuple[Duel, ...]:
     tied: dict[int, list[Standing]] = defaultdict(list)
     for row in rows:
         if row.best:

@@ -1,16 +1,140 @@
-"""Metrics: from a case and its samples to the numbers people compare, under names that stay the same."""
+"""Metrics: the numbers people compare, computed from a timed pass. Each is one function decorated with `metric`.
+
+A function here is all that a metric needs: it appears in records, `table.csv`, MLflow and comparisons under its name,
+and its docstring is its row in docs/metrics.md.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 from attn_exp.core.case import Case
 from attn_exp.core.flops import compulsory_bytes, flops, flops_sdpa_convention
 from attn_exp.core.hardware import Peak
 from attn_exp.core.record import PassRecord, Record, Timing, Work
-from attn_exp.core.stats import round_medians, summarize
+from attn_exp.core.stats import Summary, round_medians, summarize
 
 # Above the datasheet's rate by more than rounding of the datasheet itself.
 IMPLAUSIBLE_FACTOR = 1.02
 # Timers that do not measure the work: no rate follows from their times.
 ISSUE_ONLY = ("dispatch",)
-_RATES = ("tflops", "gb_per_s", "flops_of_", "bandwidth_of_")
+
+
+@dataclass(frozen=True)
+class TimedPass:
+    """One pass that was timed: what metrics are computed from. The first timing ranks, the others are second opinions.
+
+    `ceilings` are rates measured on this machine, `peak` those of the datasheet, None if it is not known.
+    """
+
+    case: Case
+    direction: str
+    measured: PassRecord
+    work: Work
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+    peak: Peak | None = None
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The summary of the ranking timer's samples."""
+        timing = self.measured.timings[0]
+        return summarize(timing.times_us, timing.rounds)
+
+    @property
+    def seconds(self) -> float:
+        """The median time in seconds."""
+        return self.summary.median_us / 1e6
+
+
+Value = float | Mapping[str, float | None] | None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, or with a placeholder in its name (`error_{tensor}`) one for each value that `compute` returns.
+
+    `rate` marks work over the median time, or a share of such a rate: a higher one is better, it has the time's
+    confidence interval, and there is none where the timer does not time the work. `follows_clock` says whether a
+    machine that is slower today moves it. `head` is its column's header in tables, `parts` are the values of the
+    placeholder whose columns `table.csv` has even if they are empty.
+    """
+
+    name: str
+    unit: str
+    description: str
+    compute: Callable[[TimedPass], Value]
+    higher_is_better: bool = False
+    rate: bool = False
+    follows_clock: bool = False
+    head: str = ""
+    parts: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names that have a column in every `table.csv`; other names of a family have one if a record has them."""
+        return tuple(named(self.name, part) for part in self.parts) if "{" in self.name else (self.name,)
+
+    @property
+    def has_time_interval(self) -> bool:
+        """Whether the median time's confidence interval, as a relative one, is this metric's too."""
+        return self.rate or self.name == "time_us"
+
+
+def named(name: str, part: str) -> str:
+    """Return the name of a family (`error_{tensor}`) with its placeholder filled: `error_dq`."""
+    return re.sub(r"\{\w+\}", part, name)
+
+
+METRICS: dict[str, Metric] = {}
+_FOLLOW_CLOCK = ("us", "TFLOP/s", "GB/s")
+
+
+def metric(
+    unit: str,
+    *,
+    name: str = "",
+    rate: bool = False,
+    higher_is_better: bool | None = None,
+    follows_clock: bool | None = None,
+    head: str = "",
+    parts: tuple[str, ...] = (),
+) -> Callable[[Callable[[TimedPass], Value]], Callable[[TimedPass], Value]]:
+    """Register a function as the metric of its name, or of `name`; its docstring's first line describes the metric.
+
+    Unless given, `higher_is_better` is what `rate` is, and `follows_clock` is true of times in microseconds and rates.
+    """
+
+    def register(compute: Callable[[TimedPass], Value]) -> Callable[[TimedPass], Value]:
+        own = name or compute.__name__
+        METRICS[own] = Metric(
+            name=own,
+            unit=unit,
+            description=(compute.__doc__ or "").partition("\n")[0].rstrip("."),
+            compute=compute,
+            higher_is_better=rate if higher_is_better is None else higher_is_better,
+            rate=rate,
+            follows_clock=unit in _FOLLOW_CLOCK if follows_clock is None else follows_clock,
+            head=head or own.replace("_", " "),
+            parts=parts,
+        )
+        metric_named.cache_clear()
+        return compute
+
+    return register
+
+
+@lru_cache(1 << 12)
+def metric_named(name: str) -> Metric:
+    """Return the metric of a name without its pass; one that this version does not know is taken to be better low."""
+    if name in METRICS:
+        return METRICS[name]
+    # The longest first: `error_out_worst_row` is of `error_{tensor}_worst_row`, not of `error_{tensor}`.
+    for known in sorted(METRICS, key=len, reverse=True):
+        head, placeholder, tail = re.split(r"(\{\w+\})", known) if "{" in known else (known, "", "")
+        if placeholder and len(name) > len(head + tail) and name.startswith(head) and name.endswith(tail):
+            return METRICS[known]
+    return Metric(name, "", "", lambda timed: None, follows_clock=name.endswith("_us"), head=name.replace("_", " "))
 
 
 def pass_metrics(
@@ -19,65 +143,215 @@ def pass_metrics(
     measured: PassRecord,
     *,
     saves_lse: bool,
-    ceilings: dict[str, float],
+    ceilings: Mapping[str, float],
     peak: Peak | None,
 ) -> dict[str, float]:
-    """The metrics of one pass; the first timing ranks, the others are second opinions.
-
-    Times in microseconds, rates in TFLOP/s and GB/s (10^9), shares as fractions; a metric that cannot be known is
-    absent. The names are the record's and MLflow's, prefixed by the pass.
-    """
-    ranking, *others = measured.timings
-    summary = summarize(ranking.times_us, ranking.rounds)
-    seconds, alone = summary.median_us / 1e6, measured.work is None
+    """Return the metrics of one pass under the record's names, which begin with the pass; unknown ones are absent."""
     work = measured.work or attention_work(case, direction, saves_lse=saves_lse)
-    found: dict[str, float | None] = {
-        "time_us": summary.median_us,
-        "time_low_us": summary.low_us,
-        "time_high_us": summary.high_us,
-        "time_half_width": summary.half_width,
-        "time_mean_us": summary.mean_us,
-        "time_min_us": summary.min_us,
-        "time_p5_us": summary.p5_us,
-        "time_p20_us": summary.p20_us,
-        "time_p80_us": summary.p80_us,
-        "time_p95_us": summary.p95_us,
-        "relative_spread": summary.relative_spread,
-        "samples": summary.n,
-        "rounds": summary.rounds,
-        "outliers": summary.outliers,
-        "tflops": work.flops / seconds / 1e12,
-        "tflops_sdpa_convention": flops_sdpa_convention(case, direction) / seconds / 1e12 if alone else None,
-        "flops": None if alone else work.flops,
-        "attention_flops": None if alone else work.attention_flops,
-        "min_bytes": work.bytes,
-        "gb_per_s": work.bytes / seconds / 1e9,
-        "flops_of_measured": _share(work.flops / seconds, ceilings.get("matmul_flops_per_s")),
-        "bandwidth_of_measured": _share(work.bytes / seconds, ceilings.get("copy_bytes_per_s")),
-        "flops_of_peak": _share(work.flops / seconds, peak.flops.get(case.dtype) if peak else None),
-        "bandwidth_of_peak": _share(work.bytes / seconds, peak.bytes_per_s if peak else None),
-        "peak_memory_bytes": measured.peak_memory_bytes,
-        "first_call_s": measured.first_call_s,
-    }
-    for other in others:
-        found[f"{other.timer}_time_us"] = summarize(other.times_us, other.rounds).median_us
-    for tensor, error in measured.errors.items():
-        found[f"error_{tensor}"] = error.relative
-        found[f"error_{tensor}_worst_row"] = error.worst_row
-        found[f"error_{tensor}_max_abs"] = error.max_abs
-    if ranking.timer in ISSUE_ONLY:
-        found = {name: value for name, value in found.items() if not name.startswith(_RATES)}
-    return {f"{direction}/{name}": float(value) for name, value in found.items() if value is not None}
+    timed = TimedPass(case, direction, measured, work, ceilings, peak)
+    issue_only = measured.timings[0].timer in ISSUE_ONLY
+    values: dict[str, float | None] = {}
+    for name, one in METRICS.items():
+        if one.rate and issue_only:
+            continue
+        value = one.compute(timed)
+        if isinstance(value, Mapping):
+            values |= {named(name, part): figure for part, figure in value.items()}
+        else:
+            values[name] = value
+    return {f"{direction}/{name}": float(value) for name, value in values.items() if value is not None}
+
+
+@metric("us", head="us")
+def time_us(timed: TimedPass) -> Value:
+    """Median of all samples by the primary timer."""
+    return timed.summary.median_us
+
+
+@metric("us")
+def time_low_us(timed: TimedPass) -> Value:
+    """Lower bound of the median's 95 % confidence interval across rounds."""
+    return timed.summary.low_us
+
+
+@metric("us")
+def time_high_us(timed: TimedPass) -> Value:
+    """Upper bound of the median's 95 % confidence interval across rounds."""
+    return timed.summary.high_us
+
+
+@metric("share")
+def time_half_width(timed: TimedPass) -> Value:
+    """Relative half-width of that confidence interval: 0.01 is ±1 %."""
+    return timed.summary.half_width
+
+
+@metric("us")
+def time_mean_us(timed: TimedPass) -> Value:
+    """Mean of all samples."""
+    return timed.summary.mean_us
+
+
+@metric("us")
+def time_min_us(timed: TimedPass) -> Value:
+    """Smallest sample."""
+    return timed.summary.min_us
+
+
+@metric("us")
+def time_p5_us(timed: TimedPass) -> Value:
+    """5th percentile of the samples."""
+    return timed.summary.p5_us
+
+
+@metric("us")
+def time_p20_us(timed: TimedPass) -> Value:
+    """20th percentile of the samples."""
+    return timed.summary.p20_us
+
+
+@metric("us")
+def time_p80_us(timed: TimedPass) -> Value:
+    """80th percentile of the samples."""
+    return timed.summary.p80_us
+
+
+@metric("us")
+def time_p95_us(timed: TimedPass) -> Value:
+    """95th percentile of the samples."""
+    return timed.summary.p95_us
+
+
+@metric("share")
+def relative_spread(timed: TimedPass) -> Value:
+    """(p80 - p20) / median."""
+    return timed.summary.relative_spread
+
+
+@metric("count")
+def samples(timed: TimedPass) -> Value:
+    """Number of samples."""
+    return timed.summary.n
+
+
+@metric("count")
+def rounds(timed: TimedPass) -> Value:
+    """Number of rounds."""
+    return timed.summary.rounds
+
+
+@metric("count")
+def outliers(timed: TimedPass) -> Value:
+    """Number of samples beyond 3 interquartile ranges; none is dropped."""
+    return timed.summary.outliers
+
+
+@metric("TFLOP/s", rate=True, head="TFLOPS")
+def tflops(timed: TimedPass) -> Value:
+    """Matrix products of the P unmasked pairs: forward 2 Hq P (d_qk + d_v), backward 2 Hq P (3 d_qk + 2 d_v)."""
+    return timed.work.flops / timed.seconds / 1e12
+
+
+@metric("TFLOP/s", rate=True)
+def tflops_sdpa_convention(timed: TimedPass) -> Value:
+    """As PyTorch's benchmark counts: 4 M N D + 2 M N, half under a causal mask, 2.5 times that for the backward."""
+    if timed.measured.work is not None:
+        return None
+    return flops_sdpa_convention(timed.case, timed.direction) / timed.seconds / 1e12
+
+
+@metric("FLOP", name="flops")
+def block_flops(timed: TimedPass) -> Value:
+    """Work of a [block](workloads.md), its attention included; blocks only."""
+    return timed.work.flops if timed.measured.work is not None else None
+
+
+@metric("FLOP")
+def attention_flops(timed: TimedPass) -> Value:
+    """Work of the attention in a [block](workloads.md); blocks only."""
+    return timed.work.attention_flops if timed.measured.work is not None else None
+
+
+@metric("byte")
+def min_bytes(timed: TimedPass) -> Value:
+    """Compulsory bytes: every input read once, every output written once."""
+    return timed.work.bytes
+
+
+@metric("GB/s", rate=True, head="GB/s")
+def gb_per_s(timed: TimedPass) -> Value:
+    """Rate of the compulsory bytes."""
+    return timed.work.bytes / timed.seconds / 1e9
+
+
+@metric("share", rate=True)
+def flops_of_measured(timed: TimedPass) -> Value:
+    """`tflops` relative to the matrix product that the same worker measured."""
+    return _share(timed.work.flops / timed.seconds, timed.ceilings.get("matmul_flops_per_s"))
+
+
+@metric("share", rate=True)
+def bandwidth_of_measured(timed: TimedPass) -> Value:
+    """`gb_per_s` relative to the copy that the same worker measured."""
+    return _share(timed.work.bytes / timed.seconds, timed.ceilings.get("copy_bytes_per_s"))
+
+
+@metric("share", rate=True, follows_clock=True)
+def flops_of_peak(timed: TimedPass) -> Value:
+    """`tflops` relative to the datasheet."""
+    return _share(timed.work.flops / timed.seconds, timed.peak.flops.get(timed.case.dtype) if timed.peak else None)
+
+
+@metric("share", rate=True, follows_clock=True)
+def bandwidth_of_peak(timed: TimedPass) -> Value:
+    """`gb_per_s` relative to the datasheet."""
+    return _share(timed.work.bytes / timed.seconds, timed.peak.bytes_per_s if timed.peak else None)
+
+
+@metric("byte")
+def peak_memory_bytes(timed: TimedPass) -> Value:
+    """Memory allocated at the pass's peak, inputs included, reference excluded; GPU only."""
+    return timed.measured.peak_memory_bytes
+
+
+@metric("s")
+def first_call_s(timed: TimedPass) -> Value:
+    """The first call: building, compiling, loading."""
+    return timed.measured.first_call_s
+
+
+@metric("us", name="{timer}_time_us", parts=("kernel", "event"))
+def secondary_time_us(timed: TimedPass) -> Value:
+    """Median by each secondary timer that ran: `kernel_time_us`, `event_time_us`, `device_time_us`."""
+    return {other.timer: summarize(other.times_us, other.rounds).median_us for other in timed.measured.timings[1:]}
+
+
+@metric("share", name="error_{tensor}", parts=("out", "dq", "dk", "dv", "dx"))
+def error(timed: TimedPass) -> Value:
+    """[Error](accuracy.md) relative to the reference's norm: out, dq, dk, dv; of a block out, dx, dvec, each d_NAME."""
+    return {tensor: one.relative for tensor, one in timed.measured.errors.items()}
+
+
+@metric("share", name="error_{tensor}_worst_row")
+def error_worst_row(timed: TimedPass) -> Value:
+    """The same for the worst row along the last dimension."""
+    return {tensor: one.worst_row for tensor, one in timed.measured.errors.items()}
+
+
+@metric("value", name="error_{tensor}_max_abs")
+def error_max_abs(timed: TimedPass) -> Value:
+    """Largest absolute difference."""
+    return {tensor: one.max_abs for tensor, one in timed.measured.errors.items()}
 
 
 def ranking_medians(record: Record, direction: str) -> list[float]:
-    """The round medians in microseconds of the timer that ranks, in the order of the rounds."""
+    """Return the round medians in microseconds of the timer that ranks, in the order of the rounds."""
     timing = record.passes[direction].timings[0]
     return round_medians(timing.times_us, timing.rounds)
 
 
 def attention_work(case: Case, direction: str, *, saves_lse: bool) -> Work:
-    """What one pass of the attention alone does."""
+    """Return the work of one pass of the attention without a block around it."""
     count = flops(case, direction)
     return Work(flops=count, attention_flops=count, bytes=compulsory_bytes(case, direction, saves_lse=saves_lse))
 
@@ -85,7 +359,7 @@ def attention_work(case: Case, direction: str, *, saves_lse: bool) -> Work:
 def implausibility(
     case: Case, direction: str, timing: Timing, peak: Peak | None, work: Work | None = None
 ) -> str | None:
-    """The sentence that says which physical limit the median passes, or None. `work` is a block's."""
+    """Return the sentence that says which physical limit the median exceeds, or None. `work` is a block's."""
     if peak is None or timing.timer in ISSUE_ONLY:
         return None
     seconds = summarize(timing.times_us, timing.rounds).median_us / 1e6

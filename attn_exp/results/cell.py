@@ -6,43 +6,22 @@ from dataclasses import dataclass
 
 from attn_exp.core.case import PASSES
 from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.metrics import Metric, metric_named
 from attn_exp.core.text import SHORT
 from attn_exp.results.result import Result
 
-# More of these is better; of all others less is.
-_RATES = ("tflops", "gb_per_s", "flops_of_", "bandwidth_of_")
-_UNITS = {"us": "us", "s": "s", "bytes": "bytes"}
-
 
 @dataclass(frozen=True)
-class Metric:
-    """A metric by its name without the pass, for one pass or (None) for all."""
+class ChosenMetric:
+    """The metric that is compared: its name without the pass, for one pass or (None) for all."""
 
     name: str = "time_us"
     direction: str | None = None
 
     @property
-    def more_is_better(self) -> bool:
-        """Whether a larger value is the better one, as of rates and shares of a peak."""
-        return self.name.startswith(_RATES)
-
-    @property
-    def is_time(self) -> bool:
-        """Whether it is the median time or its inverse, so that the time's interval is its own."""
-        return self.name == "time_us" or self.more_is_better
-
-    @property
-    def follows_clock(self) -> bool:
-        """Whether a machine that is slower today moves it: times and rates, but no bytes, errors or first calls.
-
-        Nor shares of what the same worker measured, which the machine's day is divided out of already.
-        """
-        return (self.is_time or self.name.endswith("_us")) and not self.name.endswith("_of_measured")
-
-    @property
-    def head(self) -> str:
-        """The metric in a table's header: its unit if that says all, else its name."""
-        return {"time_us": "us", "tflops": "TFLOPS", "gb_per_s": "GB/s"}.get(self.name, self.name.replace("_", " "))
+    def kind(self) -> Metric:
+        """What is known of the metric: whether a higher one is better, whether it follows the clock, its header."""
+        return metric_named(self.name)
 
     def __str__(self) -> str:
         return f"{self.direction}/{self.name}" if self.direction else self.name
@@ -67,14 +46,14 @@ class Cell:
         return SHORT.get(self.direction, self.direction)
 
 
-def metric_of(word: str, results: Iterable[Result]) -> Metric:
+def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
     """The metric that a word names: `tflops`, or `backward/tflops` for one pass alone.
 
     Raises:
         UserError: no result has it; the nearest name is in the message.
     """
     direction, slash, name = word.rpartition("/")
-    found = Metric(name, direction if slash else None)
+    found = ChosenMetric(name, direction if slash else None)
     names = metric_names(results)
     if name not in names or (slash and direction not in PASSES):
         if not names:
@@ -92,7 +71,7 @@ def metric_names(results: Iterable[Result]) -> set[str]:
     return {name.partition("/")[2] for name in names}
 
 
-def cells_of(results: Sequence[Result], metric: Metric) -> list[Cell]:
+def cells_of(results: Sequence[Result], metric: ChosenMetric) -> list[Cell]:
     """A cell for each pass that each result was asked for."""
     found = []
     for result in results:
@@ -100,8 +79,8 @@ def cells_of(results: Sequence[Result], metric: Metric) -> list[Cell]:
             if metric.direction in (None, direction):
                 value = result.metrics.get(f"{direction}/{metric.name}") if result.status == "ok" else None
                 # A ratio to nothing is none; an error of 0 is a value all the same.
-                usable = value is not None and (value > 0 or not metric.follows_clock)
-                half = _half(result, direction) if usable and metric.is_time else None
+                usable = value is not None and (value > 0 or not metric.kind.follows_clock)
+                half = _half(result, direction) if usable and metric.kind.has_time_interval else None
                 found.append(Cell(result, direction, value if usable else None, half))
     return found
 

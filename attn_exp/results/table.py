@@ -3,38 +3,19 @@
 import csv
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_exp.core.case import case_columns
 from attn_exp.core.flags import flag_marks, flag_notes
+from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, plain, word
 from attn_exp.results.result import Result, named
 
 _CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "seed", "device")
 # What a table can do without if the terminal is narrow, the first first.
 _DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
-_CSV_METRICS = (
-    "time_us",
-    "time_low_us",
-    "time_high_us",
-    "tflops",
-    "tflops_sdpa_convention",
-    "gb_per_s",
-    "min_bytes",
-    "flops_of_measured",
-    "flops_of_peak",
-    "bandwidth_of_measured",
-    "bandwidth_of_peak",
-    "kernel_time_us",
-    "event_time_us",
-    "peak_memory_bytes",
-    "first_call_s",
-    "samples",
-    "rounds",
-)
-_CSV_ERRORS = {"forward": ("out",), "backward": ("dq", "dk", "dv", "dx")}
 
 
 def duration(seconds: float) -> str:
@@ -100,19 +81,20 @@ def table(results: Sequence[Result], width: int = WIDTH) -> str:
     return "\n".join(line if line is text else textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
 
 
-def csv_text(results: Iterable[Result]) -> str:
-    """One row a result with its numbers, for spreadsheets and scripts."""
+def csv_text(results: Sequence[Result]) -> str:
+    """Return one row per result with all its metrics, for spreadsheets and scripts."""
     buffer = io.StringIO()
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
         *("device", "timer", "regime", "l2", "caches", "seed", "flags"),
-        *(f"{name}/{metric}" for name in SHORT for metric in (*_CSV_METRICS, *_errors(name))),
+        *(f"{direction}/{metric}" for direction in SHORT for metric in _metric_names(results, direction)),
         *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]
+    known = frozenset(names)
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
     for result in _ordered(results):
-        writer.writerow(_csv_row(result, names))
+        writer.writerow(_csv_row(result, known))
     return buffer.getvalue()
 
 
@@ -135,8 +117,13 @@ def _order(result: Result) -> tuple[Any, ...]:
     return (result.model, *sizes, result.label, result.job)
 
 
-def _errors(direction: str) -> list[str]:
-    return [f"error_{tensor}" for tensor in _CSV_ERRORS[direction]]
+def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
+    """The metrics of one pass in the order in which core/metrics.py defines them; unknown ones come last."""
+    order = {name: index for index, name in enumerate(METRICS)}
+    names = {name for one in METRICS.values() for name in one.columns}
+    for result in results:
+        names.update(name.partition("/")[2] for name in result.metrics if name.startswith(f"{direction}/"))
+    return sorted(names, key=lambda name: (order.get(metric_named(name).name, len(order)), name))
 
 
 def _row(result: Result) -> dict[str, Any]:
@@ -163,10 +150,11 @@ def _row(result: Result) -> dict[str, Any]:
 
 def _is_error(name: str, direction: str) -> bool:
     """Whether a metric is the relative error of a tensor of this pass, a block's weights included."""
-    return name.startswith(f"{direction}/error_") and not name.endswith(("_worst_row", "_max_abs"))
+    side, _, metric = name.partition("/")
+    return side == direction and metric_named(metric).name == "error_{tensor}"
 
 
-def _csv_row(result: Result, names: Sequence[str]) -> dict[str, Any]:
+def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
     measuring, environment = result.measuring, result.environment
     row: dict[str, Any] = {
         "job": result.job,
