@@ -165,7 +165,7 @@ def test_without_matplotlib_the_tables_are_there_and_a_sentence_says_what_is_mis
     text = report(tmp_path, monkeypatch, "sweep=a")
     assert "<svg" not in text and "flash" in text
     assert capsys.readouterr().err == (
-        "the report is without plots: plots need matplotlib, which is not installed: pip install 'attn_exp[plots]'\n"
+        "the report is without plots: plots need matplotlib, which is not installed: pip install matplotlib\n"
         "r.html is written\n"
     )
     assert main(["sweep=a", "folder=.", "plots=p"]) == 2

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 from tabulate import tabulate
 
 from attn_exp.backends.supports import Supports
@@ -105,8 +104,8 @@ def _files(folder: Path) -> list[Path]:
 def configured(path: Path) -> dict[str, Any]:
     """A backend's options as its file has them. Raises UserError for a file that names no class."""
     try:
-        options = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError, UnicodeError) as error:
+        options = msgspec.yaml.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(options, dict):
         raise UserError(f"{path} is no backend: it needs a line _target_: package.module.Class")

@@ -7,6 +7,8 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from attn_exp.core.case import Case
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.record import Compile
@@ -116,10 +118,8 @@ def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def _yaml(name: str) -> dict[str, Any]:
     """A choice of the configuration by `group/name`; empty if there is none of that name."""
-    import yaml
-
     path = conf_folder() / f"{name}.yaml"
-    found = yaml.safe_load(path.read_text()) if path.is_file() else {}
+    found = msgspec.yaml.decode(path.read_bytes()) if path.is_file() else {}
     return found if isinstance(found, dict) else {}
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from attn_exp.results.result import Result
 
-MISSING = "plots need matplotlib, which is not installed: pip install 'attn_exp[plots]'"
+MISSING = "plots need matplotlib, which is not installed: pip install matplotlib"
 # Okabe and Ito's colours, told apart by the colour-blind too; their yellow is left out, too faint on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h")

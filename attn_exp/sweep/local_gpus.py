@@ -1,11 +1,11 @@
-"""local_gpus: a task for each GPU of this host, in a thread of this process, by joblib.
+"""local_gpus: a task for each GPU of this host, in a thread of this process.
 
-Threads and not processes, which hydra-joblib-launcher insists on: a task only waits for its worker, which is a process
-of its own; between the two there is then nothing that could die, and nothing to pickle. Of joblib's processes one that
-dies takes the others along.
+Threads are enough: a task only waits for its worker, which is a process. Nothing between the two can die, and nothing
+has to be pickled. hydra-joblib-launcher requires processes instead, and one that dies ends all others.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from attn_exp.core.errors import UserError, first_line
@@ -29,18 +29,19 @@ class LocalGpus:
             raise UserError("hydra/launcher=local_gpus needs NVIDIA GPUs and there is none here: leave it out")
         self.gpus = gpus
         self.tasks = len(gpus)
+        self._pool: ThreadPoolExecutor | None = None
 
     def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
         """As `Launcher.run`; none of its tasks is ever queued."""
-        from joblib import Parallel, delayed
-
-        ended = Parallel(n_jobs=tasks, backend="threading")(
-            delayed(_end_of_task)(launch, task) for task in range(tasks)
-        )
-        return {task: why for task, why in enumerate(ended) if why is not None}
+        # Not by `with`, which would keep an interrupt waiting for tasks that have not been told to end.
+        self._pool = ThreadPoolExecutor(tasks)
+        ended = [self._pool.submit(_end_of_task, launch, task) for task in range(tasks)]
+        return {task: why for task, one in enumerate(ended) if (why := one.result()) is not None}
 
     def close(self) -> None:
-        """Threads end with what they wait for."""
+        """Wait for the threads, which end with what they wait for."""
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 def _end_of_task(launch: Path, task: int) -> str | None:

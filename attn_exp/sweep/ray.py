@@ -1,7 +1,7 @@
 """ray: tasks on a Ray cluster.
 
-Ray itself and not hydra-ray-launcher, which pins cloudpickle to 2.2.1 where joblib wants 3, brings the cloud's packages
-along, and loses all results if one task dies.
+Ray is used directly: hydra-ray-launcher pins cloudpickle 2.2.1 where MLflow's packages need 3, brings the cloud's
+packages along, and loses all results if one task dies.
 """
 
 import logging
