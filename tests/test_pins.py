@@ -1,6 +1,8 @@
 """The pins of constraints.txt fit together, and pyproject.toml, by what the package index says of each."""
 
+import ast
 import json
+import sys
 import tomllib
 
 import pins
@@ -77,3 +79,23 @@ def test_torch_has_no_upper_bound():
     assert (
         torch.specifier.contains("2.11.0") and torch.specifier.contains("3.0") and not torch.specifier.contains("2.10")
     )
+
+
+# Distributions that the package imports under another name, and those that come with what an extra or a backend needs.
+IMPORTED_AS = {"hydra-core": "hydra", "nvidia-ml-py": "pynvml"}
+OPTIONAL = {"helion", "submitit", "triton"}
+
+
+def imported():
+    """The top-level packages that the code imports, late imports too, but for the standard library."""
+    trees = [ast.parse(path.read_text()) for path in (pins.ROOT / "attn_exp").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"attn_exp"}
+
+
+def test_the_package_requires_what_it_imports_and_nothing_else():
+    dependencies = tomllib.loads((pins.ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {pins.canonicalize_name(pins.Requirement(text).name) for text in dependencies}
+    assert {IMPORTED_AS.get(name, name) for name in names} == imported() - OPTIONAL
