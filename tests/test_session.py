@@ -6,9 +6,12 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
+import sweeps
 from fakes import make_record, make_request
 
 from attn_exp.core.record import write_record
+from attn_exp.results import read as read_module
+from attn_exp.results.result import Result
 from attn_exp.run import session as session_module
 from attn_exp.run.context import SweepContext
 from attn_exp.run.job_queue import Runner
@@ -87,3 +90,23 @@ def test_two_choices_that_are_one_job_are_measured_once(current, tmp_path):
     current.drain()
     assert worker.asked == [request.job]
     assert (current.progress.done, current.progress.kept) == (1, 1)
+
+
+def test_the_end_of_a_sweep_decodes_each_record_once_for_tables_curves_and_plots(current, tmp_path, monkeypatch):
+    sweeps.write(tmp_path, [sweeps.job("math"), sweeps.job("flash"), sweeps.job("eager")])
+    decoded, whole = [], []
+    decode, read_whole = read_module.decode, Result.record
+
+    def counted(content, path):
+        decoded.append(path.parent.name)
+        return decode(content, path)
+
+    monkeypatch.setattr(read_module, "decode", counted)
+    # Samples are not among the results: the plot of samples reads them.
+    monkeypatch.setattr(Result, "record", lambda result: whole.append(result.job) or read_whole(result))
+    current._plots = True
+    current.close("FINISHED")
+    assert len(decoded) == len(set(decoded)) == 3
+    assert len(whole) == len(set(whole))
+    assert (tmp_path / "table.csv").is_file() and list((tmp_path / "plots").iterdir())
+    assert current.context.tracker.ends == ["FINISHED"]
