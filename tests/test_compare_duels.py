@@ -9,7 +9,7 @@ from strategies import cases
 
 from attn_exp.commands.duel import main, rivals_of
 from attn_exp.compare.duel_command import case_words, duels
-from attn_exp.config.compose import compose_config, plain
+from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import Compile
@@ -22,7 +22,10 @@ def asked(command, gpus=(GPU,)):
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "attn_exp.duel"]
     rivals, shared = rivals_of(words[3:])
-    return [request_from_config(plain(compose_config([*own, *shared], "a")), list(gpus)) for own in rivals.values()]
+    return [
+        request_from_config(resolved_config(compose_config([*own, *shared], "a")), list(gpus))
+        for own in rivals.values()
+    ]
 
 
 def command(folder, one, other, direction="forward"):
@@ -34,7 +37,7 @@ def command(folder, one, other, direction="forward"):
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())
 def test_any_case_composes_to_itself(case):
-    request = request_from_config(plain(compose_config(case_words(case, "of my own"), "a")), [GPU])
+    request = request_from_config(resolved_config(compose_config(case_words(case, "of my own"), "a")), [GPU])
     assert request.case == case
 
 

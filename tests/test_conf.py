@@ -5,7 +5,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from attn_exp.config.compose import plain, prepare_hydra
+from attn_exp.config.compose import prepare_hydra, resolved_config
 from attn_exp.config.request import named, request_from_config
 from attn_exp.core.case import Case
 from attn_exp.core.catalogue import timers
@@ -35,7 +35,7 @@ def composed():
 
 
 def request(*overrides, gpus=()):
-    return request_from_config(plain(compose("config", list(overrides))), list(gpus))
+    return request_from_config(resolved_config(compose("config", list(overrides))), list(gpus))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(CONF).as_posix())

@@ -21,7 +21,7 @@ from attn_exp.commands.duel import rivals_of
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.compare.changes import VERDICTS
 from attn_exp.compare.render import FORMATS
-from attn_exp.config.compose import compose_config, plain, split_config_dir
+from attn_exp.config.compose import compose_config, resolved_config, split_config_dir
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.flags import FLAGS
@@ -197,7 +197,9 @@ def test_every_duel_composes(arguments, tmp_path, monkeypatch):
     words, folder = split_config_dir(arguments)
     rivals, shared = rivals_of(words)
     for own in rivals.values():
-        assert request_from_config(plain(compose_config([*own, *shared], "a", folder)), [GPU]).device == "cuda"
+        assert (
+            request_from_config(resolved_config(compose_config([*own, *shared], "a", folder)), [GPU]).device == "cuda"
+        )
 
 
 def sweeps_to_compare(folder):

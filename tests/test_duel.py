@@ -9,7 +9,7 @@ from attn_exp.commands.duel import rivals_of
 from attn_exp.config.compose import compose_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import PassRecord
-from attn_exp.run.duel import compare, report
+from attn_exp.run.duel import compare_pairs, report
 
 CASE = tuple(argument for argument in QUICK if not argument.startswith("stopping"))
 
@@ -59,7 +59,7 @@ def test_rounds_are_paired_and_the_verdict_names_who_is_faster():
         rival("a=x", [100.0 * d for d in drift]),
         rival("b=y", [103.0 * d * (1 + i / 1e4) for i, d in enumerate(drift)]),
     ]
-    found = {"forward": compare(records, "forward", 0.01)}
+    found = {"forward": compare_pairs(records, "forward", 0.01)}
     assert found["forward"][0].verdict == "faster"
     assert found["forward"][0].effect == pytest.approx(0.03, abs=0.001)
     text = report(records, found)
@@ -70,7 +70,7 @@ def test_rounds_are_paired_and_the_verdict_names_who_is_faster():
 def test_a_pair_that_is_not_told_apart_is_given_no_direction():
     uneven = [(101.0, 100.0), (99.0, 100.2), (100.0, 99.8), (103.0, 100.0), (97.0, 100.1), (100.0, 100.0)]
     records = [rival("a=x", [one for one, _ in uneven]), rival("b=y", [other for _, other in uneven])]
-    found = {"forward": compare(records, "forward", 0.01)}
+    found = {"forward": compare_pairs(records, "forward", 0.01)}
     text = report(records, found)
     assert "a=x and b=y are undecided: b=y takes a=x's time " in text
     assert "more time" not in text and "less time" not in text
@@ -83,7 +83,7 @@ def test_with_company_on_the_machine_only_large_differences_are_told():
             replace(rival("a=x", steady), flags=flags),
             rival("b=y", [ratio * time * (1 + i / 1e5) for i, time in enumerate(steady)]),
         ]
-        found = {"forward": compare(records, "forward", 0.01)}
+        found = {"forward": compare_pairs(records, "forward", 0.01)}
         return found["forward"][0].verdict, report(records, found)
 
     assert verdict(1.04)[0] == "faster"

@@ -19,8 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from attn_exp.compare.choice import Choice, choice_of
 from attn_exp.compare.where import chosen
-from attn_exp.config.check import sentence
-from attn_exp.config.compose import plain, prepare_hydra
+from attn_exp.config.check import explain_error
+from attn_exp.config.compose import prepare_hydra, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
@@ -62,7 +62,7 @@ def attempt(work, *refusals):
     try:
         return work(), None
     except refusals as refusal:
-        return None, sentence(refusal)
+        return None, explain_error(refusal)
 
 
 @mutated
@@ -163,7 +163,7 @@ def composer():
 
 @pytest.fixture(scope="module")
 def composed(composer):
-    return plain(composer.case([]))
+    return resolved_config(composer.case([]))
 
 
 @mutated
@@ -191,7 +191,7 @@ def test_mutated_overrides_are_refused_in_a_sentence_or_a_request(composer, over
         except ValueError as error:
             # Hydra's way to say that a group takes the name of a choice; __main__ knows it too.
             if type(error) is ValueError and str(error).startswith("Config group override"):
-                return UserError(sentence(error))
+                return UserError(explain_error(error))
             raise
 
     found, refusal = attempt(ask, HydraException, OmegaConfBaseException, UserError)

@@ -69,7 +69,7 @@ triton_red_fused_norm_1 = async_compile.triton('triton_red_fused_norm_1', '''{RE
 async_compile.wait(globals())
 del async_compile
 
-class Runner:
+class JobQueue:
     def call(self, args):
         extern_kernels.mm(arg0, arg1, out=buf0)
         stream0 = get_raw_stream(0)

@@ -17,9 +17,9 @@ from attn_exp.run.context import SweepContext
 from attn_exp.run.session import Session
 from attn_exp.sweep import board as board_module
 from attn_exp.sweep import parallel as sweep_module
-from attn_exp.sweep.board import GONE_S, Board, Line, Seat, running_elsewhere
+from attn_exp.sweep.board import GONE_S, Board, Line, TaskBoard, running_elsewhere
 from attn_exp.sweep.parallel import _check_alone
-from attn_exp.sweep.plan import Group, Plan, group_jobs, read_plan, write_plan
+from attn_exp.sweep.plan import Group, LaunchPlan, group_jobs, read_plan, write_plan
 from attn_exp.sweep.task import _own, _taken
 from attn_exp.tracking.none import NoTracker
 
@@ -46,7 +46,9 @@ def test_rivals_of_a_case_are_one_group_and_the_longest_comes_first():
 
 def test_a_plan_is_read_as_it_was_written(tmp_path):
     groups = group_jobs([request("a", batch=2), request("b", batch=2, lengths=None)], {})
-    plan = Plan(folder="f", cwd="/", isolation={"name": "warm", "timeout_s": None}, groups=groups, gpus=("GPU-1",))
+    plan = LaunchPlan(
+        folder="f", cwd="/", isolation={"name": "warm", "timeout_s": None}, groups=groups, gpus=("GPU-1",)
+    )
     write_plan(plan, tmp_path)
     assert read_plan(tmp_path) == plan
     assert plan.jobs == 2
@@ -54,10 +56,10 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
 
 def test_each_group_is_taken_once_and_none_that_belongs_to_another_gpu(board):
     groups = tuple(Group(jobs=(request(str(index)),), gpu_uuid=gpu) for index, gpu in enumerate((None, "A", "B", None)))
-    plan = Plan(folder="f", cwd="/", isolation={}, groups=groups)
+    plan = LaunchPlan(folder="f", cwd="/", isolation={}, groups=groups)
     assert _own(plan, "A") == [1, 0, 3]
     assert _own(plan, None) == [0, 3]
-    first, second = Seat(board.folder, 0), Seat(board.folder, 1)
+    first, second = TaskBoard(board.folder, 0), TaskBoard(board.folder, 1)
     mine, theirs = _taken(plan, first, "A"), _taken(plan, second, "B")
     taken = [next(mine).job[0], next(theirs).job[0], next(mine).job[0], next(theirs).job[0]]
     assert taken == ["1", "2", "0", "3"]
@@ -66,7 +68,7 @@ def test_each_group_is_taken_once_and_none_that_belongs_to_another_gpu(board):
 
 
 def test_lines_come_once_and_whole(board, monkeypatch):
-    seats = [Seat(board.folder, task) for task in (0, 1)]
+    seats = [TaskBoard(board.folder, task) for task in (0, 1)]
     seats[1].say("hello", "node7")
     seats[0].say("begin", "flash-1")
     assert board.lines(3) == [Line(0, "begin", "flash-1"), Line(1, "hello", "node7")]
@@ -83,7 +85,7 @@ def test_lines_come_once_and_whole(board, monkeypatch):
 
 
 def test_a_task_ends_when_its_parent_says_so_dies_or_takes_the_folder_away(board, monkeypatch):
-    seat = Seat(board.folder, 0)
+    seat = TaskBoard(board.folder, 0)
     assert seat.wanted()
     board.beat(stop=True)
     assert not seat.wanted()
@@ -105,7 +107,7 @@ def test_a_parent_on_another_host_is_gone_after_a_minute_without_a_beat(board, m
     monkeypatch.setattr(socket, "gethostname", lambda: "login")
     board.beat()
     monkeypatch.setattr(socket, "gethostname", lambda: "node7")
-    seat = Seat(board.folder, 0)
+    seat = TaskBoard(board.folder, 0)
     for _ in range(3):
         assert seat.wanted()
         now[0] += GONE_S - 1
@@ -139,7 +141,7 @@ def test_a_sweep_that_runs_is_not_run_twice_and_what_a_dead_one_left_is_cleared(
 def test_a_parent_that_dies_over_its_file_is_missed_all_the_same(board, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(board_module.time, "monotonic", lambda: now[0])
-    seat, other = Seat(board.folder, 0), Seat(board.folder, 1)
+    seat, other = TaskBoard(board.folder, 0), TaskBoard(board.folder, 1)
     assert seat.wanted()
     (board.folder / "parent").write_text("")
     assert seat.wanted() and other.wanted()
@@ -151,7 +153,7 @@ def test_tasks_are_told_to_stop_also_on_a_full_disk(board, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    seat = Seat(board.folder, 0)
+    seat = TaskBoard(board.folder, 0)
     monkeypatch.setattr(Path, "write_text", full)
     board.beat(stop=True)
     assert not seat.wanted()

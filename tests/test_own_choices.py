@@ -4,7 +4,7 @@ import pytest
 from inprocess import typed
 
 from attn_exp.commands.backends import ask, configured
-from attn_exp.config.compose import compose_config, plain, split_config_dir
+from attn_exp.config.compose import compose_config, resolved_config, split_config_dir
 from attn_exp.core.errors import UserError
 
 MINE = "_target_: elsewhere.Mine\nname: mine\nscale: null\n"
@@ -37,12 +37,12 @@ def own(tmp_path):
     ],
 )
 def test_a_key_that_another_refers_to_is_fine(overrides, batch):
-    assert plain(compose_config(overrides, "a"))["batch"] == batch
+    assert resolved_config(compose_config(overrides, "a"))["batch"] == batch
 
 
 def test_a_key_is_not_used_by_a_longer_name():
     with pytest.raises(UserError, match="there is no key 'pair'"):
-        plain(compose_config(["+pair=1", "+pairs=2", "batch=${pairs}"], "a"))
+        resolved_config(compose_config(["+pair=1", "+pairs=2", "batch=${pairs}"], "a"))
 
 
 def test_points_of_two_keys_can_be_swept(monkeypatch, tmp_path):
@@ -68,7 +68,7 @@ def test_the_flag_is_taken_as_hydra_takes_it(flag, own):
     words, folder = split_config_dir(["a=mine", *(word.replace("X", str(own)) for word in flag), "b=eager"])
     assert (words, folder) == (["a=mine", "b=eager"], own)
     assert compose_config(["backend=mine"], "a", folder).backend.name == "mine"
-    config = plain(compose_config(["model=wide", "tracker=ours"], "a", folder))
+    config = resolved_config(compose_config(["model=wide", "tracker=ours"], "a", folder))
     assert (config["model"]["head_dim"], config["tracker"]["experiment"]) == (16, "ours")
 
 

@@ -9,7 +9,7 @@ from fakes import make_record, make_request
 from attn_exp.core.profile import Profile
 from attn_exp.core.record import FILE_NAME, read_record, write_record
 from attn_exp.results.store import done_record
-from attn_exp.run.job_queue import Runner
+from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.worker_process import Outcome
 
 REQUEST = replace(make_request(), profilers=({"name": "ncu", "_target_": "x.Y"},))
@@ -34,7 +34,7 @@ class Worker:
 
 
 def over(folder, *answers, request=REQUEST):
-    runner = Runner(Worker(*answers), folder)
+    runner = JobQueue(Worker(*answers), folder)
     runner.submit(request)
     assert runner.has(request.job) and runner.waiting == 1
     return runner.record(runner.wait())
@@ -56,7 +56,7 @@ def folder(tmp_path):
 
 def test_a_final_record_stays_while_its_job_is_measured_anew_for_a_profile(folder):
     assert done_record(REQUEST, folder / REQUEST.job) is None, "it lacks a profile"
-    runner = Runner(Worker(), folder)
+    runner = JobQueue(Worker(), folder)
     runner.submit(REQUEST)
     assert read_record(folder / REQUEST.job).metrics == TIMED.metrics
     assert (folder / REQUEST.job / "profiles" / "torch" / "kernels.csv").exists()

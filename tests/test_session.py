@@ -14,7 +14,7 @@ from attn_exp.results import read as read_module
 from attn_exp.results.result import Result
 from attn_exp.run import session as session_module
 from attn_exp.run.context import SweepContext
-from attn_exp.run.job_queue import Runner
+from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
 from attn_exp.run.session import Session
 from attn_exp.run.worker_process import Outcome
@@ -83,7 +83,7 @@ def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
 
 def test_two_choices_that_are_one_job_are_measured_once(current, tmp_path):
     worker = Measures()
-    current._runner, current.ahead = Runner(worker, tmp_path), 1
+    current._runner, current.ahead = JobQueue(worker, tmp_path), 1
     request = replace(make_request(), device="cuda")
     for _ in range(2):
         current.submit(request, pytest.fail)

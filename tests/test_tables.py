@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attn_exp.core.text import figures, fitted, grid, plain
 from attn_exp.results.result import result_of
 from attn_exp.results.table import csv_text, job_line, table
-from attn_exp.sweep.product import varied
+from attn_exp.sweep.product import varied_keys
 
 texts = st.text(alphabet="abc .1230+-%<>[],", max_size=12).map(str.strip) | st.none()
 names_of_columns = st.text(alphabet="abcd_ ", min_size=1, max_size=14).map(str.strip).filter(bool)
@@ -76,4 +76,4 @@ def test_ways_of_measuring_stand_above_a_table_or_tell_its_rows_apart_and_are_in
 
 def test_what_jobs_differ_in_is_known_by_the_choices():
     jobs = [("backend=a", "+backend.rows=1", "batch=1"), ("backend=a", "+backend.rows=2", "batch=2")]
-    assert varied(jobs, "backend.") == ("rows",)
+    assert varied_keys(jobs, "backend.") == ("rows",)

@@ -102,11 +102,11 @@ def test_plots_lie_in_the_run_as_they_lie_in_the_folder(ready: Path) -> None:  #
 def test_a_sweep_s_end_draws_into_its_folder(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     said: list[str] = []
-    plots, found = closing.extras(sweeps.sweep(tmp_path / "a", records(512, 1024)), said.append)
+    plots, found = closing.plots_and_curves(sweeps.sweep(tmp_path / "a", records(512, 1024)), said.append)
     assert {path.parent for path in plots} == {tmp_path / "a" / "plots"} and len(found) == 4 and said == []
     assert "lengths.svg" in {path.name for path in plots}
     alone = sweeps.sweep(tmp_path / "b", records(512, backends=("flash",))[:1])
-    assert closing.extras(alone, said.append) == ([], []) and said == []
+    assert closing.plots_and_curves(alone, said.append) == ([], []) and said == []
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -119,7 +119,7 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
     else:
         monkeypatch.setattr("attn_exp.plots.all.write_charts", broken)
     said: list[str] = []
-    plots, found = closing.extras(sweeps.sweep(tmp_path / "a", records(512, 1024)), said.append)
+    plots, found = closing.plots_and_curves(sweeps.sweep(tmp_path / "a", records(512, 1024)), said.append)
     assert (plots, len(found), len(said)) == ([], 4, 1)
     assert said[0].startswith("no plots: ") and ("pip install" in said[0] if missing else said[0].endswith("no room"))
 

@@ -19,8 +19,8 @@ import msgspec
 from tabulate import tabulate
 
 from attn_exp.backends.supports import Supports
-from attn_exp.config.compose import compose_config, plain, split_config_dir
-from attn_exp.config.request import named, request_from_config, resolve_device
+from attn_exp.config.compose import compose_config, resolved_config, split_config_dir
+from attn_exp.config.request import named_backend, request_from_config, resolve_device
 from attn_exp.core.case import DTYPES, Case
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, nearest
@@ -61,7 +61,7 @@ def _overview(arguments: Sequence[str]) -> str:
     case: Case | None = None
     device = "auto"
     if overrides:
-        config = plain(compose_config(overrides, "backends", own_choices))
+        config = resolved_config(compose_config(overrides, "backends", own_choices))
         request = request_from_config(config, gpus)
         case, device = request.case, str(config["device"])
     device = resolve_device(device, gpus)[0]
@@ -109,7 +109,7 @@ def configured(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(options, dict):
         raise UserError(f"{path} is no backend: it needs a line _target_: package.module.Class")
-    return named(options)
+    return named_backend(options)
 
 
 def can_compute(supports: Supports) -> str:

@@ -81,10 +81,10 @@ def _words(arguments: Sequence[str]) -> tuple[list[str], list[str], str]:
 
 
 def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
-    from attn_exp.config.compose import plain
+    from attn_exp.config.compose import resolved_config
     from attn_exp.tracking.mlflow import MlflowPlace
 
-    config = plain(compose_config(overrides, "log", own_choices))["tracker"]
+    config = resolved_config(compose_config(overrides, "log", own_choices))["tracker"]
     if config.get("name") != "mlflow":
         raise UserError(f"tracker={config.get('name')} stores nothing: choose tracker=mlflow or tracker=server")
     return MlflowPlace(config)

@@ -16,7 +16,7 @@ from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, nearest, no_config_dir
 
 
-def sentence(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """What was typed wrong, and what is right, in one sentence; `error` is a UserError, or Hydra's or OmegaConf's."""
     if isinstance(error, UserError):
         return str(error)

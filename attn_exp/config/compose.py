@@ -14,7 +14,7 @@ from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, no_config_dir
 
 
-def plain(config: DictConfig) -> dict[str, Any]:
+def resolved_config(config: DictConfig) -> dict[str, Any]:
     """A composed configuration as a resolved dictionary, without Hydra's node.
 
     Raises:
@@ -100,14 +100,14 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
-    from attn_exp.config.check import sentence
+    from attn_exp.config.check import explain_error
 
     prepare_hydra(sweep)
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
             return compose("config", [*_searched(own), *overrides])
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(sentence(error)) from error
+        raise UserError(explain_error(error)) from error
 
 
 def _searched(own: Path | None) -> list[str]:

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode, TaskFunction
 from omegaconf.errors import OmegaConfBaseException
 
-from attn_exp.config.check import sentence
+from attn_exp.config.check import explain_error
 from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, no_config_dir
@@ -49,12 +49,12 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
         finally:
             GlobalHydra.instance().clear()
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(sentence(error)) from error
+        raise UserError(explain_error(error)) from error
     except ValueError as error:
         # Of Hydra's ValueErrors this one is about what was typed; any other is a fault of ours.
         if not str(error).startswith("Config group override"):
             raise
-        raise UserError(sentence(error)) from error
+        raise UserError(explain_error(error)) from error
 
 
 def _refuse(message: str) -> NoReturn:

@@ -121,7 +121,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     _check_whole(config)
     case = case_from_config(config)
     device = resolve_device(str(config["device"]), gpus)[0]
-    backend = named(dict(config["backend"]))
+    backend = named_backend(dict(config["backend"]))
     about_backend(backend["name"], config["backend"].get("about"))
     check_name("sweep", config["sweep"])
     measuring = _measuring(config, device)
@@ -183,7 +183,7 @@ def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]
     return "cuda", [gpus[index]]
 
 
-def named(backend: dict[str, Any]) -> dict[str, Any]:
+def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
     """The backend's options with a name that is its own: a class from elsewhere never runs under one of our labels."""
     target = backend.get("_target_")
     if not isinstance(target, str) or not target:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from tabulate import tabulate
 
-from attn_exp.config.compose import compose_config, is_dry_run, new_sweep_name, plain
+from attn_exp.config.compose import compose_config, is_dry_run, new_sweep_name, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.flags import FLAGS, INTERFERENCE, median_clock
@@ -32,20 +32,20 @@ from attn_exp.tracking.base import EndStatus, duel_metrics
 BUSY_DELTA = 0.25
 
 
-def compare(records: Sequence[Record], direction: str, delta: float) -> list[Comparison]:
+def compare_pairs(records: Sequence[Record], direction: str, delta: float) -> list[Comparison]:
     """The comparisons of all pairs of rivals in one pass, by the medians of their rounds.
 
     With company on the device, whose interference lasts longer than a round, only differences of `BUSY_DELTA` are told,
     and nothing is called equivalent.
     """
     medians = [ranking_medians(record, direction) for record in records]
-    if not _company(records):
+    if not _interference(records):
         return compare_all(medians, delta)
     found = compare_all(medians, max(delta, BUSY_DELTA))
     return [replace(one, verdict="undecided") if one.verdict == "equivalent" else one for one in found]
 
 
-def _company(records: Sequence[Record]) -> list[str]:
+def _interference(records: Sequence[Record]) -> list[str]:
     """The flags that say that other programs ran on the device meanwhile."""
     return sorted(INTERFERENCE.intersection(flag for record in records for flag in record.flags))
 
@@ -67,12 +67,12 @@ def run_duel(
         letter: compose_config([*own, "stopping.budget_s=5", *shared], name, own_choices)
         for letter, own in rivals.items()
     }
-    requests = [_request(letter, plain(config), gpus) for letter, config in configs.items()]
+    requests = [_request(letter, resolved_config(config), gpus) for letter, config in configs.items()]
     first = next(iter(configs.values()))
     if is_dry_run(first):
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return 0
-    options = plain(first)
+    options = resolved_config(first)
     # Every duel in a process of its own, whatever the isolation of sweeps is.
     options["isolation"] |= {"name": "fresh"}
     command = redacted(shlex.join(["python", "-m", "attn_exp.duel", *arguments]))
@@ -100,7 +100,7 @@ def run_duel(
         _close(context, "FAILED", files)
         return 1
     delta = delta_for(device_key(measured[0].environment))
-    found = {direction: compare(measured, direction, delta) for direction in requests[0].measuring.passes}
+    found = {direction: compare_pairs(measured, direction, delta) for direction in requests[0].measuring.passes}
     text = report(measured, found)
     print(text)
     files += _write(measured, found, text, folder)
@@ -159,8 +159,8 @@ def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str
     headers = ["rival", "pass", "time", "+-%", "TFLOPS", "SM MHz", "flags"]
     lines += [tabulate(rows, headers, disable_numparse=True), ""]
     for direction, comparisons in found.items():
-        lines += [f"{direction:<9} {sentence(records, comparison)}" for comparison in comparisons]
-    company = _company(records)
+        lines += [f"{direction:<9} {verdict_line(records, comparison)}" for comparison in comparisons]
+    company = _interference(records)
     if not company and any(one.verdict == "undecided" for comparisons in found.values() for one in comparisons):
         lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
     for flag in company:
@@ -170,7 +170,7 @@ def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str
     return "\n".join(lines)
 
 
-def sentence(records: Sequence[Record], comparison: Comparison) -> str:
+def verdict_line(records: Sequence[Record], comparison: Comparison) -> str:
     """One verdict: who, what, by how much, and how sure."""
     first, second = (records[index].request.label for index in (comparison.a, comparison.b))
     told = comparison.verdict in ("faster", "slower")

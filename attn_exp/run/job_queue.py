@@ -1,4 +1,4 @@
-"""Runner: jobs of one sweep, one after another through one isolation; each ends as a record in its folder."""
+"""JobQueue: jobs of one sweep, one after another through one isolation; each ends as a record in its folder."""
 
 import contextlib
 import shutil
@@ -36,7 +36,7 @@ class _Pending:
     before: bytes | None
 
 
-class Runner:
+class JobQueue:
     """Submits requests below the sweep's `folder`, on the GPU `gpu_uuid` if one is leased; answers in that order."""
 
     def __init__(self, isolation: Isolation, folder: Path, gpu_uuid: str | None = None) -> None:
@@ -105,7 +105,9 @@ class Runner:
             return _with_lost_profiles(found, outcome)
         status, reason = status or "error", reason or "the worker ended the job without a record"
         if pending.before is not None:
-            record = kept(decode_record(pending.before, outcome.folder / FILE_NAME), pending.request, status, reason)
+            record = with_failed_profiles(
+                decode_record(pending.before, outcome.folder / FILE_NAME), pending.request, status, reason
+            )
         else:
             record = Record(
                 request=pending.request,
@@ -135,7 +137,7 @@ def _newer(folder: Path, before: bytes | None) -> Record | None:
     return read_record(folder)
 
 
-def kept(record: Record, request: Request, status: Status, reason: str) -> Record:
+def with_failed_profiles(record: Record, request: Request, status: Status, reason: str) -> Record:
     """A final record whose measuring anew for other profiles failed."""
     said = Profile(status="failed", reason=f"measuring anew for it ended as {status}: {reason}")
     asked = replace(record.request, profilers=request.profilers)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from attn_exp.config.compose import plain
+from attn_exp.config.compose import resolved_config
 from attn_exp.config.overrides import override_key
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError, first_line
@@ -23,7 +23,7 @@ from attn_exp.results.store import done_record, near
 from attn_exp.results.table import table, write_tables
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.gpus import visible_gpus
-from attn_exp.run.job_queue import Runner
+from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
 from attn_exp.run.worker_process import RunFolder, Worker
 from attn_exp.tracking.base import Curve, EndStatus
@@ -36,7 +36,7 @@ _FEWEST = 2
 _LONGEST = 300
 
 
-def extras(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Path], Sequence[Curve]]:
+def plots_and_curves(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Path], Sequence[Curve]]:
     """Draw a sweep's plots into its folder and return them with its curves. Failures are reported, never raised."""
     from attn_exp.compare.answer import compare_read
     from attn_exp.compare.choice import Choice
@@ -59,7 +59,7 @@ def extras(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Path], Sequen
         return [], found
 
 
-def pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
+def write_pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
     """Write the page and picture of each profiled job; return them by job. Failures are reported, never raised."""
     from attn_exp.explain.page import keep_pages
 
@@ -99,11 +99,11 @@ class Session:
         self._worker = worker
         self._run_folder = run_folder
         self._plots = True
-        self._runner: Runner | None = None
+        self._runner: JobQueue | None = None
 
     def request(self, config: DictConfig) -> Request:
         """The request of a composed configuration. Raises UserError."""
-        return request_from_config(plain(config), self.gpus)
+        return request_from_config(resolved_config(config), self.gpus)
 
     def submit(self, request: Request, config: Callable[[], DictConfig]) -> float:
         """Run one job, or hand it to the worker and return as soon as not more than `ahead` others wait.
@@ -171,7 +171,7 @@ class Session:
     def open(self, config: DictConfig) -> SweepContext:
         """Open the context on the first job. Raises UserError for what cannot be meant, before any work."""
         if self.context is None:
-            options = plain(config)
+            options = resolved_config(config)
             if not isinstance(options["plots"], bool):
                 raise UserError(f"plots={options['plots']} is neither true nor false")
             command = _command(self._arguments)
@@ -190,14 +190,14 @@ class Session:
         assert self.context is not None
         return self.context
 
-    def _start(self, config: DictConfig, request: Request) -> Runner:
+    def _start(self, config: DictConfig, request: Request) -> JobQueue:
         """What jobs of this process run through: on the first job a GPU is leased, and the worker is chosen."""
         context = self.open(config)
         isolation = context.start(request.device, self.gpus, worker=self._worker, run_folder=self._run_folder)
-        self._runner = Runner(isolation, context.folder, context.gpu_uuid)
+        self._runner = JobQueue(isolation, context.folder, context.gpu_uuid)
         return self._runner
 
-    def _await(self, runner: Runner, ahead: int) -> Record | None:
+    def _await(self, runner: JobQueue, ahead: int) -> Record | None:
         """Wait until no more than `ahead` jobs wait; the last that got over. `stop_on` may end the sweep here."""
         record = None
         while runner.waiting > ahead:
@@ -205,7 +205,7 @@ class Session:
             self._halt(record)
         return record
 
-    def _collect(self, runner: Runner) -> Record:
+    def _collect(self, runner: JobQueue) -> Record:
         """Wait for the oldest job, make sure that it has a record, and pass that on."""
         with self.writing():
             record = runner.record(runner.wait())
@@ -256,9 +256,9 @@ class Session:
         except OSError as error:
             say(f"table.txt and table.csv are not written: {error.strerror}")
         # Only now, when nothing is measured any more; whoever interrupts does not wait for pictures.
-        plots, curves = extras(sweep, say) if self._plots and status == "FINISHED" else ([], ())
+        plots, curves = plots_and_curves(sweep, say) if self._plots and status == "FINISHED" else ([], ())
         profiled = any(result.profiles for result in results) and status == "FINISHED"
-        of_jobs = pages(results, say, pictures=self._plots) if profiled else {}
+        of_jobs = write_pages(results, say, pictures=self._plots) if profiled else {}
         limit_s = 1.0 if status == "KILLED" else None
         warning = tracker.close(status, [*files, *plots], curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
         if status == "KILLED":

@@ -68,7 +68,7 @@ class Board:
     def lines(self, tasks: int) -> list[Line]:
         """What tasks have added since the last call, whole lines alone."""
         found = []
-        look_anew(self.folder)
+        refresh_folder(self.folder)
         for task in range(tasks):
             try:
                 with _own(self.folder, task).open("rb") as file:
@@ -84,7 +84,7 @@ class Board:
         return found
 
 
-class Seat:
+class TaskBoard:
     """A task's side."""
 
     def __init__(self, folder: Path, task: int) -> None:
@@ -124,16 +124,16 @@ class Seat:
         # Without a line's end it is being written, or whoever wrote it died over it: what was read before counts.
         if content.endswith("\n") and content != self._last:
             self._last, self._since = content, now
-        return now - self._since < GONE_S and (not self._last or lives(self._last))
+        return now - self._since < GONE_S and (not self._last or parent_is_alive(self._last))
 
 
-def look_anew(folder: Path) -> None:
+def refresh_folder(folder: Path) -> None:
     """Let a network file system ask what is in a folder: it may hold for half a minute that a file is not there."""
     with contextlib.suppress(OSError):
         os.listdir(folder)
 
 
-def lives(content: str) -> bool:
+def parent_is_alive(content: str) -> bool:
     """Whether what a parent wrote means that it goes on, as far as can be known from this host."""
     word, host, process, _ = content.split()
     if word == "stop":
@@ -160,7 +160,7 @@ def running_elsewhere(folder: Path, watch_s: float) -> bool:
     """Whether the parent of this board is alive: here by its process, elsewhere if it beats within `watch_s`."""
     try:
         before = _whole(folder / _PARENT)
-        if not before or not lives(before):
+        if not before or not parent_is_alive(before):
             return False
         if before.split()[1] == socket.gethostname():
             return True

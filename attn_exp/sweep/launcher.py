@@ -44,7 +44,7 @@ class Launcher(Protocol):
         """Take back what still runs or is queued, after tasks were told to end; leave nothing behind."""
 
 
-def within(seconds: float, over: Callable[[], bool]) -> Callable[[], bool]:
+def waiting_until(seconds: float, over: Callable[[], bool]) -> Callable[[], bool]:
     """Whether to go on waiting: until so long after `over` was first true."""
     since: list[float] = []
 
@@ -56,13 +56,13 @@ def within(seconds: float, over: Callable[[], bool]) -> Callable[[], bool]:
     return going
 
 
-def require(package: str, extra: str) -> None:
+def require_engine(package: str, extra: str) -> None:
     """Raise UserError if a launcher's engine is not installed."""
     if importlib.util.find_spec(package) is None:
         raise UserError(f"hydra/launcher={extra} needs {package}: pip install 'attn_exp[{extra}]'")
 
 
-def load(package: str, extra: str) -> Any:
+def load_engine(package: str, extra: str) -> Any:
     """A launcher's engine. Raises UserError if it is installed and cannot be imported."""
     try:
         return importlib.import_module(package)
@@ -72,7 +72,7 @@ def load(package: str, extra: str) -> Any:
         ) from error
 
 
-def check_remote(name: str, options: dict[str, Any], device: str) -> int:
+def check_tasks(name: str, options: dict[str, Any], device: str) -> int:
     """The number of tasks of a launcher that starts them on other hosts.
 
     Raises:

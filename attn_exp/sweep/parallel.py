@@ -12,11 +12,11 @@ from typing import Any
 from attn_exp.core.case import Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import Record, Request, sound_record, write_record
-from attn_exp.run.job_queue import kept
+from attn_exp.run.job_queue import with_failed_profiles
 from attn_exp.run.session import Session, stop_line, stops
-from attn_exp.sweep.board import GONE_S, Board, Line, Watch, look_anew, running_elsewhere
+from attn_exp.sweep.board import GONE_S, Board, Line, Watch, refresh_folder, running_elsewhere
 from attn_exp.sweep.launcher import Launcher
-from attn_exp.sweep.plan import Plan, group_jobs, write_plan
+from attn_exp.sweep.plan import LaunchPlan, group_jobs, write_plan
 
 _FOLDER = ".launch"
 _WATCH_S = 2.5
@@ -96,7 +96,7 @@ class _Jobs:
                 now, before = time.time(), self._before.get(job)
                 found = Record(request=request, status="crashed", reason=reason, started_at=now, finished_at=now)
                 if before is not None and before.final:
-                    found = kept(before, request, "crashed", reason)
+                    found = with_failed_profiles(before, request, "crashed", reason)
                 (self._folder / job).mkdir(exist_ok=True)
                 write_record(found, self._folder / job)
             self.take(found, task)
@@ -114,7 +114,7 @@ class _Jobs:
         return None if found == self._before.get(job) else found
 
     def _read(self, job: str) -> Record | None:
-        look_anew(self._folder / job)
+        refresh_folder(self._folder / job)
         return sound_record(self._folder / job)
 
 
@@ -138,7 +138,7 @@ def launch(
     if len(groups) < launcher.tasks:
         cases = "1 case" if len(groups) == 1 else f"{len(groups)} cases"
         session.progress.say(f"{cases} for {launcher.tasks} tasks: rivals of one case share one, so others stay idle")
-    plan = Plan(
+    plan = LaunchPlan(
         folder=str(folder),
         cwd=str(Path.cwd()),
         isolation=isolation,
@@ -162,7 +162,7 @@ def launch(
         raise SystemExit(1)
 
 
-def _run(launcher: Launcher, board: Board, plan: Plan, tasks: int, jobs: _Jobs) -> dict[int, str]:
+def _run(launcher: Launcher, board: Board, plan: LaunchPlan, tasks: int, jobs: _Jobs) -> dict[int, str]:
     """Run the tasks while listening to them; whatever happens meanwhile, none is left behind."""
     session = jobs.session
     # The last first, and each of them whether the others could be done or not.

@@ -1,4 +1,4 @@
-"""Plan: the jobs of a sweep as groups, one a case, in the order in which tasks should take them."""
+"""LaunchPlan: the jobs of a sweep as groups, one a case, in the order in which tasks should take them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """What tasks are told: the groups, the sweep's folder, how to isolate, and where the command was typed.
 
     `gpus` are the GPUs of which task number N leases the N-th alone; empty if a task takes any that it sees.
@@ -59,14 +59,14 @@ def gpu_of(record: Record, gpus: Sequence[str]) -> str | None:
     return found if found is not None and found in gpus else None
 
 
-def write_plan(plan: Plan, launch: Path) -> None:
+def write_plan(plan: LaunchPlan, launch: Path) -> None:
     """Write `plan.json` into the launch's folder."""
     write_whole(launch / _FILE_NAME, msgspec.json.encode(plan))
 
 
-def read_plan(launch: Path) -> Plan:
+def read_plan(launch: Path) -> LaunchPlan:
     """The plan of a launch."""
-    return msgspec.json.decode((launch / _FILE_NAME).read_bytes(), type=Plan)
+    return msgspec.json.decode((launch / _FILE_NAME).read_bytes(), type=LaunchPlan)
 
 
 def _work(group: Group) -> tuple[int, int]:

@@ -30,7 +30,7 @@ _ONCE = (
 # The overrides of one job, in the order of the choices.
 Overrides = Sequence[str]
 # What a job's overrides ask for, or why that is impossible.
-Ask = Callable[[tuple[str, ...]], Request | UserError]
+MakeRequest = Callable[[tuple[str, ...]], Request | UserError]
 
 
 class _Base:
@@ -153,7 +153,7 @@ def _top(override: Override) -> str:
     return re.split(r"[.\[@]", override.key_or_group, maxsplit=1)[0]
 
 
-def check_once(jobs: Sequence[Overrides]) -> None:
+def check_shared(jobs: Sequence[Overrides]) -> None:
     """Raise UserError if a sweep runs over something that it has one of."""
     for values in zip(*jobs, strict=True):
         key = override_key(values[0])
@@ -164,13 +164,13 @@ def check_once(jobs: Sequence[Overrides]) -> None:
             raise UserError(f"{key} is one for the whole sweep: give it a single value, or start several sweeps")
 
 
-def varied(jobs: Sequence[Overrides], prefix: str) -> tuple[str, ...]:
+def varied_keys(jobs: Sequence[Overrides], prefix: str) -> tuple[str, ...]:
     """The keys below a prefix that the jobs have different values of, without it."""
     keys = [override_key(column[0]) for column in zip(*jobs, strict=True) if len(set(column)) > 1]
     return tuple(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
 
 
-def check_choices(request: Ask, jobs: Sequence[tuple[str, ...]]) -> None:
+def check_choices(request: MakeRequest, jobs: Sequence[tuple[str, ...]]) -> None:
     """Raise on a choice that no combination makes possible, before anything is started.
 
     One combination is composed for every value of every choice, not their product; where that one is impossible,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.errors import UserError, first_line
-from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_remote, load, require, within
+from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_tasks, load_engine, require_engine, waiting_until
 from attn_exp.sweep.task import run_in_process
 
 _LOOK_S = 0.5
@@ -29,8 +29,8 @@ class Ray:
 
     def __init__(self, options: dict[str, Any], device: str) -> None:
         """Raises UserError where Ray is not installed."""
-        self.tasks = check_remote(self.name, options, device)
-        require("ray", self.name)
+        self.tasks = check_tasks(self.name, options, device)
+        require_engine("ray", self.name)
         self._address = options["address"]
         _check_there(str(self._address))
         self._share: dict[str, float] = {}
@@ -50,7 +50,7 @@ class Ray:
         remote = ray.remote(run_in_process).options(**self._share, max_retries=0)
         of = {remote.remote(str(launch), task): task for task in range(tasks)}
         say(f"{tasks} tasks on Ray")
-        left, ended, going = list(of), {}, within(END_S, over)
+        left, ended, going = list(of), {}, waiting_until(END_S, over)
         while left and going():
             done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
             for reference in done:
@@ -69,7 +69,7 @@ class Ray:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Else Ray warns of what a later version will do with tasks that ask for no GPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray = load("ray", self.name)
+        ray = load_engine("ray", self.name)
 
         terminate = signal.getsignal(signal.SIGTERM)
         try:

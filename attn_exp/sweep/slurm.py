@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.errors import UserError, first_line, nearest
-from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_remote, load, require, within
+from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_tasks, load_engine, require_engine, waiting_until
 from attn_exp.sweep.task import run_in_process
 
 CLUSTERS = ("slurm", "local")
@@ -39,14 +39,14 @@ class Slurm:
 
     def __init__(self, options: dict[str, Any], device: str) -> None:
         """Raises UserError where there is no Slurm or no submitit."""
-        self.tasks = check_remote(self.name, options, device)
+        self.tasks = check_tasks(self.name, options, device)
         cluster = options["cluster"]
         if cluster not in CLUSTERS:
             raise UserError(
                 f"hydra.launcher.cluster={cluster} is no cluster: {nearest(str(cluster), CLUSTERS)}"
                 f"choose {' or '.join(CLUSTERS)}"
             )
-        require("submitit", self.name)
+        require_engine("submitit", self.name)
         if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
             raise UserError("hydra/launcher=slurm needs sbatch and srun: start from a host that submits to Slurm")
         self._cluster = cluster
@@ -59,7 +59,7 @@ class Slurm:
 
     def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
         """As `Launcher.run`."""
-        load("submitit", self.name)
+        load_engine("submitit", self.name)
         from submitit import AutoExecutor
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -76,7 +76,7 @@ class Slurm:
             raise UserError(f"hydra.launcher has what submitit does not take: {first_line(error)}") from error
         say(f"{tasks} tasks on {self._cluster}: {', '.join(job.job_id for job in jobs)}")
         self._left = dict(enumerate(jobs))
-        ended, asked, going = {}, time.monotonic(), within(END_S, over)
+        ended, asked, going = {}, time.monotonic(), waiting_until(END_S, over)
         while self._left and going():
             force = time.monotonic() - asked > _ASK_S
             asked = time.monotonic() if force else asked

@@ -14,7 +14,7 @@ from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from attn_exp.config.compose import is_dry_run, isolation_options, plain
+from attn_exp.config.compose import is_dry_run, isolation_options, resolved_config
 from attn_exp.core.case import Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import Record, Request
@@ -22,10 +22,10 @@ from attn_exp.results.store import done_record
 from attn_exp.sweep.launchers import Launcher, make_launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.plan import gpu_of
-from attn_exp.sweep.product import Composer, check_choices, check_once, varied
+from attn_exp.sweep.product import Composer, check_choices, check_shared, varied_keys
 from attn_exp.sweep.task_function import SessionTask, dry_run_line
 
-Asked = dict[tuple[str, ...], Request | UserError]
+Requests = dict[tuple[str, ...], Request | UserError]
 
 
 def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arguments: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
     jobs = [tuple(overrides) for overrides in batches[0]]
     if not jobs:
         raise UserError("there is no job in this sweep: one of its choices has no value")
-    check_once(jobs)
+    check_shared(jobs)
     setup_globals()
     composer = Composer(loader, config, task.session.request, jobs)
     ProductSweep(context, task, config, composer, jobs).run()
@@ -82,13 +82,13 @@ class ProductSweep:
             return
         # What the check asks for is asked for again by the sweep, and kept until then: not longer, or a sweep of ten
         # thousand jobs would carry them all along.
-        asked: Asked = {}
+        asked: Requests = {}
         request = self._composer.request
         check_choices(
             lambda overrides: asked.get(overrides) or asked.setdefault(overrides, request(overrides)), self._jobs
         )
         self._session.progress.total = len(self._jobs)
-        self._session.progress.options = varied(self._jobs, "backend.")
+        self._session.progress.options = varied_keys(self._jobs, "backend.")
         if launcher is not None:
             self._launch(launcher, asked)
             return
@@ -113,7 +113,7 @@ class ProductSweep:
             self._session.gpus = launcher.gpus
         return launcher
 
-    def _launch(self, launcher: Launcher, asked: Asked) -> None:
+    def _launch(self, launcher: Launcher, asked: Requests) -> None:
         first = self._composer.case(self._jobs[0])
         self._session.open(first)
         gpus = [gpu.uuid for gpu in launcher.gpus] if launcher.pinned else []
@@ -125,7 +125,7 @@ class ProductSweep:
 
         requests = [request for *_, request in self._possible(asked, settle)]
         if requests:
-            launch(self._session, launcher, isolation_options(plain(first)), requests, settled)
+            launch(self._session, launcher, isolation_options(resolved_config(first)), requests, settled)
 
     def _run(self, index: int, overrides: tuple[str, ...], request: Request) -> None:
         if not self._config.hydra.callbacks and not self._config.hydra.job.env_set:
@@ -146,7 +146,7 @@ class ProductSweep:
         _ = done.return_value
 
     def _possible(
-        self, asked: Asked, settle: Callable[[Record], None] = lambda done: None
+        self, asked: Requests, settle: Callable[[Record], None] = lambda done: None
     ) -> Iterator[tuple[int, tuple[str, ...], Request]]:
         """The jobs to run; the others are counted on the way.
 

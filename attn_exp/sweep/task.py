@@ -15,10 +15,10 @@ from pathlib import Path
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import Request
 from attn_exp.run.gpus import Lease, try_lease, visible_gpus
-from attn_exp.run.job_queue import Runner
+from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.worker_process import Worker, make_isolation
-from attn_exp.sweep.board import Seat
-from attn_exp.sweep.plan import Plan, read_plan
+from attn_exp.sweep.board import TaskBoard
+from attn_exp.sweep.plan import LaunchPlan, read_plan
 
 _LOOK_S = 0.25
 _LEASE_S = 0.5
@@ -33,7 +33,7 @@ def run_in_process(launch: str, task: int) -> None:
 
 def run_task(launch: Path, task: int) -> None:
     """Measure what is left to take, until nothing is or the parent says stop."""
-    plan, seat = read_plan(launch), Seat(launch, task)
+    plan, seat = read_plan(launch), TaskBoard(launch, task)
     seat.say("hello", socket.gethostname())
     gpus = visible_gpus() if plan.groups[0].jobs[0].device == "cuda" else []
     if plan.gpus:
@@ -49,10 +49,10 @@ def run_task(launch: Path, task: int) -> None:
         seat.say("bye")
 
 
-def _measure(plan: Plan, seat: Seat, uuid: str | None) -> None:
+def _measure(plan: LaunchPlan, seat: TaskBoard, uuid: str | None) -> None:
     isolation = make_isolation(plan.isolation)
     assert isinstance(isolation, Worker)
-    runner = Runner(isolation, Path(plan.folder), uuid)
+    runner = JobQueue(isolation, Path(plan.folder), uuid)
     requests = _taken(plan, seat, uuid)
     with _watched(seat, isolation) as stopped:
         more = True
@@ -71,20 +71,20 @@ def _measure(plan: Plan, seat: Seat, uuid: str | None) -> None:
                     seat.say("end", runner.record(outcome).request.job)
 
 
-def _taken(plan: Plan, seat: Seat, uuid: str | None) -> Iterator[Request]:
+def _taken(plan: LaunchPlan, seat: TaskBoard, uuid: str | None) -> Iterator[Request]:
     """The jobs of one group after another: first of those that belong to this GPU, then of any."""
     for group in _own(plan, uuid):
         if seat.take(group):
             yield from plan.groups[group].jobs
 
 
-def _own(plan: Plan, uuid: str | None) -> list[int]:
+def _own(plan: LaunchPlan, uuid: str | None) -> list[int]:
     """The groups that this GPU may take, those that no other may first."""
     mine = [number for number, group in enumerate(plan.groups) if group.gpu_uuid == uuid and uuid is not None]
     return mine + [number for number, group in enumerate(plan.groups) if group.gpu_uuid is None]
 
 
-def _leased(plan: Plan, seat: Seat, gpus: list[GpuInfo]) -> Lease | None:
+def _leased(plan: LaunchPlan, seat: TaskBoard, gpus: list[GpuInfo]) -> Lease | None:
     """The first of these GPUs that gets free while there is something to measure on it."""
     said = False
     while gpus and any(not seat.taken(group) for group in _own(plan, gpus[0].uuid)) and seat.wanted():
@@ -99,7 +99,7 @@ def _leased(plan: Plan, seat: Seat, gpus: list[GpuInfo]) -> Lease | None:
 
 
 @contextlib.contextmanager
-def _watched(seat: Seat, isolation: Worker) -> Iterator[threading.Event]:
+def _watched(seat: TaskBoard, isolation: Worker) -> Iterator[threading.Event]:
     """Kill the worker as soon as the parent wants no more, and in any case at the end; the event says that it does."""
     stopped, over = threading.Event(), threading.Event()
 
