@@ -78,3 +78,23 @@ def test_a_sweep_prints_as_a_line_and_shows_as_its_first_rows(many):
     html = many._repr_html_()
     assert html.count("<tr>") == 11 and "31 more rows" in html
     assert "<b>" not in html
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({}, "<Rivals of first by time_us: 82 rows>"),
+        ({"baseline": "flash", "metric": "forward/tflops"}, "<Rivals of first by forward/tflops: 41 rows>"),
+        ({"against": "first"}, "<Changes of first, other by time_us: 82 rows>"),
+        ({"history": True}, "<History of first, other, third by time_us: 80 rows>"),
+    ],
+)
+def test_a_comparison_prints_as_a_line_and_shows_as_its_first_rows(many, tmp_path, keys, line):
+    for name in ("other", "third"):
+        sweeps.write(tmp_path / name, [result.record() for result in many.results])
+    sweep = ["first", "other", "third"] if "history" in keys else "other" if "against" in keys else "first"
+    found = attn_exp.compare(sweep, folder=tmp_path, **keys)
+    assert repr(found) == line
+    html = found._repr_html_()
+    assert html.count("<tr>") == 11 and "more rows: to_frame() has all" in html
+    assert "<b>" not in html and "flash" in html

@@ -111,7 +111,7 @@ def _cut(name: str) -> str:
     return name if len(name) <= 60 else f"{name[:57]}..."
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Changes(Comparison):
     """A sweep against an earlier one. `margin` is the difference that `same` rules out; `duels` would decide."""
 

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.compare.environment import Difference, told
 from attn_exp.compare.sheet import Sheet
 from attn_exp.core.case import case_columns
+from attn_exp.core.text import FIRST_ROWS, html_table
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable
 from attn_exp.results.read import Sweep
 
 if TYPE_CHECKING:
     import pandas
+
+
+# So many sweeps are named where a comparison is printed.
+_NAMES = 4
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class About:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison(ABC):
     """A comparison, computed once; tables, files and plots only show it.
 
@@ -48,6 +53,15 @@ class Comparison(ABC):
     @abstractmethod
     def sheet(self) -> Sheet:
         """Return the rows with all their columns: what `format=csv` writes."""
+
+    def __repr__(self) -> str:
+        names = ", ".join(one.name for one in self.sweeps[:_NAMES]) + (", ..." if len(self.sweeps) > _NAMES else "")
+        count = len(self.sheet().rows)
+        return f"<{type(self).__name__} of {names} by {self.metric}: {count} {'row' if count == 1 else 'rows'}>"
+
+    def _repr_html_(self) -> str:
+        sheet = self.sheet()
+        return html_table(repr(self), sheet.texts()[:FIRST_ROWS], total=len(sheet.rows))
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return the rows as a pandas DataFrame: the columns of `format=csv`, with numbers as numbers."""

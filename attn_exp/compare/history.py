@@ -128,7 +128,7 @@ class Trend:
         return self.relative[-1] is None and self.n > 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class History(Comparison):
     """The trends of all cells over `sweeps`, the oldest first; those with turns before the others."""
 

@@ -52,7 +52,7 @@ class Beside:
     same_gpu: bool | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Published(Comparison):
     """A sweep beside the figures of a file; `figures` is how many the file has."""
 

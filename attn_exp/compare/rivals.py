@@ -258,7 +258,7 @@ _WAYS: dict[str, Callable[[Result], str]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Rivals(Comparison):
     """A sweep's backends beside each other.
 
