@@ -6,7 +6,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from attn_exp.config.compose import prepare_hydra, resolved_config
-from attn_exp.config.request import named, request_from_config
+from attn_exp.config.request import named_backend, request_from_config
 from attn_exp.core.case import Case
 from attn_exp.core.catalogue import timers
 from attn_exp.core.conf import conf_folder
@@ -76,7 +76,7 @@ def test_every_backend_file_names_a_class_that_is_there():
     from attn_exp.backends.base import Backend, load_backend
 
     for path in CONF.glob("backend/*.yaml"):
-        loaded: Backend = load_backend(named(yaml.safe_load(path.read_text())))
+        loaded: Backend = load_backend(named_backend(yaml.safe_load(path.read_text())))
         assert loaded.name == path.stem
 
 
