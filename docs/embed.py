@@ -1,4 +1,4 @@
-"""python docs/embed.py: rewrite the generated blocks of README.md and docs/*.md from results/ and from the backends.
+"""python docs/embed.py: rewrite the generated blocks of README.md and docs/*.md from results/, the code and conf/.
 
 A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!-- end -->`:
 
@@ -6,7 +6,9 @@ fastest   a table of rates from a sweep's table.csv
 text      a text file as it is
 sweep     two sentences from bench/sdpa_sweep.py's summary.json
 backends  what the backends declare that they can compute
+metrics   the metrics registered in attn_exp/core/metrics.py
 statuses  attn_exp/core/status.py as a table
+timers    the files of conf/timer/: their first comment, devices and secondary timers
 
 `tests/test_docs.py` fails while a block differs from its source.
 """
@@ -20,8 +22,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
+
 from attn_exp.commands.backends import ask, markdown
 from attn_exp.compare.ratio import OTHER_GPU_SPREAD, POWER_CAPPED_SPREAD
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.metrics import METRICS
 from attn_exp.core.status import status_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,8 +135,28 @@ def backends() -> str:
     return markdown(ask("cpu", None))
 
 
+def metrics() -> str:
+    """Return the table of metrics."""
+    rows = [f"| `{one.name}` | {one.unit} | {one.description} |" for one in METRICS.values()]
+    return "\n".join(["| metric | unit | meaning |", "|---|---|---|", *rows])
+
+
+def timers() -> str:
+    """Return the table of timers."""
+    rows = []
+    for path in sorted((conf_folder() / "timer").glob("*.yaml")):
+        about = path.read_text().partition("\n")[0].partition(": ")[2].rstrip(".")
+        options = yaml.safe_load(path.read_text())
+        devices = ", ".join({"cuda": "GPU", "cpu": "CPU"}[name] for name in options.get("devices", ("cuda", "cpu")))
+        also = ", ".join(f"`{name}`" for name in options["also"])
+        rows.append(f"| `{path.stem}` | {about} | {devices} | {also} |")
+    return "\n".join(["| timer | measures | on | secondary timers |", "|---|---|---|---|", *rows])
+
+
 _FROM_FILE: dict[str, Callable[[Path], str]] = {"fastest": fastest, "text": text, "sweep": sweep}
-_FROM_CODE: dict[str, Callable[[], str]] = {"backends": backends, "statuses": status_table}
+_FROM_CODE: dict[str, Callable[[], str]] = {
+    "backends": backends, "metrics": metrics, "statuses": status_table, "timers": timers,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

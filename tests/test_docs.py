@@ -112,7 +112,7 @@ def test_the_figures_in_the_pages_are_those_of_the_results(embed):
         text = TEXTS[page.relative_to(ROOT).as_posix()]
         assert embed.embedded(text) == text, f"{page.name} is not up to date: run python docs/embed.py"
         blocks += text.count("<!-- end -->")
-    assert blocks == 5  # README.md, two of docs/evidence.md, docs/backends.md, docs/running_sweeps.md
+    assert blocks == 7  # README.md, two of docs/evidence.md, backends, metrics, statuses, timers
 
 
 def test_the_fastest_backends_are_bold_with_those_too_close_to_call(embed, tmp_path):
@@ -315,12 +315,6 @@ def test_every_flag_is_explained():
         assert f"| `{mark}` | `{flag}`" in TEXTS["docs/metrics.md"], flag
 
 
-def test_every_metric_is_explained():
-    section = TEXTS["docs/metrics.md"].partition("\n## Metrics\n")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    assert rows == [f"| `{one.name}` | {one.unit} | {one.description} |" for one in METRICS.values()]
-
-
 def test_every_option_and_key_is_explained():
     for path in conf_folder().glob("*/*.yaml"):
         text = TEXTS["docs/backends.md"] if path.parent.name == "backend" else TEXTS["docs/configuration.md"]
@@ -329,8 +323,3 @@ def test_every_option_and_key_is_explained():
     config = yaml.safe_load((conf_folder() / "config.yaml").read_text())
     for key in set(config) - {"defaults", "hydra"}:
         assert re.search(rf"`{key}[`.]", text), key
-
-
-def test_every_timer_is_explained():
-    for path in (conf_folder() / "timer").glob("*.yaml"):
-        assert path.stem == "auto" or f"| `{path.stem}`" in TEXTS["docs/measuring.md"], path

@@ -58,7 +58,10 @@ def test_links_out_of_docs_lead_to_copies_of_the_files(tmp_path):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("../attn_exp/core/gone.py", "contains a link '../attn_exp/core/gone.py', but the target is not found"),
+        (
+            "../attn_exp/core/gone.py",
+            "link '../attn_exp/core/gone.py', but the target 'attn_exp/core/gone.py' is not found",
+        ),
         ("../attn_exp/core", "contains an unrecognized relative link '../attn_exp/core'"),
         ("../CHANGELOG.md#gone", "the doc 'CHANGELOG.md' does not contain an anchor '#gone'"),
     ],
