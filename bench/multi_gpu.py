@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from attn_exp.core.record import Record
-from attn_exp.results.calibration import delta_for
+from attn_exp.results.calibration import margin_for
 from attn_exp.results.read import read_folder
 from attn_exp.run.gpus import visible_gpus
 
@@ -97,12 +97,12 @@ def main(out: Path) -> None:
             if own is not None:
                 off = together[cell] / own[cell] - 1
                 rows.append((record.request.label, name, gpu(record), own[cell], together[cell], off))
-    deltas = {uuid: delta_for(uuid) for uuid in alone}
+    margins = {uuid: margin_for(uuid) for uuid in alone}
     with (out / "cells.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("job", "pass", "gpu", "alone_us", "together_us", "difference", "within_delta"))
+        writer.writerow(("job", "pass", "gpu", "alone_us", "together_us", "difference", "within_margin"))
         for label, name, uuid, before, after, off in sorted(rows):
-            within = "yes" if abs(off) <= deltas[uuid] else "no"
+            within = "yes" if abs(off) <= margins[uuid] else "no"
             writer.writerow((label, name, uuid, f"{before:.3f}", f"{after:.3f}", f"{off:+.5f}", within))
     same = sorted(abs(row[-1]) for row in rows)
     first_s = alone_s[gpus[0].uuid]
@@ -121,10 +121,10 @@ def main(out: Path) -> None:
         "all_gpus_with_start_up_s": round(all_whole_s, 2),
         "jobs_by_gpu": {found.uuid: sum(gpu(record) == found.uuid for record in every) for found in gpus},
         "cases_on_more_than_one_gpu": sum(len(own) > 1 for own in by_case.values()),
-        "delta": {uuid: round(delta, 4) for uuid, delta in deltas.items()},
+        "margin": {uuid: round(margin, 4) for uuid, margin in margins.items()},
         "against_the_same_gpu_alone": {
             "cells": len(same),
-            "within_delta": sum(abs(row[-1]) <= deltas[row[2]] for row in rows),
+            "within_margin": sum(abs(row[-1]) <= margins[row[2]] for row in rows),
             "median": round(statistics.median(same), 5),
             "p95": round(same[int(0.95 * (len(same) - 1))], 5),
             "largest": round(same[-1], 5),

@@ -37,7 +37,14 @@ def verdicts(found):
 
 @pytest.mark.parametrize(
     ("new_us", "verdict"),
-    [(100.0, "same"), (100.5, "same"), (102.0, "undecided"), (98.1, "undecided"), (110.0, "slower"), (90.0, "faster")],
+    [
+        (100.0, "equivalent"),
+        (100.5, "equivalent"),
+        (102.0, "undecided"),
+        (98.1, "undecided"),
+        (110.0, "slower"),
+        (90.0, "faster"),
+    ],
 )
 def test_a_difference_counts_beyond_both_intervals_and_what_sessions_differ_by(against, new_us, verdict):
     found = against([sweeps.job(fwd_us=100.0, bwd_us=None)], [sweeps.job(fwd_us=new_us, bwd_us=None)])
@@ -54,7 +61,7 @@ def test_same_and_undecided_are_a_matter_of_the_margin(against):
         return verdicts(against([sweeps.job(fwd_us=100.0, bwd_us=None)], [sweeps.job(fwd_us=102.0, bwd_us=None)],
                                 **keys))  # fmt: skip
 
-    assert judged(margin="10%") == {"same"}
+    assert judged(margin="10%") == {"equivalent"}
     assert judged() == {"undecided"}
     assert judged(spread=0.005) == {"slower"}
 
@@ -93,19 +100,19 @@ def test_statuses_make_lost_fixed_failed_gone_and_new(against):
         "failed": "failed",
         "gone": "gone",
         "new": "new",
-        "both": "same",
+        "both": "equivalent",
         "bad": "failed",
     }
-    assert found.counts == {"lost": 1, "fixed": 1, "gone": 1, "new": 1, "failed": 2, "same": 1}
+    assert found.counts == {"lost": 1, "fixed": 1, "gone": 1, "new": 1, "failed": 2, "equivalent": 1}
     assert [row.verdict for row in found.regressions(0.03)] == ["lost"]
 
 
 def test_jobs_join_by_what_they_measure_not_by_how_long(against):
     longer = sweeps.job(fwd_us=100.0, measuring={"budget_s": 5.0, "max_rounds": 100})
     found = against([sweeps.job()], [longer])
-    assert {row.verdict for row in found.rows} == {"same"}
+    assert {row.verdict for row in found.rows} == {"equivalent"}
     found = against([sweeps.job(options={"block": 64})], [sweeps.job(options={"block": 64}), sweeps.job()])
-    assert sorted(row.verdict for row in found.rows) == ["new", "new", "same", "same"]
+    assert sorted(row.verdict for row in found.rows) == ["equivalent", "equivalent", "new", "new"]
 
 
 def test_the_same_options_find_each_other_first(against):
@@ -130,7 +137,7 @@ def test_unlike_measurements_are_refused_unless_told_otherwise(against, changes,
     with pytest.raises(UserError, match=f"cannot be compared .*{words}.*anyway=true"):
         against([sweeps.job()], [sweeps.job(**changes)])
     found = against([sweeps.job()], [sweeps.job(**changes)], anyway=True)
-    assert verdicts(found) == {"same"}
+    assert verdicts(found) == {"equivalent"}
     assert any(note.startswith("compared all the same (anyway=true)") for note in found.notes)
     assert any(one.refuses for one in found.differences)
 
@@ -196,7 +203,7 @@ def test_canaries_divide_the_session_out_and_narrow_what_counts(against):
     slower = {name: value * 1.06 for name, value in sweeps.CANARIES.items()}
     found = against([sweeps.job(canaries=sweeps.CANARIES)], [sweeps.job("flash", 106.0, 265.0, canaries=slower)])
     for row in found.rows:
-        assert (row.verdict, row.session.names) == ("same", ("matmul", "sdpa"))
+        assert (row.verdict, row.session.names) == ("equivalent", ("matmul", "sdpa"))
         assert (row.change, row.session.factor, row.spread) == pytest.approx((0.0, 1.06, 0.01), abs=1e-9)
     assert any("canaries matmul and sdpa: time +6.00 % in the new session" in note for note in found.notes)
     found = against([sweeps.job(canaries=sweeps.CANARIES)], [sweeps.job(fwd_us=100.0, canaries=slower)])
@@ -215,7 +222,7 @@ def test_canaries_that_disagree_widen_the_interval(against):
 def test_canaries_leave_alone_what_no_clock_moves(against):
     slower = {name: value * 2 for name, value in sweeps.CANARIES.items()}
     found = against([sweeps.job(canaries=sweeps.CANARIES)], [sweeps.job(canaries=slower)], metric="peak_memory_bytes")
-    assert {(row.verdict, row.session, row.change) for row in found.rows} == {("same", None, 0.0)}
+    assert {(row.verdict, row.session, row.change) for row in found.rows} == {("equivalent", None, 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -314,7 +321,7 @@ def test_what_a_busy_cpu_does_to_all_cells_is_no_verdict_on_them(against):
     told = 0
     for seed in range(10):
         found = against(on_cpu(36, 0.0, 0.03, seed), on_cpu(36, -0.05, 0.03, 1000 + seed))
-        told += len(found.rows) - sum(row.verdict in ("same", "undecided") for row in found.rows)
+        told += len(found.rows) - sum(row.verdict in ("equivalent", "undecided") for row in found.rows)
     assert told <= 4  # 360 cells
     found = against(on_cpu(36, 0.0, 0.01, 1), on_cpu(36, 0.0, 0.01, 2, {3: 0.3}))
     assert [row.cell.result.case.batch for row in found.rows if row.verdict == "slower"] == [4]
@@ -324,7 +331,7 @@ def test_a_cpu_s_canaries_are_not_believed_nor_those_that_disagree(against):
     wild = {name: us * (1.7 if name == "copy" else 1.1) for name, us in sweeps.CANARIES.items()}
     found = against(on_cpu(36, 0.0, 0.005, 1, canaries=sweeps.CANARIES), on_cpu(36, 0.0, 0.005, 2, canaries=wild))
     assert {row.session for row in found.rows} == {None}
-    assert verdicts(found) <= {"same", "undecided"}
+    assert verdicts(found) <= {"equivalent", "undecided"}
     apart = sweeps.CANARIES | {"matmul": 1.2 * sweeps.CANARIES["matmul"]}
     found = against([sweeps.job(canaries=sweeps.CANARIES)], [sweeps.job(canaries=apart)])
     assert {row.session for row in found.rows} == {None}

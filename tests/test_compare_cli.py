@@ -216,12 +216,12 @@ def test_words_become_a_choice():
 
 
 def test_for_notebooks_the_package_loads_and_compares(home):
-    assert attn_exp.compare("new", "old").counts == {"lost": 2, "slower": 1, "same": 1}
+    assert attn_exp.compare("new", "old").counts == {"lost": 2, "slower": 1, "equivalent": 1}
     from attn_exp import compare, load
 
     old = load("old")
     assert compare(old, baseline="flash").baseline == "flash"
-    assert compare("same", old).counts == {"same": 4}
+    assert compare("same", old).counts == {"equivalent": 4}
     assert {result.label for result in old.results} == {"flash", "cudnn"}
     with pytest.raises(AttributeError, match="no attribute 'compere'"):
         _ = attn_exp.compere

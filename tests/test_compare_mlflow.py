@@ -57,7 +57,7 @@ def test_sweeps_of_a_store_are_compared(store):
     found = compare("second", "first", uri=uri(store), metric="forward/time_us")
     assert {row.cell.result.label: row.verdict for row in found.rows} == {
         "flash": "slower",
-        "cudnn": "same",
+        "cudnn": "equivalent",
         "math": "failed",
     }
 

@@ -75,7 +75,7 @@ def test_under_a_power_cap_rows_spread_further(tmp_path):
 
 
 def test_the_doctors_delta_is_the_spread_of_its_machine(tmp_path):
-    write_calibration(Calibration(device="GPU-1", delta=0.04))
+    write_calibration(Calibration(device="GPU-1", margin=0.04))
     found = rivals(tmp_path, [sweeps.job("flash", 100.0), sweeps.job("cudnn", 103.0)])
     assert by_label(found)["cudnn"].best
     assert any("4.0 %" in note for note in found.notes)

@@ -31,8 +31,8 @@ def test_a_share_of_what_the_worker_measured_is_not_corrected_for_the_session_ag
         record.metrics["forward/flops_of_measured"] = 0.5
     at = stored(tmp_path, old=old, new=new)
     found = compare("new", "old", metric="flops_of_measured", **at)
-    assert set(verdicts(found).values()) == {"same"}
-    assert set(verdicts(compare("new", "old", **at)).values()) <= {"same", "undecided"}
+    assert set(verdicts(found).values()) == {"equivalent"}
+    assert set(verdicts(compare("new", "old", **at)).values()) <= {"equivalent", "undecided"}
 
 
 def test_a_failed_try_gives_way_to_a_later_one_and_counts_if_it_is_the_last(tmp_path):
@@ -40,7 +40,7 @@ def test_a_failed_try_gives_way_to_a_later_one_and_counts_if_it_is_the_last(tmp_
     at = stored(tmp_path, old=old, fails=[failed(finished_at=sweeps.NOON + 10)],
                 works=[sweeps.job(fwd_us=100.0, finished_at=sweeps.NOON + 20)],
                 fails_again=[failed(finished_at=sweeps.NOON + 30)])  # fmt: skip
-    assert set(verdicts(compare(["fails", "works"], "old", **at)).values()) <= {"same", "undecided"}
+    assert set(verdicts(compare(["fails", "works"], "old", **at)).values()) <= {"equivalent", "undecided"}
     assert len(compare(["fails", "works"], **at).rows) == 2
     assert set(verdicts(compare(["works", "fails_again"], "old", **at)).values()) == {"lost"}
 

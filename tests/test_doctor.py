@@ -7,7 +7,7 @@ from attn_exp.doctor import run_checks as alarms
 from attn_exp.doctor import run_checks as doctor
 from attn_exp.doctor.bench import Bench, Finding, attention, side_by_side
 from attn_exp.doctor.run_checks import PROOFS, alarms_fire
-from attn_exp.results.calibration import Calibration, calibration_path, delta_for, read_calibration, write_calibration
+from attn_exp.results.calibration import Calibration, calibration_path, margin_for, read_calibration, write_calibration
 from attn_exp.worker.device import Machine
 
 
@@ -54,7 +54,7 @@ def test_a_proof_that_raises_fails_alone_and_sets_the_exit_code(bench, state, mo
     assert out[1].startswith("FAIL  3 breaks: RuntimeError: no such luck")
     assert out[2].startswith("pass  4 holds: well")
     assert out[3] == "other programs kept 1.5 processors busy meanwhile: repeat alone what failed"
-    assert out[4] == "delta is not kept, since not every proof passed"
+    assert out[4] == "the margin is not kept, because not every check passed"
     assert not list(state.glob("calibration-*.json"))
 
 
@@ -62,13 +62,15 @@ def test_the_delta_of_noisy_a_a_comparisons_is_kept_and_found(bench, state, monk
     monkeypatch.setitem(verdicts.COMPARISONS, "cpu", (6, 1, 1))
     verdicts.equal_things_are_equal(bench)
     assert bench.comparisons == 6
-    assert bench.delta >= 0.01
-    write_calibration(Calibration(device="cpu X", delta=0.07))
-    assert read_calibration("cpu X") == Calibration(device="cpu X", delta=0.07)
-    assert delta_for("cpu X") == 0.07
-    assert delta_for("another") == 0.01
+    assert bench.margin >= 0.01
+    write_calibration(Calibration(device="cpu X", margin=0.07))
+    assert read_calibration("cpu X") == Calibration(device="cpu X", margin=0.07)
+    assert margin_for("cpu X") == 0.07
+    calibration_path("cpu earlier").write_text('{"device": "cpu earlier", "delta": 0.05}')
+    assert margin_for("cpu earlier") == 0.05, "as earlier versions wrote it"
+    assert margin_for("another") == 0.01
     calibration_path("cpu X").write_text("{")
-    assert delta_for("cpu X") == 0.01
+    assert margin_for("cpu X") == 0.01
 
 
 def test_a_slowed_call_is_slower_by_what_was_asked(bench):

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attn_exp.core.paired_test import (
-    DELTA_FLOOR,
+    MARGIN_FLOOR,
     abba_order,
     benjamini_hochberg,
     compare_all,
     compare_pair,
-    delta_from_aa,
+    margin_from_aa,
 )
 from attn_exp.core.stats import log_half_width
 from attn_exp.timers.cpu import CpuTimer
@@ -29,7 +29,7 @@ OPPOSITE = {"faster": "slower", "slower": "faster", "equivalent": "equivalent", 
 # On a grid, so that times are equal or differ by more than rounding does.
 times = st.integers(1_000, 1_000_000).map(lambda nanoseconds: nanoseconds / 1000)
 two_rivals = st.integers(2, 12).flatmap(lambda n: st.tuples(*[st.lists(times, min_size=n, max_size=n)] * 2))
-deltas = st.floats(1e-4, 2.0)
+margins = st.floats(1e-4, 2.0)
 
 
 def orders(rivals, rounds):
@@ -76,7 +76,7 @@ def test_a_comparison_of_known_medians():
     assert found.effect == pytest.approx(0.029617109129030282, rel=1e-9)
     assert found.p == found.p_adjusted == pytest.approx(0.0004581876992631192, rel=1e-9)
     assert (found.low, found.high) == pytest.approx((0.021731890454575954, 0.0375631820002899), rel=0.005)
-    assert (found.a, found.b, found.rounds, found.delta, found.verdict) == (0, 1, 5, 0.01, "faster")
+    assert (found.a, found.b, found.rounds, found.margin, found.verdict) == (0, 1, 5, 0.01, "faster")
 
 
 def noisy(ratio, sd, rounds=8):
@@ -122,9 +122,9 @@ def test_bounds_are_symmetrical_on_the_log_scale():
     assert compare_pair([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], 1.01).verdict == "equivalent"
 
 
-@given(two_rivals, deltas)
-def test_exchanging_the_rivals_exchanges_the_verdict(pair, delta):
-    one, other = compare_pair(*pair, delta), compare_pair(*pair[::-1], delta)
+@given(two_rivals, margins)
+def test_exchanging_the_rivals_exchanges_the_verdict(pair, margin):
+    one, other = compare_pair(*pair, margin), compare_pair(*pair[::-1], margin)
     assert other.verdict == OPPOSITE[one.verdict]
     assert other.p == one.p
     assert (1 + one.effect) * (1 + other.effect) == pytest.approx(1, rel=1e-9)
@@ -132,25 +132,25 @@ def test_exchanging_the_rivals_exchanges_the_verdict(pair, delta):
         assert (1 + one.low) * (1 + other.high) == pytest.approx(1, rel=1e-6)
 
 
-@given(two_rivals, deltas, st.integers(-20, 20))
-def test_the_unit_does_not_matter(pair, delta, power):
-    scaled = compare_pair(*([time * 2.0**power for time in medians] for medians in pair), delta)
-    found = compare_pair(*pair, delta)
+@given(two_rivals, margins, st.integers(-20, 20))
+def test_the_unit_does_not_matter(pair, margin, power):
+    scaled = compare_pair(*([time * 2.0**power for time in medians] for medians in pair), margin)
+    found = compare_pair(*pair, margin)
     assert math.log1p(scaled.effect) == pytest.approx(math.log1p(found.effect), rel=1e-9, abs=1e-12)
     assert scaled.p == pytest.approx(found.p, rel=1e-3, abs=1e-9)
 
 
-@given(two_rivals, deltas)
-def test_a_verdict_agrees_with_its_own_numbers(pair, delta):
-    found = compare_pair(*pair, delta)
+@given(two_rivals, margins)
+def test_a_verdict_agrees_with_its_own_numbers(pair, margin):
+    found = compare_pair(*pair, margin)
     assert found.low <= found.effect * (1 + 1e-12) + 1e-12 and found.effect <= found.high * (1 + 1e-12) + 1e-12
     assert 0 <= found.p <= 1
     if found.verdict == "faster":
-        assert found.low > 0 and found.effect >= delta * (1 - 1e-9) and found.p < 0.051
+        assert found.low > 0 and found.effect >= margin * (1 - 1e-9) and found.p < 0.051
     if found.verdict == "slower":
-        assert found.high < 0 and found.effect <= -delta / (1 + delta) * (1 - 1e-9) and found.p < 0.051
+        assert found.high < 0 and found.effect <= -margin / (1 + margin) * (1 - 1e-9) and found.p < 0.051
     if found.verdict == "equivalent":
-        assert found.high <= delta * (1 + 1e-9) and found.low >= -delta / (1 + delta) * (1 + 1e-9)
+        assert found.high <= margin * (1 + 1e-9) and found.low >= -margin / (1 + margin) * (1 + 1e-9)
 
 
 def test_rounds_without_any_spread_are_judged_exactly():
@@ -178,15 +178,15 @@ def test_two_wild_rounds_have_an_interval_without_end_and_no_verdict():
         ([[1.0, 2.0], [1.0, -2.0]], {}, "positive and finite, not -2.0"),
         ([[1.0, 2.0], [1.0, math.nan]], {}, "positive and finite, not nan"),
         ([[1.0, 2.0], [math.inf, 2.0]], {}, "positive and finite, not inf"),
-        ([[1.0, 2.0], [1.0, 2.0]], {"delta": 0.0}, "delta must be positive"),
-        ([[1.0, 2.0], [1.0, 2.0]], {"delta": math.nan}, "delta must be positive"),
+        ([[1.0, 2.0], [1.0, 2.0]], {"margin": 0.0}, "margin must be positive"),
+        ([[1.0, 2.0], [1.0, 2.0]], {"margin": math.nan}, "margin must be positive"),
         ([[1.0, 2.0], [1.0, 2.0]], {"false_discovery_rate": 0.0}, "between 0 and 1"),
         ([[1.0, 2.0], [1.0, 2.0]], {"false_discovery_rate": 1.0}, "between 0 and 1"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(medians, options, why):
     with pytest.raises(ValueError, match=why):
-        compare_all(medians, **{"delta": 0.01, **options})
+        compare_all(medians, **{"margin": 0.01, **options})
 
 
 def test_all_pairs_come_in_order_and_equal_the_pairs_alone_but_for_the_adjustment():
@@ -241,18 +241,18 @@ def test_adjusting_is_the_step_up_procedure_in_any_order(p_values, rate, random)
 
 
 def test_delta_is_the_95th_percentile_of_aa_but_at_least_1_percent():
-    assert delta_from_aa([0.001, -0.002]) == DELTA_FLOOR == 0.01
-    assert delta_from_aa([-0.02, 0.0, 0.01]) == pytest.approx(0.019)
-    assert delta_from_aa([0.001 * index for index in range(101)]) == pytest.approx(0.095)
+    assert margin_from_aa([0.001, -0.002]) == MARGIN_FLOOR == 0.01
+    assert margin_from_aa([-0.02, 0.0, 0.01]) == pytest.approx(0.019)
+    assert margin_from_aa([0.001 * index for index in range(101)]) == pytest.approx(0.095)
     with pytest.raises(ValueError, match="at least one A/A"):
-        delta_from_aa([])
+        margin_from_aa([])
 
 
-def compared(rng, kind, rounds, block_sd, effect, count, delta=DELTA_FLOOR):
+def compared(rng, kind, rounds, block_sd, effect, count, margin=MARGIN_FLOOR):
     """`count` interleaved sessions of two rivals, the second slower by `effect`."""
     order, times_us = drift.interleaved(2, rounds), [100.0, 100.0 * (1 + effect)]
     sessions = (drift.draw(rng, kind, 2 * rounds, block_sd=block_sd) for _ in range(count))
-    return [compare_pair(*drift.medians(drift.run(series, order, times_us)), delta) for series in sessions]
+    return [compare_pair(*drift.medians(drift.run(series, order, times_us)), margin) for series in sessions]
 
 
 def called(comparisons):
@@ -262,12 +262,12 @@ def called(comparisons):
 
 @pytest.mark.parametrize("kind", drift.KINDS)
 def test_equal_rivals_are_rarely_called_different(kind):
-    """By interval 4.1 to 5.1 % of 2,700 A/A comparisons, with a delta from other A/A comparisons 1.2 to 1.5 %."""
+    """By interval 4.1 to 5.1 % of 2,700 A/A comparisons, with a margin from other A/A comparisons 1.2 to 1.5 %."""
     rng = np.random.default_rng(29)
     by_interval, with_delta = [], []
     for rounds, block_sd in itertools.product(ROUNDS, (0.005, 0.01, 0.02)):
-        delta = delta_from_aa([each.effect for each in compared(rng, kind, rounds, block_sd, 0.0, 200)])
-        found = compared(rng, kind, rounds, block_sd, 0.0, 300, delta)
+        margin = margin_from_aa([each.effect for each in compared(rng, kind, rounds, block_sd, 0.0, 200)])
+        found = compared(rng, kind, rounds, block_sd, 0.0, 300, margin)
         by_interval += [each.low > 0 or each.high < 0 for each in found]
         with_delta.append(called(found))
     assert 0.02 <= statistics.fmean(by_interval) <= 0.06
@@ -310,7 +310,7 @@ def test_stopping_when_the_ratio_is_precise_costs_little(kind):
         a, b = drift.medians(drift.run(series, drift.interleaved(2, 40), [100.0, 100.0]))
         ratios = [time_b / time_a for time_a, time_b in zip(a, b, strict=True)]
         rounds = next((n for n in range(7, 40) if log_half_width(ratios[:n]) <= 0.005), 40)
-        found = compare_pair(a[:rounds], b[:rounds], DELTA_FLOOR)
+        found = compare_pair(a[:rounds], b[:rounds], MARGIN_FLOOR)
         by_interval += found.low > 0 or found.high < 0
         by_rule += found.verdict in ("faster", "slower")
     assert by_interval / 300 <= 0.1
@@ -332,7 +332,7 @@ def test_one_after_the_other_with_pooled_samples_is_wrong_far_more_often_on_the_
         series = drift.draw(rng, kind, 18, block_sd=0.005, calls=20, call_sd=0.01)
         pooled += drift.mann_whitney_p(*drift.run(series, drift.one_after_the_other(2, 9), [100.0, 100.0])) < 0.05
         rounds = drift.medians(drift.run(series, drift.interleaved(2, 9), [100.0, 100.0]))
-        by_rule += compare_pair(*rounds, DELTA_FLOOR).verdict in ("faster", "slower")
+        by_rule += compare_pair(*rounds, MARGIN_FLOOR).verdict in ("faster", "slower")
     assert pooled / 400 >= wrong
     assert by_rule / 400 <= 0.02
 
@@ -344,9 +344,9 @@ def test_what_a_position_costs_is_not_taken_for_a_rivals_fault(rivals):
     for _ in range(20):
         series = replace(drift.draw(rng, "white", rivals * rounds, block_sd=0.002), clock=cost)
         rotated = drift.medians(drift.run(series, drift.interleaved(rivals, rounds), [100.0] * rivals))
-        assert called(compare_all(rotated, DELTA_FLOOR)) == 0
+        assert called(compare_all(rotated, MARGIN_FLOOR)) == 0
         fixed = drift.medians(drift.run(series, np.tile(np.arange(rivals), rounds), [100.0] * rivals))
-        assert called(compare_all(fixed, DELTA_FLOOR)) >= 2 / rivals - 0.01
+        assert called(compare_all(fixed, MARGIN_FLOOR)) >= 2 / rivals - 0.01
 
 
 @pytest.mark.parametrize("kind", drift.KINDS)
@@ -355,7 +355,7 @@ def test_among_45_pairs_of_equals_hardly_ever_one_is_called(kind):
     rng, order, any_called, any_alone = np.random.default_rng(53), drift.interleaved(10, 9), 0, 0
     for _ in range(200):
         series = drift.draw(rng, kind, 90, block_sd=0.01)
-        found = compare_all(drift.medians(drift.run(series, order, [100.0] * 10)), DELTA_FLOOR)
+        found = compare_all(drift.medians(drift.run(series, order, [100.0] * 10)), MARGIN_FLOOR)
         assert len(found) == 45
         any_called += called(found) > 0
         any_alone += any((each.low > 0 or each.high < 0) and abs(each.effect) >= 0.01 for each in found)
@@ -368,7 +368,7 @@ def test_among_pairs_of_equals_and_unequals_the_false_share_stays_small_and_the_
     for index in range(120):
         series = drift.draw(rng, drift.KINDS[index % 4], 54, block_sd=0.01)
         rounds = drift.medians(drift.run(series, order, [100.0] * 3 + [105.0] * 3))
-        judged = [each for each in compare_all(rounds, DELTA_FLOOR) if each.verdict in ("faster", "slower")]
+        judged = [each for each in compare_all(rounds, MARGIN_FLOOR) if each.verdict in ("faster", "slower")]
         true = [each for each in judged if each.a < 3 <= each.b]
         assert all(each.verdict == "faster" for each in true)
         false_shares.append(1 - len(true) / max(1, len(judged)))

@@ -15,7 +15,7 @@ by, sort         group the means by fields; sort the rows by a field, -field fro
 format, out      table, markdown, csv, json, latex, html; a file, whose ending may say the format
 plots            a folder for pictures of it, as SVG and PNG; html has them inside
 rows             how many rows to show
-margin           the difference that the verdict `same` rules out (3%)
+margin           the difference that the verdict `equivalent` rules out (3%)
 spread           what equal rows may differ by, instead of what is known of the device
 --fail-if-slower exit with 1 if a cell is slower by so much, or lost
 anyway           true: compare what cannot be compared all the same

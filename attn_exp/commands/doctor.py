@@ -1,8 +1,8 @@
 """python -m attn_exp.doctor [device=auto|cpu|cuda|cuda:N]: proves that this machine is measured right.
 
 Ten proofs on a GPU, what a CPU allows without one, a line each, pass or fail with its figure; under 3 minutes on a
-GPU. Keeps the machine's smallest meaningful difference (delta) and its ceilings, which `python -m attn_exp.duel` uses.
-Exits 1 if a proof fails.
+GPU. Keeps the machine's smallest meaningful difference (the margin), which `python -m attn_exp.duel` uses, and its
+ceilings. Exits 1 if a proof fails.
 """
 
 import os

@@ -15,8 +15,8 @@ from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.rivals import Rivals, compare_rivals
 from attn_exp.compare.where import chosen
 from attn_exp.core.errors import UserError
-from attn_exp.core.paired_test import DELTA_FLOOR
-from attn_exp.results.calibration import delta_for, device_key
+from attn_exp.core.paired_test import MARGIN_FLOOR
+from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.cell import Cell, cells_of, metric_of
 from attn_exp.results.fields import fields, getter, sortable
 from attn_exp.results.read import Sweep, read_folder, sweep_folders
@@ -154,7 +154,7 @@ def spreads_for(results: Iterable[Result], fixed: float | None) -> Spreads:
     """The spreads of the devices that results come from, as the doctor found them on this machine."""
     environments = {id(result.environment): result.environment for result in results}.values()
     devices = {device_key(dict(environment)) for environment in environments}
-    return Spreads({device: delta_for(device) for device in sorted(devices)}, fixed)
+    return Spreads({device: margin_for(device) for device in sorted(devices)}, fixed)
 
 
 def _in_sweep(result: Result, name: str) -> Result:
@@ -183,7 +183,7 @@ def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
         return [f"equal rows are taken to differ by up to {100 * spreads.fixed:g} % (spread=)"]
     return [
         "intervals: both rows' own over rounds, and what equal rows of different moments differ by "
-        f"({100 * min(map(spreads.delta, results), default=DELTA_FLOOR):.1f} % and more)"
+        f"({100 * min(map(spreads.margin, results), default=MARGIN_FLOOR):.1f} % and more)"
     ]
 
 

@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from attn_exp.compare.comparison import Comparison, about, case_order
 from attn_exp.compare.duel_command import Duel, duels
@@ -24,9 +24,9 @@ from attn_exp.core.paired_test import LEVEL, benjamini_hochberg
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
-Verdict = Literal["lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "same"]
+Verdict = Literal["lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "equivalent"]
 # In the order in which a reader wants them.
-VERDICTS: tuple[Verdict, ...] = ("lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "same")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 _TONES: dict[Verdict, Tone] = {"lost": "bad", "slower": "bad", "faster": "good", "fixed": "good", "undecided": "open"}
 
 
@@ -113,7 +113,7 @@ def _cut(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Changes(Comparison):
-    """A sweep against an earlier one. `margin` is the difference that `same` rules out; `duels` would decide."""
+    """A sweep against an earlier one. `margin` is the difference that `equivalent` rules out; `duels` would decide."""
 
     rows: tuple[Change, ...]
     margin: float
@@ -259,7 +259,7 @@ def _opened(pair: Pair, metric: ChosenMetric) -> Change | _Open:
         return Change(old, new, _without_two_values(old, new))
     log = gain(new, old, metric)
     if log is None:
-        return Change(old, new, "same" if old.value == new.value else "undecided")
+        return Change(old, new, "equivalent" if old.value == new.value else "undecided")
     between = session(old.result, new.result, new.direction) if metric.kind.follows_clock else None
     # A session in which everything takes longer makes every cell look worse by that much.
     return _Open(old, new, log + (math.log(between.factor) if between else 0.0), between)
@@ -326,7 +326,7 @@ def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list
         if p <= LEVEL and (row.low > 0 or row.high < 0):
             verdict = "faster" if better else "slower"
         elif max(abs(math.log1p(row.low)), abs(math.log1p(row.high))) <= math.log1p(margin):
-            verdict = "same"
+            verdict = "equivalent"
         found.append(Change(row.old, row.new, verdict, row.change, row.low, row.high, row.spread, p, row.session))
     return found
 
@@ -352,7 +352,7 @@ def _duels(rows: Sequence[Change]) -> tuple[Duel, ...]:
             if verdicts[id(cell)] == "undecided":
                 others = sorted(
                     (other for other in rivals if other.result.key != cell.result.key),
-                    key=lambda other: (verdicts[id(other)] != "same", other.value),
+                    key=lambda other: (verdicts[id(other)] != "equivalent", other.value),
                 )
                 found.append((cell, others[0] if others else cell))
     return duels(found)

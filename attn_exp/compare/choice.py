@@ -11,7 +11,7 @@ from attn_exp.core.errors import UserError, nearest
 
 # Earlier spellings of keys.
 _EARLIER = {"experiment": "mlflow_experiment"}
-# A difference that matters, unless told otherwise: what `same` rules out.
+# A difference that matters, unless told otherwise: what `equivalent` rules out.
 MARGIN = 0.03
 
 

@@ -295,7 +295,7 @@ def _trends(
         turns: list[Turn] = []
         values, present = list(own.values()), list(own)
         if p <= LEVEL:
-            smallest = math.log1p(spreads.delta(next(cell for cell in cells if cell is not None).result))
+            smallest = math.log1p(spreads.margin(next(cell for cell in cells if cell is not None).result))
             for shift in shifts(values, smallest):
                 before, at = present[shift.at - 1], present[shift.at]
                 coincides = tuple(dict.fromkeys(one for step in steps[before:at] for one in step))

@@ -117,7 +117,7 @@ def changes_page(found: Changes) -> Page:
     }
     notes = [
         *found.notes,
-        f"same: a difference of {100 * found.margin:g} % or more is ruled out (margin=)",
+        f"equivalent: a difference of {100 * found.margin:g} % or more is ruled out (margin=)",
         *(differing_notes(found) or ["environment: no difference is recorded"]),
         *flag_notes(flag for row in found.rows for flag in row.cell.result.flags),
         *reasons([row.cell for row in found.rows]),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from attn_exp.core.paired_test import DELTA_FLOOR
+from attn_exp.core.paired_test import MARGIN_FLOOR
 from attn_exp.results.calibration import device_key
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.result import Result
@@ -49,13 +49,13 @@ class Ratio:
 class Spreads:
     """The spreads to reckon with: each device's smallest meaningful difference, or one figure for all."""
 
-    deltas: Mapping[str, float]
+    margins: Mapping[str, float]
     fixed: float | None = None
 
-    def delta(self, result: Result) -> float:
+    def margin(self, result: Result) -> float:
         """The smallest difference that means something between rows of the result's device."""
-        floor = PROCESSOR_SPREAD if result.device == "cpu" else DELTA_FLOOR
-        return max(floor, self.deltas.get(device_key(dict(result.environment)), floor))
+        floor = PROCESSOR_SPREAD if result.device == "cpu" else MARGIN_FLOOR
+        return max(floor, self.margins.get(device_key(dict(result.environment)), floor))
 
     def between_rows(self, one: Result, other: Result) -> float:
         """What two rows of one session may differ by though they are equal, as a relative difference.
@@ -66,22 +66,22 @@ class Spreads:
             return self.fixed
         if one.sweep != other.sweep:
             return self.between_sessions(one, other)
-        delta = max(self.delta(one), self.delta(other))
+        margin = max(self.margin(one), self.margin(other))
         if "power_capped" in one.flags or "power_capped" in other.flags:
-            delta = max(delta, POWER_CAPPED_SPREAD)
-        return math.hypot(delta, OTHER_GPU_SPREAD) if _other_gpu(one, other) else delta
+            margin = max(margin, POWER_CAPPED_SPREAD)
+        return math.hypot(margin, OTHER_GPU_SPREAD) if _other_gpu(one, other) else margin
 
     def between_sessions(self, one: Result, other: Result) -> float:
         """What the same cell may differ by from one session to another, with nothing to divide the session out."""
         if self.fixed is not None:
             return self.fixed
         known = PROCESSOR_SESSION_SPREAD if one.device == "cpu" else SESSION_SPREAD
-        delta = max(self.delta(one), self.delta(other), known)
-        return math.hypot(delta, OTHER_GPU_SPREAD) if _other_gpu(one, other) else delta
+        margin = max(self.margin(one), self.margin(other), known)
+        return math.hypot(margin, OTHER_GPU_SPREAD) if _other_gpu(one, other) else margin
 
     def with_canaries(self, one: Result, other: Result, scatter: float) -> float:
         """The same once the session was divided out by canaries that scatter by so much."""
-        return self.fixed if self.fixed is not None else max(self.delta(one), self.delta(other), scatter)
+        return self.fixed if self.fixed is not None else max(self.margin(one), self.margin(other), scatter)
 
 
 def gain(cell: Cell, over: Cell, metric: ChosenMetric) -> float | None:

@@ -17,19 +17,19 @@ from attn_exp.core.stats import quantile, student_t_975, student_t_p
 Verdict = Literal["faster", "slower", "equivalent", "undecided"]
 
 # Medians of one call, taken one after another on an H200, differ by this much: less is no difference.
-DELTA_FLOOR = 0.01
+MARGIN_FLOOR = 0.01
 # The error rate of one interval, and of the verdicts of one comparison of several rivals.
 LEVEL = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class PairedComparison:
     """How rival `a` compares with rival `b`; both are indices into the rivals that were compared.
 
     `effect` is time_b / time_a - 1: 0.03 says that b takes 3 % longer than a. A positive effect goes with the verdict
     `faster`, which is about a. It is exp(mean over rounds of log(median_b / median_a)) - 1; `low` and `high` bound its
     95 % t-interval, for this pair alone. `p` is two-sided, for the effect being 0; `p_adjusted` takes the other pairs
-    into account. `delta` is the smallest effect that counts.
+    into account. `margin` is the smallest effect that counts.
     """
 
     a: int
@@ -40,7 +40,7 @@ class Comparison:
     p: float
     p_adjusted: float
     rounds: int
-    delta: float
+    margin: float
     verdict: Verdict
 
 
@@ -71,43 +71,43 @@ def abba_order(rivals: int, round_index: int) -> tuple[int, ...]:
     return order[::-1] if mirrored else order
 
 
-def compare_pair(medians_a: Sequence[float], medians_b: Sequence[float], delta: float) -> Comparison:
+def compare_pair(medians_a: Sequence[float], medians_b: Sequence[float], margin: float) -> PairedComparison:
     """Compare two rivals by the medians of their rounds, in the order of the rounds, in any one unit of time.
 
     Raises:
         ValueError: as `compare_all`.
     """
-    return compare_all([medians_a, medians_b], delta)[0]
+    return compare_all([medians_a, medians_b], margin)[0]
 
 
 def compare_all(
-    medians_by_rival: Sequence[Sequence[float]], delta: float, false_discovery_rate: float = LEVEL
-) -> list[Comparison]:
+    medians_by_rival: Sequence[Sequence[float]], margin: float, false_discovery_rate: float = LEVEL
+) -> list[PairedComparison]:
     """Compare every two rivals (a, b) with a < b, in that order: (0, 1), (0, 2) ... (1, 2) ...
 
     `faster` or `slower` if Benjamini and Hochberg's procedure over all pairs rejects equality, the pair's 95 % interval
-    excludes it, and the effect is at least `delta`. `equivalent` if the 95 % interval lies within `delta` (two
+    excludes it, and the effect is at least `margin`. `equivalent` if the 95 % interval lies within `margin` (two
     one-sided tests at 2.5 % each: Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 657, 1987). Else
-    `undecided`. Both bounds are symmetrical on the log scale, 1 / (1 + delta) to 1 + delta in time_b / time_a, so
+    `undecided`. Both bounds are symmetrical on the log scale, 1 / (1 + margin) to 1 + margin in time_b / time_a, so
     exchanging a and b exchanges `faster` and `slower` and nothing else.
 
     Args:
         medians_by_rival: a rival's median of each round, in the order of the rounds; any one unit of time.
-        delta: the smallest effect that counts, 0.01 for 1 %; see `delta_from_aa`.
+        margin: the smallest effect that counts, 0.01 for 1 %; see `margin_from_aa`.
         false_discovery_rate: the expected share of false ones among all rejected equalities.
 
     Raises:
-        ValueError: fewer than 2 rounds, unequal numbers of them, a time that is not positive and finite, or a `delta`
+        ValueError: fewer than 2 rounds, unequal numbers of them, a time that is not positive and finite, or a `margin`
             or rate out of its range.
     """
-    if not 0 < delta < math.inf:
-        raise ValueError(f"delta must be positive and finite, not {delta}")
+    if not 0 < margin < math.inf:
+        raise ValueError(f"margin must be positive and finite, not {margin}")
     if not 0 < false_discovery_rate < 1:
         raise ValueError(f"the false discovery rate must lie between 0 and 1, not at {false_discovery_rate}")
     pairs = list(_paired(_logs(medians_by_rival)))
     adjusted = benjamini_hochberg([pair.p for pair in pairs])
     return [
-        Comparison(
+        PairedComparison(
             a=pair.a,
             b=pair.b,
             effect=_effect(pair.mean),
@@ -116,24 +116,24 @@ def compare_all(
             p=pair.p,
             p_adjusted=p_adjusted,
             rounds=pair.rounds,
-            delta=delta,
-            verdict=_verdict(pair, math.log1p(delta), rejected=p_adjusted <= false_discovery_rate),
+            margin=margin,
+            verdict=_verdict(pair, math.log1p(margin), rejected=p_adjusted <= false_discovery_rate),
         )
         for pair, p_adjusted in zip(pairs, adjusted, strict=True)
     ]
 
 
-def delta_from_aa(effects: Sequence[float]) -> float:
+def margin_from_aa(effects: Sequence[float]) -> float:
     """The smallest effect that counts here: 1 %, or the 95th percentile of |effect| of A/A comparisons if larger.
 
     The comparisons must have as many rounds as those that it will judge: their effects shrink with more rounds.
 
     Raises:
-        ValueError: no comparison; use `DELTA_FLOOR` where there is none.
+        ValueError: no comparison; use `MARGIN_FLOOR` where there is none.
     """
     if not effects:
-        raise ValueError("delta needs at least one A/A comparison")
-    return max(DELTA_FLOOR, quantile(sorted(abs(effect) for effect in effects), 0.95))
+        raise ValueError("margin needs at least one A/A comparison")
+    return max(MARGIN_FLOOR, quantile(sorted(abs(effect) for effect in effects), 0.95))
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
@@ -186,10 +186,10 @@ def _paired(logs: Sequence[Sequence[float]]) -> Iterator[_Pair]:
         yield _Pair(a, b, mean, student_t_975(rounds - 1) * error, p, rounds)
 
 
-def _verdict(pair: _Pair, log_delta: float, *, rejected: bool) -> Verdict:
-    if rejected and abs(pair.mean) > pair.half_width and abs(pair.mean) >= log_delta:
+def _verdict(pair: _Pair, log_margin: float, *, rejected: bool) -> Verdict:
+    if rejected and abs(pair.mean) > pair.half_width and abs(pair.mean) >= log_margin:
         return "faster" if pair.mean > 0 else "slower"
-    if abs(pair.mean) + pair.half_width <= log_delta:
+    if abs(pair.mean) + pair.half_width <= log_margin:
         return "equivalent"
     return "undecided"
 

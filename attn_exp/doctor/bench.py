@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.backends.base import Calls, load_backend
 from attn_exp.core.case import Case
-from attn_exp.core.paired_test import DELTA_FLOOR, abba_order
+from attn_exp.core.paired_test import MARGIN_FLOOR, abba_order
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import round_medians
 from attn_exp.timers import make_timer
@@ -33,7 +33,7 @@ class Bench:
     machine: Machine
     call: Call
     call_us: float
-    delta: float = DELTA_FLOOR
+    margin: float = MARGIN_FLOOR
     comparisons: int = 0
 
     @property

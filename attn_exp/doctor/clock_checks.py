@@ -11,7 +11,7 @@ import torch
 
 from attn_exp.core.flags import timing_flags
 from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.paired_test import Comparison, abba_order, compare_pair, delta_from_aa
+from attn_exp.core.paired_test import PairedComparison, abba_order, compare_pair, margin_from_aa
 from attn_exp.doctor.bench import SEVEN, Bench, Finding, attention, median_us, side_by_side
 from attn_exp.timers import make_timer
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
@@ -20,16 +20,16 @@ from attn_exp.worker.measure import BURST_REST_S
 
 # How often each is compared: A/A, the injected difference, the one below the floor.
 COMPARISONS = {"cuda": (200, 60, 40), "cpu": (40, 20, 20)}
-# Until the ratio is known to half a percent: what is smaller than delta must not be called by chance.
+# Until the ratio is known to half a percent: what is smaller than the margin must not be called by chance.
 PRECISE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=3.0)
 INJECTED = {"cuda": (0.03, 0.003), "cpu": (0.5, 0.003)}
 
 
 def equal_things_are_equal(bench: Bench) -> Finding:
-    """8: A/A comparisons are told apart no more often than chance allows; gives the machine's delta."""
+    """8: A/A comparisons are told apart no more often than chance allows; gives the machine's margin."""
     count = COMPARISONS[bench.machine.device][0]
     found = [_compare(bench, bench.call, bench.call) for _ in range(count)]
-    bench.delta, bench.comparisons = delta_from_aa([comparison.effect for comparison in found]), count
+    bench.margin, bench.comparisons = margin_from_aa([comparison.effect for comparison in found]), count
     by_interval = sum(comparison.low > 0 or comparison.high < 0 for comparison in found) / count
     by_rule = sum(comparison.verdict in ("faster", "slower") for comparison in found) / count
     limit_interval, limit_rule = (0.05, 0.01) if bench.machine.gpu is not None else (0.25, 0.15)
@@ -38,7 +38,7 @@ def equal_things_are_equal(bench: Bench) -> Finding:
     seen = (
         f"{count} A/A: {100 * by_interval:.1f} % false by interval (at most {100 * most:.1f}, which {count} draws at "
         f"{100 * limit_interval:.0f} % reach), "
-        f"{100 * by_rule:.1f} % with the floor (limit {100 * limit_rule:.0f}), delta {100 * bench.delta:.2f} %"
+        f"{100 * by_rule:.1f} % with the floor (limit {100 * limit_rule:.0f}), margin {100 * bench.margin:.2f} %"
     )
     return Finding("equal things are equal", by_interval <= most and by_rule <= limit_rule, seen)
 
@@ -62,9 +62,9 @@ def differences_are_found(bench: Bench) -> Finding:
     return Finding("differences are found", power >= 0.95 and false <= allowed, seen)
 
 
-def _compare(bench: Bench, one: Call, two: Call, rule: StoppingRule = SEVEN) -> Comparison:
+def _compare(bench: Bench, one: Call, two: Call, rule: StoppingRule = SEVEN) -> PairedComparison:
     medians_one, medians_two = side_by_side(bench, one, two, rule=rule)
-    return compare_pair(medians_one, medians_two, bench.delta)
+    return compare_pair(medians_one, medians_two, bench.margin)
 
 
 def _slowed(bench: Bench, share: float) -> Call:

@@ -145,19 +145,19 @@ def run(device: str) -> int:
     if company > _COMPANY:
         print(f"other programs kept {company:.1f} processors busy meanwhile: repeat alone what failed")
     if broken or not bench.comparisons:
-        print("delta is not kept, since not every proof passed")
+        print("the margin is not kept, because not every check passed")
         return len(broken)
     kept = Calibration(
         device=device_key(bench.machine.environment),
-        delta=bench.delta,
+        margin=bench.margin,
         ceilings=bench.machine.ceilings_for("bfloat16" if device == "cuda" else "float32"),
         measured_at=time.time(),
         comparisons=bench.comparisons,
     )
     try:
-        print(f"delta {100 * kept.delta:.2f} % and ceilings are kept in {write_calibration(kept)}")
+        print(f"the margin {100 * kept.margin:.2f} % and ceilings are kept in {write_calibration(kept)}")
     except OSError as error:
-        print(f"delta {100 * kept.delta:.2f} % could not be kept ({error}): set ATTN_EXP_STATE to a folder of yours")
+        print(f"the margin {100 * kept.margin:.2f} % cannot be kept ({error}): set ATTN_EXP_STATE to another folder")
     return len(broken)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.metrics import ranking_medians
-from attn_exp.core.paired_test import Comparison
+from attn_exp.core.paired_test import PairedComparison
 from attn_exp.core.record import Record
 
 # Okabe and Ito's colours, told apart by the colour-blind too.
@@ -14,8 +14,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _LONGEST_LEGEND = 7
 
 
-def plot_ratios(records: Sequence[Record], found: dict[str, list[Comparison]], path: Path) -> Path | None:
-    """A duel's ratios round by round, a panel a pass, with the 95 % interval and +-delta; None without matplotlib."""
+def plot_ratios(records: Sequence[Record], found: dict[str, list[PairedComparison]], path: Path) -> Path | None:
+    """Plot a duel's ratios by round, a panel per pass, with 95 % interval and margin; None without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
     figure, panels = _figure(len(found))
@@ -29,8 +29,8 @@ def plot_ratios(records: Sequence[Record], found: dict[str, list[Comparison]], p
             label = f"{second.request.label} against {first.request.label}: {100 * comparison.effect:+.1f} %"
             panel.plot(range(1, len(ratios) + 1), ratios, "o-", color=colour, label=label, markersize=4, linewidth=1)
             panel.axhspan(100 * comparison.low, 100 * comparison.high, color=colour, alpha=0.2)
-        delta = 100 * comparisons[0].delta
-        panel.axhspan(-delta, delta, color="grey", alpha=0.12, label=f"+-{delta:.1f} %: no difference here")
+        margin = 100 * comparisons[0].margin
+        panel.axhspan(-margin, margin, color="grey", alpha=0.12, label=f"+-{margin:.1f} %: no difference here")
         panel.axhline(0, color="grey", linewidth=0.8)
         panel.set(title=direction, xlabel="round", ylabel="time against the other, %")
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))

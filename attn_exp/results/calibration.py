@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.core.paired_test import DELTA_FLOOR
+from attn_exp.core.paired_test import MARGIN_FLOOR
 from attn_exp.core.record import write_whole
 
 
@@ -15,12 +15,12 @@ from attn_exp.core.record import write_whole
 class Calibration:
     """One device's A/A spread and ceilings.
 
-    `delta` is the smallest relative difference that means something here, from so many `comparisons`; `ceilings` are
+    `margin` is the smallest relative difference that means something here, from so many `comparisons`; `ceilings` are
     FLOP/s of matrix products and copied bytes/s, for people to read. `device` is what `device_key` makes.
     """
 
     device: str
-    delta: float
+    margin: float
     ceilings: dict[str, float] = field(default_factory=dict)
     measured_at: float = 0.0
     comparisons: int = 0
@@ -49,12 +49,15 @@ def write_calibration(found: Calibration) -> Path:
 def read_calibration(device: str) -> Calibration | None:
     """The device's calibration; None if there is none, or none that can be read."""
     try:
-        return msgspec.json.decode(calibration_path(device).read_bytes(), type=Calibration)
-    except (OSError, msgspec.DecodeError):
+        tree = msgspec.json.decode(calibration_path(device).read_bytes(), type=dict[str, Any])
+        # Its name in files of earlier versions.
+        tree.setdefault("margin", tree.get("delta"))
+        return msgspec.convert(tree, Calibration)
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
         return None
 
 
-def delta_for(device: str) -> float:
+def margin_for(device: str) -> float:
     """The smallest difference that means something on the device; 1 % if the doctor has not seen it."""
     found = read_calibration(device)
-    return max(DELTA_FLOOR, found.delta) if found else DELTA_FLOOR
+    return max(MARGIN_FLOOR, found.margin) if found else MARGIN_FLOOR

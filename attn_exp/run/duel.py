@@ -15,11 +15,11 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.flags import FLAGS, INTERFERENCE, median_clock
 from attn_exp.core.metrics import ranking_medians
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.paired_test import Comparison, compare_all
+from attn_exp.core.paired_test import PairedComparison, compare_all
 from attn_exp.core.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
 from attn_exp.core.redaction import redacted
 from attn_exp.plots.duel import plot_ratios
-from attn_exp.results.calibration import delta_for, device_key
+from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import near
 from attn_exp.results.table import time_text
@@ -29,19 +29,19 @@ from attn_exp.run.worker_process import Outcome
 from attn_exp.tracking.base import EndStatus, duel_metrics
 
 # What equal things were seen to differ by on a busy machine, with a wide margin.
-BUSY_DELTA = 0.25
+BUSY_MARGIN = 0.25
 
 
-def compare_pairs(records: Sequence[Record], direction: str, delta: float) -> list[Comparison]:
-    """The comparisons of all pairs of rivals in one pass, by the medians of their rounds.
+def compare_pairs(records: Sequence[Record], direction: str, margin: float) -> list[PairedComparison]:
+    """Compare all pairs of rivals in one pass by the medians of their rounds.
 
-    With company on the device, whose interference lasts longer than a round, only differences of `BUSY_DELTA` are told,
-    and nothing is called equivalent.
+    Interference by other programs lasts longer than a round: where it was seen, only differences of `BUSY_MARGIN`
+    count, and nothing is called equivalent.
     """
     medians = [ranking_medians(record, direction) for record in records]
     if not _interference(records):
-        return compare_all(medians, delta)
-    found = compare_all(medians, max(delta, BUSY_DELTA))
+        return compare_all(medians, margin)
+    found = compare_all(medians, max(margin, BUSY_MARGIN))
     return [replace(one, verdict="undecided") if one.verdict == "equivalent" else one for one in found]
 
 
@@ -99,8 +99,8 @@ def run_duel(
         print("there is nothing to compare: fewer than two rivals could be measured")
         _close(context, "FAILED", files)
         return 1
-    delta = delta_for(device_key(measured[0].environment))
-    found = {direction: compare_pairs(measured, direction, delta) for direction in requests[0].measuring.passes}
+    margin = margin_for(device_key(measured[0].environment))
+    found = {direction: compare_pairs(measured, direction, margin) for direction in requests[0].measuring.passes}
     text = report(measured, found)
     print(text)
     files += _write(measured, found, text, folder)
@@ -136,7 +136,7 @@ def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
     return replace(request, job=f"{letter}-{request.job}", label=f"{letter}={who}")
 
 
-def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str:
+def report(records: Sequence[Record], found: dict[str, list[PairedComparison]]) -> str:
     """The duel as a person reads it: times and clocks of all rivals, then a verdict a pair and pass."""
     case = records[0].request.case
     lines = [f"{records[0].device_name}, {case.label()}, timer {records[0].request.measuring.timer}", ""]
@@ -164,13 +164,13 @@ def report(records: Sequence[Record], found: dict[str, list[Comparison]]) -> str
     if not company and any(one.verdict == "undecided" for comparisons in found.values() for one in comparisons):
         lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
     for flag in company:
-        lines.append(f"{flag}: {FLAGS[flag][1]}, so nothing below {100 * BUSY_DELTA:.0f} % is told: let it be idle")
+        lines.append(f"{flag}: {FLAGS[flag][1]}, so nothing below {100 * BUSY_MARGIN:.0f} % is told: let it be idle")
     if any("clock_mismatch" in record.flags for record in records):
         lines.append(f"clock_mismatch: {FLAGS['clock_mismatch'][1]}")
     return "\n".join(lines)
 
 
-def verdict_line(records: Sequence[Record], comparison: Comparison) -> str:
+def verdict_line(records: Sequence[Record], comparison: PairedComparison) -> str:
     """One verdict: who, what, by how much, and how sure."""
     first, second = (records[index].request.label for index in (comparison.a, comparison.b))
     told = comparison.verdict in ("faster", "slower")
@@ -179,7 +179,7 @@ def verdict_line(records: Sequence[Record], comparison: Comparison) -> str:
     seen = how if told else f"takes {first}'s time {100 * comparison.effect:+.2f} %"
     figures = (
         f"{seen} [{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
-        f"{comparison.rounds} rounds, delta {100 * comparison.delta:.1f} %"
+        f"{comparison.rounds} rounds, margin {100 * comparison.margin:.1f} %"
     )
     said = {
         "faster": f"{first} is faster than {second}",
@@ -190,7 +190,7 @@ def verdict_line(records: Sequence[Record], comparison: Comparison) -> str:
     return f"{said}: {second} {figures}"
 
 
-def _verdicts(records: Sequence[Record], found: dict[str, list[Comparison]]) -> dict[str, list[dict[str, Any]]]:
+def _verdicts(records: Sequence[Record], found: dict[str, list[PairedComparison]]) -> dict[str, list[dict[str, Any]]]:
     return {
         direction: [
             asdict(comparison) | {"a": records[comparison.a].request.label, "b": records[comparison.b].request.label}
@@ -200,7 +200,7 @@ def _verdicts(records: Sequence[Record], found: dict[str, list[Comparison]]) -> 
     }
 
 
-def _write(records: Sequence[Record], found: dict[str, list[Comparison]], text: str, folder: Path) -> list[Path]:
+def _write(records: Sequence[Record], found: dict[str, list[PairedComparison]], text: str, folder: Path) -> list[Path]:
     (folder / "duel.txt").write_text(text + "\n")
     write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(_verdicts(records, found)), indent=1))
     plot = plot_ratios(records, found, folder / "ratios.png")
