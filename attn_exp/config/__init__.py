@@ -1,1 +1,13 @@
-"""From overrides to a request: compose, check, request."""
+"""From overrides to a request. To follow one, `batch=8` for instance, read these in order.
+
+1. `hydra_main.py` reads the command line, and `compose.py` composes `conf/` with the overrides into one configuration.
+   Commands that are no Hydra programs (duel, log, backends) call `compose.compose_config`.
+2. `compose.resolved_config` resolves the `${...}` in it, and `check.py` refuses keys that nothing reads. Each mistake is
+   a `UserError` of one sentence; `check.explain_error` turns Hydra's errors into one.
+3. `request.py` makes a `Request` of the dictionary: the case, the backend and its options, how to measure. A hash over
+   these names the job's folder, so the same choices are the same job.
+4. `attn_exp/run/job_queue.py` writes the request into that folder and hands the folder to the worker process, where
+   `attn_exp/worker/measure.py` measures it and writes `record.json` beside it.
+
+With several values (`-m batch=1,8`), `attn_exp/sweep/sweeper.py` composes each combination and submits its request.
+"""

@@ -1,4 +1,4 @@
-"""Keys: whether a composed configuration has any that nothing reads.
+"""Explain the mistakes that Hydra finds, and find those that it accepts: keys that nothing reads.
 
 Hydra refuses an unknown key, but not one with a `+` before it, nor one in a file of the user's own.
 """
@@ -17,7 +17,11 @@ from attn_exp.core.errors import UserError, nearest, no_config_dir
 
 
 def explain_error(error: Exception) -> str:
-    """What was typed wrong, and what is right, in one sentence; `error` is a UserError, or Hydra's or OmegaConf's."""
+    """Return one sentence that says what is wrong and what to type instead.
+
+    Args:
+        error: a UserError, or an error of Hydra's or OmegaConf's.
+    """
     if isinstance(error, UserError):
         return str(error)
     # Not at the top: `--help` of most commands needs no Hydra.
@@ -25,49 +29,49 @@ def explain_error(error: Exception) -> str:
 
     text = f"{error}" if error.args and str(error) else f"{error.__cause__}"
     if isinstance(error, OverrideParseException):
-        # What else its message says of a sweep is told below.
+        # `_sweep` explains the rest of its message.
         text = f"Error parsing override '{error.override}'\n{text}"
-    for explain in (_no_folder, _unknown_option, _there_already, _unknown_key, _several_values, _sweep, _grammar):
-        said = explain(text)
-        if said:
-            return said
+    for explain in (_no_folder, _unknown_option, _existing_key, _unknown_key, _several_values, _sweep, _grammar):
+        sentence = explain(text)
+        if sentence:
+            return sentence
     return " ".join(text.split())
 
 
 def _no_folder(text: str) -> str | None:
-    found = re.search(r"Additional config directory '([^']*)' not found", text)
-    return no_config_dir(found[1]) if found else None
+    match = re.search(r"Additional config directory '([^']*)' not found", text)
+    return no_config_dir(match[1]) if match else None
 
 
 def _unknown_option(text: str) -> str | None:
-    """`Could not find 'backend/flsh'`, and for a group that may be chosen only with `+`."""
-    # Of a list of choices Hydra says that it could not load one, and not which there are.
-    found = re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text)
-    if found:
-        group, option = found.groups()
+    """Explain an option that does not exist, and a group that can be chosen only with `+`."""
+    # For a list of choices Hydra says that it could not load one, but not which ones exist.
+    match = re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text)
+    if match:
+        group, option = match.groups()
         listed = [line for line in text.splitlines() if line.startswith("\t") and "=" not in line]
         options = [line.strip() for line in listed]
         options = options or sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
         near = nearest(option, options)
         return f"{group}={option} does not exist: {near}the choices are {', '.join(options)}"
-    found = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)
-    if found:
-        group = found[1]
+    match = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)
+    if match:
+        group = match[1]
         return f"{group} is not chosen by default: write +{group}=..."
-    found = re.search(r"Could not find '([^']+)'", text)
-    return f"{found[1]} does not exist" if found else None
+    match = re.search(r"Could not find '([^']+)'", text)
+    return f"{match[1]} does not exist" if match else None
 
 
 def _unknown_key(text: str) -> str | None:
-    found = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
-    if not found:
+    match = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
+    if not match:
         return None
-    key = found[1] or found[2]
+    key = match[1] or match[2]
     if (conf_folder() / key).is_dir():
         several = f", or several in brackets: {key}=[NAME,NAME]" if key == "profiler" else f": {key}=NAME"
         return f"{key} takes the name of a choice{several}"
     if key.startswith("profiler."):
-        return _option_of_a_profiler(key)
+        return _profiler_option(key)
     if key == "launcher":
         return f"there is no key 'launcher': did you mean 'hydra/launcher=...', one of {', '.join(_launchers())}?"
     launcher = key.startswith("hydra.launcher.")
@@ -79,8 +83,8 @@ def _unknown_key(text: str) -> str | None:
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
 
 
-def _option_of_a_profiler(key: str) -> str:
-    """Its options are there only once it is chosen, since several may be."""
+def _profiler_option(key: str) -> str:
+    """Explain an option of a profiler that is not chosen: its options exist only if it is."""
     name = key.split(".")[1]
     path = conf_folder() / "profiler" / f"{name}.yaml"
     own = sorted(_flat(path, "") - {"name", "_target_"}) if path.exists() else []
@@ -88,9 +92,9 @@ def _option_of_a_profiler(key: str) -> str:
     return f"there is no key '{key}': options of a profiler come with it, choose profiler={name}{options}"
 
 
-def _there_already(text: str) -> str | None:
-    found = re.search(r"Either remove \+ prefix: '([^']*)'", text)
-    return f"that key is there already: write {found[1]} without the +" if found else None
+def _existing_key(text: str) -> str | None:
+    match = re.search(r"Either remove \+ prefix: '([^']*)'", text)
+    return f"that key is there already: write {match[1]} without the +" if match else None
 
 
 def _several_values(text: str) -> str | None:
@@ -109,12 +113,12 @@ def _grammar(text: str) -> str | None:
     example = "for example backend=flash or batch=1,8,16"
     if "Config group override" in text:
         return f"a group takes the name of a choice, {example}"
-    found = re.search(r"Error parsing override '(.*)'\n", text)
-    return f"'{found[1]}' is not of the form key=value, {example}" if found else None
+    match = re.search(r"Error parsing override '(.*)'\n", text)
+    return f"'{match[1]}' is not of the form key=value, {example}" if match else None
 
 
 def _keys(conf: Path) -> set[str]:
-    """All keys that the configuration has: plain ones, groups, and the keys inside of groups."""
+    """Return all keys of the configuration: single ones, groups, and the keys in groups."""
     keys = {path.name for path in conf.iterdir() if path.is_dir()}
     keys |= _flat(conf / "config.yaml", "")
     for path in conf.glob("*/*.yaml"):
@@ -133,24 +137,24 @@ def _launcher_keys(conf: Path) -> set[str]:
 
 def _flat(path: Path, prefix: str) -> set[str]:
     loaded = OmegaConf.load(path)
-    found: set[str] = set()
+    keys: set[str] = set()
     if isinstance(loaded, DictConfig):
         for key, value in loaded.items_ex(resolve=False):
-            found.add(f"{prefix}{key!s}")
+            keys.add(f"{prefix}{key!s}")
             if isinstance(value, DictConfig):
-                found |= {f"{prefix}{key!s}.{inner!s}" for inner in value}
-    return found
+                keys |= {f"{prefix}{key!s}.{inner!s}" for inner in value}
+    return keys
 
 
-# Nodes that take the keys of our own files and no others. A backend, a profiler and a launcher check their own.
+# Groups that accept only the keys of our own files. A backend, a profiler and a launcher check theirs themselves.
 _CLOSED = ("model", "dtype", "compile", "timer", "tracker", "isolation", "stopping")
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
-    """Raise UserError for a key that neither the configuration declares nor any `${...}` in it refers to.
+    """Raise UserError for a key that is not declared and that no `${...}` in the configuration refers to.
 
     Args:
-        config: the whole configuration as a dictionary, not resolved, without its `hydra` node.
+        config: the whole configuration as an unresolved dictionary, without its `hydra` node.
     """
     known = declared_keys()
     given = [str(key) for key in config]
@@ -164,10 +168,10 @@ def check_keys(config: Mapping[str, Any]) -> None:
     for key in unknown:
         name = re.escape(key.rpartition(".")[2])
         if not any(re.search(rf"\$\{{.*(?<!\w){name}(?!\w)", text) for text in references):
-            raise UserError(_sentence(key, known))
+            raise UserError(_undeclared(key, known))
 
 
-def _sentence(key: str, known: frozenset[str]) -> str:
+def _undeclared(key: str, known: frozenset[str]) -> str:
     if key == "experiment":
         return "an experiment's file has to begin with the line # @package _global_, else none of its keys is set"
     node, dot, name = key.rpartition(".")
@@ -178,21 +182,21 @@ def _sentence(key: str, known: frozenset[str]) -> str:
 
 @functools.cache
 def declared_keys() -> frozenset[str]:
-    """Keys of the configuration and its groups, and those within the groups that take no others."""
+    """Return the keys of the configuration, its groups, and the keys of the groups in `_CLOSED`."""
     conf = conf_folder()
     top = _load(conf / "config.yaml")
-    found = {str(key) for key in top} | {path.name for path in conf.iterdir() if path.is_dir()}
-    found -= {"defaults", "hydra", "experiment"}
+    keys = {str(key) for key in top} | {path.name for path in conf.iterdir() if path.is_dir()}
+    keys -= {"defaults", "hydra", "experiment"}
     for group in _CLOSED:
         nodes = [top.get(group, {}), *(_load(path) for path in (conf / group).glob("*.yaml"))]
-        found |= {f"{group}.{key}" for node in nodes for key in node}
-    return frozenset(found)
+        keys |= {f"{group}.{key}" for node in nodes for key in node}
+    return frozenset(keys)
 
 
 def _load(path: Path) -> dict[str, Any]:
-    # By libyaml, where it is: ten times as fast, and some forty files are read at every start.
-    found: dict[str, Any] = msgspec.yaml.decode(path.read_bytes()) or {}
-    return found
+    # msgspec uses libyaml where it is installed: ten times as fast, and some forty files are read at every start.
+    loaded: dict[str, Any] = msgspec.yaml.decode(path.read_bytes()) or {}
+    return loaded
 
 
 def _texts(node: Any) -> Iterator[str]:

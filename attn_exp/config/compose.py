@@ -1,4 +1,4 @@
-"""Compose: configurations for the commands that are not Hydra applications themselves."""
+"""Compose and resolve configurations, and read what several commands need of them."""
 
 import secrets
 import time
@@ -15,35 +15,35 @@ from attn_exp.core.errors import UserError, no_config_dir
 
 
 def resolved_config(config: DictConfig) -> dict[str, Any]:
-    """A composed configuration as a resolved dictionary, without Hydra's node.
+    """Return a composed configuration as a dictionary without `${...}` and without Hydra's node.
 
     Raises:
-        UserError: an interpolation that leads nowhere, or a key that nothing reads.
+        UserError: an interpolation cannot be resolved, or nothing reads a key.
     """
     names = [str(name) for name in config if name != "hydra"]
-    # A masked copy takes longer than all the rest.
+    # Only where it is needed: a masked copy takes longer than everything else here.
     own = OmegaConf.masked_copy(config, names) if "hydra" in config else config
-    written = OmegaConf.to_container(own, resolve=False)
-    assert isinstance(written, dict)
-    check_keys({str(name): value for name, value in written.items()})
+    unresolved = OmegaConf.to_container(own, resolve=False)
+    assert isinstance(unresolved, dict)
+    check_keys({str(name): value for name, value in unresolved.items()})
     try:
-        found = OmegaConf.to_container(own, resolve=True)
+        resolved = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         raise UserError(f"{key}{str(error).splitlines()[0]}") from error
-    assert isinstance(found, dict)
-    return {str(name): value for name, value in found.items()}
+    assert isinstance(resolved, dict)
+    return {str(name): value for name, value in resolved.items()}
 
 
 def is_dry_run(config: DictConfig) -> bool:
-    """Whether to list the jobs only. Raises UserError for anything but true and false: it must not start by a typo."""
+    """Return whether to list the jobs and start none. Raises UserError unless `dry_run` is true or false."""
     if not isinstance(config.dry_run, bool):
         raise UserError(f"dry_run={config.dry_run} is neither true nor false")
     return config.dry_run
 
 
 def isolation_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """How jobs are isolated, and how long each profiler may take, of a whole configuration."""
+    """Return the options of `make_isolation` from a whole configuration."""
     return {**options["isolation"], "profiler_timeout_s": options["profiler_timeout_s"]}
 
 
@@ -51,10 +51,10 @@ _FLAGS = ("--config-dir", "-cd")
 
 
 def split_config_dir(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
-    """The other arguments, and the folder of one's own choices that `--config-dir FOLDER` names, as Hydra takes it.
+    """Return the arguments without `--config-dir FOLDER`, and that folder of the user's own choices.
 
     Raises:
-        UserError: no folder, or one that is not there.
+        UserError: no folder is named, or it does not exist.
     """
     rest: list[str] = []
     folder: str | None = None
@@ -73,29 +73,32 @@ def split_config_dir(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def new_sweep_name(prefix: str = "") -> str:
-    """Return a name for a sweep that was given none: the time, and a random part for sweeps that start together."""
+    """Return a default name for a sweep: the time, and a random part for sweeps that start in the same second."""
     return f"{prefix}{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
 
 
 def prepare_hydra(sweep: str) -> None:
-    """Tell Hydra what `config.yaml` refers to: `${default_sweep:}`, the sweep's name unless the user names it."""
+    """Register what `config.yaml` refers to: `${default_sweep:}` is the sweep's name unless the user gives one."""
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
     OmegaConf.register_new_resolver("default_sweep", lambda: sweep, replace=True)
-    # hydra-ray-launcher, if it is installed, has a schema of this name that Hydra would hold against our file. Plugins
-    # store their schemas when they are first looked for.
+    # hydra-ray-launcher, if it is installed, stores a schema named like our file, and Hydra would validate our file
+    # with it. Plugins store their schemas when Hydra first searches for them.
     Plugins.instance()
     ConfigStore.instance().repo["hydra"].get("launcher", {}).pop("ray.yaml", None)
 
 
 def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None) -> DictConfig:
-    """The configuration that `python -m attn_exp` would have with these overrides, in a sweep of this name.
+    """Return the configuration that `attn-exp run` composes from these overrides.
 
-    `own` is the folder that `--config-dir` would name.
+    Args:
+        overrides: as on the command line.
+        sweep: the sweep's name unless the overrides give one.
+        own: the folder of the user's own choices (`--config-dir`).
 
     Raises:
-        UserError: what Hydra says of a mistake, in one sentence.
+        UserError: a mistake in the overrides or in a file.
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
@@ -105,11 +108,11 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     prepare_hydra(sweep)
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            return compose("config", [*_searched(own), *overrides])
+            return compose("config", [*_search_path(own), *overrides])
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain_error(error)) from error
 
 
-def _searched(own: Path | None) -> list[str]:
+def _search_path(own: Path | None) -> list[str]:
     quoted = "" if own is None else str(own).replace("'", "\\'")
     return [f"hydra.searchpath=['file://{quoted}']"] if quoted else []

@@ -1,8 +1,8 @@
-"""Hydra's command line as `hydra.main` reads it, except that mistakes are raised as `UserError`.
+"""Hydra's command line, as `hydra.main` reads it, except that mistakes are raised as `UserError`.
 
-`hydra.main` prints them, with a page of usage or a traceback, and exits with 1; the environment variable
-HYDRA_FULL_ERROR would change that for every program that this process starts. So the flags are read by Hydra's own
-parser and its `Hydra` object does the rest, as in `hydra._internal.utils._run_hydra` of Hydra 1.3.
+`hydra.main` prints mistakes with a page of usage or a traceback and exits with code 1, unless the environment variable
+HYDRA_FULL_ERROR is set, which child processes would inherit. This module therefore reads the flags with Hydra's parser
+and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hydra 1.3 does.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain_error(error)) from error
     except ValueError as error:
-        # Of Hydra's ValueErrors this one is about what was typed; any other is a fault of ours.
+        # This is the only ValueError of Hydra's that is the user's mistake; any other is a bug.
         if not str(error).startswith("Config group override"):
             raise
         raise UserError(explain_error(error)) from error
@@ -62,7 +62,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Raise UserError for flags that exclude each other, and for overrides that Hydra would fail at later."""
+    """Raise UserError for flags that exclude each other, and for overrides that make Hydra fail later."""
     if given.experimental_rerun is not None:
         raise UserError("--experimental-rerun is not supported: repeat the command with sweep=NAME")
     if given.resolve and not (given.cfg or given.help):
@@ -71,12 +71,12 @@ def _check(given: argparse.Namespace) -> None:
         raise UserError("Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified")
     for text in given.overrides:
         if text.lstrip("+~").startswith("="):
-            # Hydra's grammar lets it pass, and an assertion fails later.
+            # Hydra's grammar accepts this, and an assertion fails later.
             raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
 
 
 def _search_path(given: argparse.Namespace) -> ConfigSearchPath:
-    """Where configurations are searched for. Raises UserError if `--config-dir` names no folder."""
+    """Return where Hydra searches for configurations. Raises UserError if `--config-dir` names no folder."""
     path = create_config_search_path(given.config_path or str(conf_folder()))
     if given.config_dir is not None:
         own = Path(given.config_dir).absolute()
@@ -99,7 +99,7 @@ def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace
     elif given.info:
         hydra.show_info(given.info, config_name=name, overrides=overrides)
     else:
-        # A stored sweep (+experiment=) may set the mode; -m wins over a configuration that does not sweep.
+        # A stored sweep (+experiment=) may set the mode; -m overrides it.
         mode = hydra.get_mode(config_name=name, overrides=overrides)
         multirun = given.multirun or mode == RunMode.MULTIRUN
         if mode != (RunMode.MULTIRUN if multirun else RunMode.RUN):

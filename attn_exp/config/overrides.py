@@ -1,4 +1,4 @@
-"""Overrides as typed: what has to be known of them before Hydra, which takes a while to import, reads them."""
+"""Overrides as typed: the questions that must be answered before Hydra, which is slow to import, reads them."""
 
 from collections.abc import Sequence
 

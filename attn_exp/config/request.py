@@ -1,4 +1,4 @@
-"""Jobs: from a composed configuration to the request that a worker gets, and the identity that names its folder."""
+"""Make the request that a worker gets from a resolved configuration, and the identity that names its folder."""
 
 import hashlib
 import json
@@ -19,33 +19,33 @@ from attn_exp.core.redaction import held_secret
 from attn_exp.core.status import STATUSES
 from attn_exp.core.text import flat
 
-# What a value has to be that stands for one of such a type in a profiler's YAML.
+# What is wrong with a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 
 
 def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """The options of each profiler under `profiler`, its `name` and `_target_` among them; none by default.
+    """Return the options of each chosen profiler, with its `name` and `_target_`.
 
     Raises:
-        UserError: a profiler without a class, or with a name that its files could not lie under.
+        UserError: a profiler has no class, a wrong option, or a name that cannot name a folder.
     """
-    # None of them: Hydra leaves the key out for `profiler=[]`.
-    found = config.get("profiler") or {}
-    if not isinstance(found, dict):
-        raise UserError(f"profiler={found} is no choice of profilers: write profiler=torch or profiler=[proton,torch]")
-    if "_target_" in found:
-        name = found.get("name", "NAME")
+    # Hydra leaves the key out for `profiler=[]`.
+    chosen = config.get("profiler") or {}
+    if not isinstance(chosen, dict):
+        raise UserError(f"profiler={chosen} is no choice of profilers: write profiler=torch or profiler=[proton,torch]")
+    if "_target_" in chosen:
+        name = chosen.get("name", "NAME")
         raise UserError(f"a profiler of your own begins with the line '# @package profiler.{name}': add it to its YAML")
-    checked = [_checked(str(name), options) for name, options in found.items()]
-    # It joins what others found in this job, so it comes after them however they were typed.
+    checked = [_checked(str(name), options) for name, options in chosen.items()]
+    # inductor joins the results of the others, so it runs after them in whatever order they were typed.
     return tuple(sorted(checked, key=lambda options: options["name"] == "inductor"))
 
 
 def size_limit_mb(config: dict[str, Any]) -> float:
-    """The largest file that a profiler may leave, in units of 10^6 bytes.
+    """Return the size of the largest file that a profiler may leave, in units of 10^6 bytes.
 
     Raises:
-        UserError: it is no positive number.
+        UserError: it is not a positive number.
     """
     limit = config["profiler_limit_mb"]
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit <= 0:
@@ -61,23 +61,23 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
         raise UserError(f"profiler.{name} cannot be the name of a profiler: use letters, digits and '_'")
     for key, default in _defaults(conf_folder() / "profiler" / f"{name}.yaml", target).items():
         value, kind = options.get(key), type(default)
-        right = type(value) is kind and (kind is not int or value > 0)
-        if kind in _KINDS and not right:
+        valid = type(value) is kind and (kind is not int or value > 0)
+        if kind in _KINDS and not valid:
             raise UserError(f"profiler.{name}.{key}={value} is {_KINDS[kind]}; it is {default} by default")
     return {**options, "name": name}
 
 
 @cache
 def _defaults(path: Path, target: str) -> dict[str, Any]:
-    """What stands in the profiler's own YAML; nothing for a profiler of somebody else's, or of another class."""
-    found: dict[str, Any] = msgspec.yaml.decode(path.read_bytes()) if path.exists() else {}
-    return found if found.get("_target_") == target else {}
+    """Return the options in the YAML of one of our profilers; none if the profiler or its class is the user's own."""
+    defaults: dict[str, Any] = msgspec.yaml.decode(path.read_bytes()) if path.exists() else {}
+    return defaults if defaults.get("_target_") == target else {}
 
 
 REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
-# What every configuration has.
+# Every configuration has these groups and keys.
 _GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
     "batch",
@@ -104,19 +104,19 @@ _KEYS = (
     "profiler_limit_mb",
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
-# Where results go says nothing about the job, and a tracking URI may hold a password.
+# Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
 _NOT_KEPT = ("tracker", "folder", "dry_run", "plots")
 
 
 def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
-    """The request of one composed, resolved configuration.
+    """Return the request that a resolved configuration describes.
 
     Args:
         config: the configuration without its `hydra` node.
-        gpus: the GPUs that may be used, for `device=auto`.
+        gpus: the GPUs that `device=auto` may use.
 
     Raises:
-        UserError: whatever cannot be measured as typed.
+        UserError: it cannot be measured as typed.
     """
     _check_whole(config)
     case = case_from_config(config)
@@ -149,7 +149,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
 
 
 def _check_whole(config: dict[str, Any]) -> None:
-    """Raise UserError if something was deleted, or replaced by what it cannot be."""
+    """Raise UserError if a group or key was deleted, or a group replaced by a single value."""
     for key in _GROUPS:
         if not isinstance(config.get(key), dict):
             raise UserError(f"{key} is not what it should be: leave ~{key} and {key}={{...}} out, choose {key}=...")
@@ -162,10 +162,10 @@ def _check_whole(config: dict[str, Any]) -> None:
 
 
 def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:
-    """`cpu` or `cuda`, and the GPUs that the choice allows.
+    """Return `cpu` or `cuda`, and the GPUs that the choice allows.
 
     Raises:
-        UserError: no such device.
+        UserError: there is no such device.
     """
     if device == "cpu" or (device == "auto" and not gpus):
         return "cpu", []
@@ -184,7 +184,7 @@ def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]
 
 
 def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
-    """The backend's options with a name that is its own: a class from elsewhere never runs under one of our labels."""
+    """Return the backend's options with its name. A class of the user's own never gets the name of one of ours."""
     target = backend.get("_target_")
     if not isinstance(target, str) or not target:
         raise UserError("the backend has no class: set backend._target_=package.module.Class, or choose backend=...")
@@ -196,12 +196,12 @@ def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
     if name is None or (ours and not target.startswith("attn_exp.backends.")):
         name = re.split(r"[.:]", target)[-1].lower()
     check_name("backend.name", name)
-    # What only describes the backend is no option of it, and no part of the job's identity.
+    # `about` describes the backend: it is not an option, and not part of the job's identity.
     return {key: value for key, value in backend.items() if key != "about"} | {"name": name}
 
 
 def _check_keys(key: str, tree: Any) -> None:
-    """Raise UserError unless all keys are text: options are named, and their order says nothing."""
+    """Raise UserError unless all keys are text, so that options can be sorted."""
     for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
         if isinstance(tree, dict) and not isinstance(name, str):
             raise UserError(f"{key} has the key {name!r}, which is no text: write '{name}'")
@@ -273,17 +273,17 @@ def _timers(chosen: dict[str, Any]) -> dict[str, TimerChoice]:
 
 
 def _misfit(error: str, fields: dict[str, Any]) -> str:
-    """What msgspec words as ``Expected `int`, got `str` - at `$.seed` `` in the user's words."""
-    found = re.search(r"Expected `(\w+)`.*at `\$\.(\w+)", error)
-    if not found:
+    """Return msgspec's ``Expected `int`, got `str` - at `$.seed` `` as a sentence about the key."""
+    match = re.search(r"Expected `(\w+)`.*at `\$\.(\w+)", error)
+    if not match:
         return f"the measuring options do not fit: {error}"
-    kind = {"int": "a whole number", "float": "a number"}.get(found[1], "what it should be")
-    key = "seed" if found[2] == "seed" else f"stopping.{found[2]}"
-    return f"{key}={fields.get(found[2])} is not {kind}"
+    kind = {"int": "a whole number", "float": "a number"}.get(match[1], "what it should be")
+    key = "seed" if match[2] == "seed" else f"stopping.{match[2]}"
+    return f"{key}={fields.get(match[2])} is not {kind}"
 
 
 def _check_no_secret(kept: dict[str, Any]) -> None:
-    """Raise UserError if what goes into the record holds a secret of the environment."""
+    """Raise UserError if the options in the record would hold the value of a secret environment variable."""
     values = {key: str(value) for key, value in flat(kept).items()}
     name = held_secret(values.values())
     if name is not None:
@@ -303,23 +303,23 @@ def _check_statuses(stop_on: Any) -> None:
 
 def _compile(config: dict[str, Any]) -> Compile:
     try:
-        found = msgspec.convert({key: value for key, value in config.items() if key != "name"}, Compile)
+        compile_ = msgspec.convert({key: value for key, value in config.items() if key != "name"}, Compile)
     except msgspec.ValidationError as error:
         raise UserError(f"compile does not fit ({error}): choose compile=default or another mode") from error
-    _check_keys("compile.options", found.options)
-    if found.mode not in COMPILE_MODES:
-        near = nearest(found.mode, COMPILE_MODES)
-        raise UserError(f"compile.mode={found.mode} is no mode: {near}choose one of {', '.join(COMPILE_MODES)}")
-    if found.mode == "none" and (found.options or found.fullgraph):
+    _check_keys("compile.options", compile_.options)
+    if compile_.mode not in COMPILE_MODES:
+        near = nearest(compile_.mode, COMPILE_MODES)
+        raise UserError(f"compile.mode={compile_.mode} is no mode: {near}choose one of {', '.join(COMPILE_MODES)}")
+    if compile_.mode == "none" and (compile_.options or compile_.fullgraph):
         raise UserError("compile.options and compile.fullgraph need a compilation: set compile=default")
-    return found
+    return compile_
 
 
 def _identity(
     case: Case, backend: dict[str, Any], measuring: Measuring, compile_: Compile, caches: bool, device: str
 ) -> str:
-    """What makes two jobs the same job: case, backend and compiler with their options, measuring, kind of device."""
-    what: dict[str, Any] = msgspec.to_builtins(
+    """Return a hash over what makes two jobs the same: case, backend, compiler, how to measure, and kind of device."""
+    parts: dict[str, Any] = msgspec.to_builtins(
         {
             "case": case,
             "backend": backend,
@@ -330,6 +330,6 @@ def _identity(
         }
     )
     if case.workload is None:
-        # Attention alone is named as it was before there were blocks around it.
-        del what["case"]["workload"], what["case"]["mlp_dim"]
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]
+        # A case without a block around it keeps the identity that it had before there were workloads.
+        del parts["case"]["workload"], parts["case"]["mlp_dim"]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
