@@ -22,7 +22,7 @@ from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import FILE_NAME, Record
 from attn_exp.results.read import read_folder
 from attn_exp.run.gpus import _lock_path
-from attn_exp.sweep.launcher import load
+from attn_exp.sweep.launcher import load_engine
 from attn_exp.sweep.slurm import _last_line
 
 RIVALS = ("eager", "flash", "math")
@@ -472,4 +472,4 @@ def test_an_engine_that_is_there_and_broken_is_one_sentence(tmp_path, monkeypatc
     for name in [name for name in sys.modules if name.split(".")[0] == "submitit"]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UserError, match=r"submitit cannot be imported \(does not fit\): pip install"):
-        load("submitit", "slurm")
+        load_engine("submitit", "slurm")

@@ -2,7 +2,7 @@
 
 1. `hydra_main.py` reads the command line, and `compose.py` composes `conf/` with the overrides into one configuration.
    Commands that are no Hydra programs (duel, log, backends) call `compose.compose_config`.
-2. `compose.resolved_config` resolves the `${...}` in it, and `check.py` refuses keys that nothing reads. Each mistake is
+2. `compose.resolved_config` resolves the `${...}` in it, and `check.py` refuses keys that nothing reads. A mistake is
    a `UserError` of one sentence; `check.explain_error` turns Hydra's errors into one.
 3. `request.py` makes a `Request` of the dictionary: the case, the backend and its options, how to measure. A hash over
    these names the job's folder, so the same choices are the same job.

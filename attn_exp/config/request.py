@@ -216,7 +216,7 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     here = [one.name for one in known.values() if device in one.devices]
     if timer not in here:
         where = "a GPU" if device == "cuda" else "the CPU"
-        raise UserError(f"timer={name} does not measure on {where}: use timer=auto, or one of {', '.join(here)}")
+        raise UserError(f"timer={name} does not measure on {where}: use timer={here[0]} or timer=auto")
     passes = config["passes"]
     passes = (passes,) if isinstance(passes, str) else tuple(passes) if isinstance(passes, list) else ()
     for direction in passes:
