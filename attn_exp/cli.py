@@ -1,6 +1,10 @@
-"""The command line `attn-exp COMMAND ...`, equally `python -m attn_exp COMMAND ...`; without a command it runs."""
+"""The command line `attn-exp COMMAND ...`, equally `python -m attn_exp COMMAND ...`: lists and dispatches the commands.
+
+Without a command the arguments are those of `run`. A command's module is imported only when it is asked for.
+"""
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -8,14 +12,55 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-COMMANDS = ("run", "duel", "compare", "explain", "doctor", "backends", "log", "ui", "worker")
+from attn_exp.core.errors import nearest
+from attn_exp.core.version import __version__
+
+COMMANDS = {
+    "run": "measure cases on backends, one or every combination; also what runs without a command",
+    "duel": "measure backends side by side and say which is faster, and how surely",
+    "compare": "say from records which backend is faster where, or what changed since an earlier sweep",
+    "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",
+    "doctor": "prove that this machine is measured right",
+    "backends": "list the backends, and which can compute a case",
+    "log": "store earlier records in MLflow",
+    "ui": "open MLflow's pages over this project's runs",
+    "worker": "measure one job's folder again, for debugging and outside profilers",
+}
+_OVERVIEW = """\
+attn_exp: which attention implementation is fastest here, by how much, and can the number be trusted?
+
+  attn-exp COMMAND ...          the same as: python -m attn_exp COMMAND ...
+
+commands:
+{commands}
+
+A sweep is named by a word, options are key=value: attn-exp compare new against=old fail_if_slower=3%
+Without a command the arguments are those of run, groups and keys of Hydra:
+  python -m attn_exp                                        one case on one backend
+  python -m attn_exp -m backend=flash,cudnn batch=1,8,16    every combination, one job each
+  python -m attn_exp -m +experiment=sdpa_sweep              a stored sweep
+  python -m attn_exp -m backend=flash,math dry_run=true     list the jobs, start nothing
+  python -m attn_exp -m ... hydra/launcher=local_gpus       on all GPUs of this host; slurm and ray elsewhere
+
+help:
+  attn-exp COMMAND --help       explains a command; attn-exp run --help lists Hydra's groups and keys
+  attn-exp --hydra-help         Hydra's own flags
+  attn-exp --version            the version
+  eval "$(attn-exp -sc install=bash)"    the TAB key completes commands, choices and sweeps
+"""
+_HELP = {"-h", "--help"}
+_COMPLETION = {"-sc", "--shell-completion", "--shell_completion"}
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    earlier = sys.argv[0].startswith("python -m attn_exp.")
+    if sys.argv[1:2] == ["compare"]:
+        # Thousands of records are millions of objects without a cycle: looking for some takes a sixth of the time.
+        gc.disable()
     try:
-        code = dispatch(sys.argv[1:])
+        code = dispatch(sys.argv[1:], earlier=earlier)
     except BrokenPipeError:
         # The reader of the output (`head`) has left. Not by SIGPIPE: a worker that dies breaks a pipe too.
         code = 0
@@ -28,12 +73,35 @@ def main() -> None:
     os._exit(code)
 
 
-def dispatch(arguments: Sequence[str]) -> int:
-    """Run the command that the first argument names, `run` if it names none; return the exit code."""
-    name, rest = ("run", arguments) if not arguments or arguments[0] not in COMMANDS else (arguments[0], arguments[1:])
-    command = importlib.import_module(f"attn_exp.commands.{name}")
-    code: int = command.main(list(rest))
-    return code
+def dispatch(arguments: Sequence[str], *, earlier: bool = False) -> int:
+    """Run the command that the first argument names, `run` if it names none; return the exit code.
+
+    `earlier` says that a module was called by its earlier name (`python -m attn_exp.compare`).
+    """
+    words = list(arguments)
+    if words and set(words) <= _HELP:
+        width = max(map(len, COMMANDS))
+        print(_OVERVIEW.format(commands="\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())))
+        return 0
+    if words == ["--version"]:
+        print(f"attn_exp {__version__}")
+        return 0
+    if _COMPLETION & set(words) and any(word.startswith("query=") for word in words):
+        from attn_exp.commands.complete import answer
+
+        print(" ".join(answer(os.environ.get("COMP_LINE", ""), COMMANDS)))
+        return 0
+    if words and words[0] in COMMANDS:
+        name, words = words[0], words[1:]
+        command = importlib.import_module(f"attn_exp.commands.{name}")
+        code: int = command.main(words, earlier=earlier) if earlier else command.main(words)
+        return code
+    if words and words[0].isidentifier() and (near := nearest(words[0], COMMANDS)):
+        print(f"attn_exp: there is no command '{words[0]}': {near}attn-exp --help lists them", file=sys.stderr)
+        return 2
+    from attn_exp.commands.run import main as run
+
+    return run(words)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 PARTS = 10
 TINY = (
     *("device=cpu", "seq_len=32", "model.q_heads=2", "model.kv_heads=2", "model.head_dim=16"),
-    *("stopping.min_rounds=2", "stopping.max_rounds=2", "stopping.budget_s=0", "passes=[forward]", "plots=false"),
+    *("stopping.min_rounds=2", "stopping.max_rounds=2", "stopping.budget_s=0", "passes=[forward]", "save_plots=false"),
     *("backend=eager", "backend._target_=idle.Idle", "backend.name=idle"),
 )
 

@@ -1,4 +1,4 @@
-"""python bench/compare_speed.py [RECORDS ...]: how long `python -m attn_exp.compare` takes, from folders and sqlite.
+"""python bench/compare_speed.py [RECORDS ...]: how long `attn-exp compare` takes, from folders and sqlite.
 
 For each number of records (default 100, 1000, 10000; 100000 takes some minutes and 2 GB of disk) two sweeps of half as
 many jobs are made, each with as much as a real one on a GPU (450 samples, 56 metrics), and compared in a process of
@@ -113,7 +113,7 @@ def fill(folder: Path, records: int) -> float:
 def timed(folder: Path, *arguments: str) -> tuple[float, float, float]:
     """Wall seconds, processor seconds and peak MB of one comparison in a process of its own."""
     environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
-    command = [sys.executable, "-m", "attn_exp.compare", "sweep=new", *arguments]
+    command = [sys.executable, "-m", "attn_exp", "compare", "new", *arguments]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with (folder / "out.txt").open("w") as out:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out)

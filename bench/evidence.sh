@@ -27,22 +27,22 @@ step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SE
 step_first_calls() { python3 "$root/bench/first_calls.py" "$out/first_calls"; }
 step_fp8_backward() { mkdir -p "$out/backends"; python3 "$root/bench/fp8_backward.py" | tee "$out/backends/fp8_backward.txt"; }
 step_profilers() { python3 "$root/bench/profilers.py" "$out/profiles"; }
-step_table() { attn -m +experiment=table sweep=table plots=false; keep table backends; }
-step_ten_way() { attn -m +experiment=ten_way sweep=ten_way plots=false; keep ten_way backends; }
+step_table() { attn -m +experiment=table sweep=table save_plots=false; keep table backends; }
+step_ten_way() { attn -m +experiment=ten_way sweep=ten_way save_plots=false; keep ten_way backends; }
 step_flux() {
-  attn -m +experiment=flux sweep=flux profiler.proton.lines=false plots=false
+  attn -m +experiment=flux sweep=flux profiler.proton.lines=false save_plots=false
   keep flux backends
   mkdir -p "$out/profiles"
   python3 -m attn_exp.explain flux >"$out/profiles/flux.txt"
 }
 step_flex_flash() {
-  local shape=(model=sdpa_bench batch=4 seq_len=4096 dtype=bf16 causal=true,false sweep=flex_flash plots=false)
+  local shape=(model=sdpa_bench batch=4 seq_len=4096 dtype=bf16 causal=true,false sweep=flex_flash save_plots=false)
   attn -m backend=flex +backend.kernel_options.BACKEND=FLASH,TRITON "${shape[@]}"
   attn -m backend=fa4 "${shape[@]}"
   keep flex_flash backends
 }
 step_published() {
-  attn -m +experiment=published sweep=published plots=false
+  attn -m +experiment=published sweep=published save_plots=false
   keep published backends
   if [[ -n ${PUBLISHED:-} ]]; then
     python3 -m attn_exp.compare sweep=published published="$PUBLISHED" | tee "$out/backends/published_beside.txt"
@@ -51,12 +51,12 @@ step_published() {
 # A transformer block compiled as one graph, its generated kernels and their counters.
 step_dit_block() {
   attn model=flux workload=dit_block backend=cudnn compile=default profiler='[torch,ncu,inductor]' sweep=dit_block \
-    isolation.timeout_s=300 profiler_timeout_s=300 plots=false
+    isolation.timeout_s=300 profiler_timeout_s=300 save_plots=false
   block dit_block
 }
 step_decoder_layer() {
   attn model=llama3_8b workload=decoder_layer backend=cudnn compile=default align=top_left \
-    profiler='[torch,ncu,inductor]' sweep=decoder_layer isolation.timeout_s=300 profiler_timeout_s=300 plots=false
+    profiler='[torch,ncu,inductor]' sweep=decoder_layer isolation.timeout_s=300 profiler_timeout_s=300 save_plots=false
   block decoder_layer
 }
 block() { # SWEEP

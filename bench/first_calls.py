@@ -18,7 +18,7 @@ from attn_exp.results.read import read_folder
 BACKENDS = "math,efficient,flash,cudnn,cudnn_graph,flex,triton,xformers_cutlass,fa4,helion"
 CHOICES = (
     *(f"backend={BACKENDS}", "model=sdpa_bench", "batch=4", "seq_len=2048", "causal=true"),
-    *("isolation=fresh", "isolation.timeout_s=120", "tracker=none", "plots=false"),
+    *("isolation=fresh", "isolation.timeout_s=120", "tracker=none", "save_plots=false"),
 )
 ROUNDS = (("caches", "true"), ("caches_again", "true"), ("no_caches", "false"))
 

@@ -26,7 +26,7 @@ from attn_exp.run.gpus import visible_gpus
 
 CHOICES = (
     *("model=sdpa_bench", "backend=flash,cudnn,efficient", "batch=2,4,8,16", "seq_len=512,1024,1536,2048"),
-    *("causal=true,false", "plots=false"),
+    *("causal=true,false", "save_plots=false"),
 )
 COMPARED = 2
 

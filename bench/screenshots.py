@@ -22,7 +22,7 @@ COMMAND = (
     *("-m", "backend=flash,math,eager", "batch=1,2", "seq_len=64,128,256", "device=cpu", f"sweep={SWEEP}"),
     *("stopping.budget_s=0.2", "stopping.precision=0.02"),
 )
-REPORT = (f"sweep={SWEEP}", "baseline=math", "out=report.html")
+REPORT = (SWEEP, "baseline=math", "out=report.html")
 CHROMIUM = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 # On a first visit MLflow opens a panel over a quarter of the window, and its pages for language models.
 AS_A_USER_SETS_IT = """
@@ -38,13 +38,15 @@ def main(out: Path) -> None:
     environment = os.environ | {"PYTHONPATH": path, "LOGNAME": "you"}
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "attn_exp", *COMMAND], cwd=folder, env=environment, check=True)
-        command = [sys.executable, "-m", "attn_exp.ui", f"--port={free_port()}"]
+        command = [sys.executable, "-m", "attn_exp", "ui", f"port={free_port()}"]
         server = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
             address = [server.stdout.readline().strip() for _ in range(2)][1]
             assert address.startswith("http://"), address
-            subprocess.run([sys.executable, "-m", "attn_exp.compare", *REPORT], cwd=folder, env=environment, check=True)
+            subprocess.run(
+                [sys.executable, "-m", "attn_exp", "compare", *REPORT], cwd=folder, env=environment, check=True
+            )
             take(address, Path(folder, "report.html"), out)
         finally:
             server.send_signal(signal.SIGINT)

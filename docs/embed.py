@@ -24,11 +24,11 @@ from pathlib import Path
 
 import yaml
 
-from attn_exp.commands.backends import ask, markdown
 from attn_exp.compare.ratio import OTHER_GPU_SPREAD, POWER_CAPPED_SPREAD
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.metrics import METRICS
 from attn_exp.core.status import status_table
+from attn_exp.run.capabilities import ask, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from attn_exp.cli import COMMANDS
 from attn_exp.core.record import Record
 from attn_exp.results.read import read_folder
 
@@ -19,7 +20,7 @@ QUICK = (
     *("device=cpu", "batch=1", "seq_len=32", "model.q_heads=2", "model.kv_heads=2", "model.head_dim=16", "dtype=fp32"),
     *("stopping.min_rounds=2", "stopping.max_rounds=2", "stopping.budget_s=0.01"),
     # Seconds at the end of each sweep; whoever wants them says so after these.
-    "plots=false",
+    "save_plots=false",
 )
 
 
@@ -30,8 +31,9 @@ def environment() -> dict[str, str]:
 
 
 def start(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.Popen[str]:
-    """Start `python -m attn_exp ...` with the tests' own backends among the choices."""
-    flags = ["--config-dir", str(TESTS / "conf")] if module == "attn_exp" else []
+    """Start `python -m attn_exp ...`, a run with the tests' own backends among the choices."""
+    measures = module == "attn_exp" and not (arguments and arguments[0] in COMMANDS)
+    flags = ["--config-dir", str(TESTS / "conf")] if measures else []
     return subprocess.Popen(
         [sys.executable, "-m", module, *flags, *arguments],
         cwd=cwd,

@@ -37,7 +37,7 @@ BAD = {
     "+zzz=1": "one of your own has to be used by another, as in batch='${zzz}'",
     "++stopping.budget=1": "there is no key 'stopping.budget': did you mean 'budget_s'?",
     "++isolation.timout_s=1": "did you mean 'timeout_s'?",
-    "+tracker.zzz=1": "the keys of tracker are artifacts, experiment, name, uri",
+    "+tracker.zzz=1": "the keys of tracker are artifacts, mlflow_experiment, name, uri",
     "-m launcher=slurm": "did you mean 'hydra/launcher=...', one of local_gpus, ray, slurm?",
     "-m hydra.launcher.tasks=2": "there is no key 'hydra.launcher.tasks' without a launcher: choose hydra/launcher=",
     "-m +bacth=1,2": "there is no key 'bacth': did you mean 'batch'?",
@@ -114,7 +114,7 @@ BAD = {
     "backend.name=../x": "cannot name a folder",
     "backend._target_=null": "backend._target_=package.module.Class",
     # what only looks like a sweep, and what is taken away
-    "-m plots=true,false": "plots is one for the whole sweep",
+    "-m save_plots=true,false": "save_plots is one for the whole sweep",
     "timer.also=[foo]": "timer.also has 'foo': the timers are cpu",
     "profiler=torch profiler.torch.calls=often": "profiler.torch.calls=often is not a whole number from 1 on; it is 5",
     "profiler=torch profiler.torch.calls=0": "profiler.torch.calls=0 is not a whole number from 1 on",
@@ -192,10 +192,10 @@ def test_the_version_is_ours(call):
 
 
 def test_help_names_every_group_and_the_commands(call):
-    out = call("--help")[1]
+    out = call("run", "--help")[1]
     for word in ("model", "dtype", "backend", "timer", "tracker", "isolation", "experiment", "-m backend=flash,cudnn"):
         assert word in out
-    assert "attn_exp.ui" in out
+    assert "attn-exp ui" in out and "attn-exp --help" in out
 
 
 # From here on, whole processes.
@@ -225,7 +225,7 @@ def test_what_the_sweep_prints_fits_the_terminal_and_says_what_is_next(six):
     lines = done.stdout.splitlines()
     assert [line.split("]")[0] for line in lines[:6]] == [f"[{number}/6" for number in range(1, 7)]
     assert [line for line in lines[6:] if len(line) > 120] == []
-    assert lines[-1] == "records and table.csv are in multirun/six; look at them with: python -m attn_exp.ui"
+    assert lines[-1] == "records and table.csv are in multirun/six; look at them with: attn-exp ui"
     assert sum(line.startswith("flash ") for line in lines) == 3
     assert any(line.startswith("* cudnn runs on NVIDIA GPUs alone") for line in lines)
 

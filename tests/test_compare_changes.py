@@ -250,7 +250,7 @@ def test_undecided_cells_come_with_a_duel_against_a_rival_that_did_not_change(ag
     new = [sweeps.job("flash", 102.0, None), sweeps.job("cudnn", 80.0, None), sweeps.job("math", 70.0, None)]
     (duel,) = against(old, new).duels
     assert (duel.a.result.label, duel.b.result.label) == ("flash", "cudnn")
-    assert duel.command.startswith("python -m attn_exp.duel a=flash b=cudnn ")
+    assert duel.command.startswith("attn-exp duel a=flash b=cudnn ")
 
 
 def test_another_kernel_is_told(against):

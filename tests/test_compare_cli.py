@@ -14,8 +14,8 @@ import pytest
 import sweeps
 
 import attn_exp
-from attn_exp.commands.compare import main
-from attn_exp.compare.choice import Choice, choice_of
+from attn_exp.commands.compare import COMMAND, choice_of, main
+from attn_exp.compare.choice import READERS, Choice
 from attn_exp.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,12 +53,12 @@ def measured(tmp_path_factory):
 
 def test_sweeps_that_were_really_measured(measured):
     crowded, began = cli.crowding(), time.perf_counter()
-    ran = cli.run("sweep=first", "baseline=eager", cwd=measured, module="attn_exp.compare")
+    ran = cli.run("compare", "first", "baseline=eager", cwd=measured)
     seconds = time.perf_counter() - began
     assert (ran.returncode, ran.stderr) == (0, "")
     assert seconds / max(crowded, cli.crowding()) < 3
     assert "over eager" in ran.stdout and "pick this" in ran.stdout and "geometric means" in ran.stdout
-    ran = cli.run("sweep=second", "against=first", "format=json", cwd=measured, module="attn_exp.compare")
+    ran = cli.run("compare", "second", "against=first", "format=json", cwd=measured)
     assert ran.returncode == 0, ran.stderr
     tree = json.loads(ran.stdout)
     assert len(tree["rows"]) == 8
@@ -69,15 +69,16 @@ def test_sweeps_that_were_really_measured(measured):
 def test_help_answers_at_once(home, capsys):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    for name in Choice.__dataclass_fields__:
-        assert name.replace("_", "-") in said or name in said, name
+    assert {option.name for option in COMMAND.options} == set(READERS) - {"sweep"}
+    for option in COMMAND.options:
+        assert f"  {option.name}=" in said, option.name
+    assert max(map(len, said.splitlines())) <= 100
     assert main([]) == 2
-    assert max(map(len, said.splitlines())) <= 120
 
 
 def test_a_comparison_imports_nothing_heavy(home):
     code = (
-        "import sys\nfrom attn_exp.commands.compare import main\nassert main(['sweep=new', 'against=old']) == 0\n"
+        "import sys\nfrom attn_exp.commands.compare import main\nassert main(['new', 'against=old']) == 0\n"
         "print([name for name in ('torch', 'hydra', 'omegaconf', 'mlflow', 'pandas', 'numpy') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], env=cli.environment(), capture_output=True, text=True,
@@ -88,13 +89,13 @@ def test_a_comparison_imports_nothing_heavy(home):
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["sweep=new", "against=old"], 0),
-        (["sweep=new", "against=old", "--fail-if-slower", "3%"], 1),
-        (["sweep=new", "against=old", "--fail-if-slower=3%", "where=backend == flash"], 1),
-        (["sweep=new", "against=old", "--fail-if-slower", "5%", "where=backend == flash"], 0),
-        (["sweep=new", "against=old", "fail_if_slower=0.05"], 1),  # one is lost
-        (["sweep=same", "against=old", "--fail-if-slower", "3%"], 0),
-        (["sweep=old,new,same", "history"], 0),
+        (["new", "against=old"], 0),
+        (["new", "against=old", "fail_if_slower=3%"], 1),
+        (["new", "against=old", "fail_if_slower=3%", "where=backend == flash"], 1),
+        (["new", "against=old", "fail_if_slower=5%", "where=backend == flash"], 0),
+        (["new", "against=old", "fail_if_slower=0.05"], 1),  # one is lost
+        (["same", "against=old", "fail_if_slower=3%"], 0),
+        (["old,new,same", "history=true"], 0),
         (["multirun/old", "format=csv"], 0),
     ],
 )
@@ -108,67 +109,74 @@ def test_exit_codes(home, capsys, words, code):
 def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
     job = next((home / "multirun/same").glob("flash*")) / "record.json"
     job.write_bytes(job.read_bytes()[:100])
-    assert main(["sweep=same", "against=old"]) == 3
+    assert main(["same", "against=old"]) == 3
     said = capsys.readouterr()
     assert said.err.startswith("skipped: multirun/same/flash-") and said.err.count("\n") == 1
     assert "gone" in said.out
     # A regression is the worse news.
-    assert main(["sweep=same,new", "against=old", "--fail-if-slower", "3%"]) == 1
+    assert main(["same,new", "against=old", "fail_if_slower=3%"]) == 1
     for path in (home / "multirun/same").glob("*/record.json"):
         path.write_text('{"schema": 0}')
     capsys.readouterr()
-    assert main(["sweep=same"]) == 2
+    assert main(["same"]) == 2
     assert "has schema 0, this version reads 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sweep=nwe"], "there is no sweep 'nwe': did you mean 'new'"),
-        (["against=old"], "name a sweep with sweep=NAME"),
-        (["swep=new"], "there is no key 'swep': did you mean 'sweep'"),
-        (["new"], "'new' is not of the form key=value: for example sweep=new"),
-        (["sweep=new", "--fail-if-slwer=3%"], "did you mean 'fail_if_slower'"),
-        (["sweep=new", "--fail-if-slower"], "--fail-if-slower needs a percentage"),
-        (["sweep=new", "--fail-if-slower", "3%"], "say which with against=NAME"),
-        (["sweep=new", "against=old", "margin=300%"], "margin=300% is no percentage"),
-        (["sweep=new", "against=old", "margin=0"], "margin=0 is no percentage"),
-        (["sweep=new", "against=old", "history"], "against and history are different comparisons"),
-        (["sweep=new,same", "against=same"], "same stands on both sides of against="),
-        (["sweep=new", "against=old", "baseline=flash"], "baseline= says nothing with against"),
-        (["sweep=new", "history"], "a history needs 3 sweeps or more"),
-        (["sweep=new", "format=jsn"], "format=jsn is not known: did you mean 'json'"),
-        (["sweep=new", "rows=many"], "rows=many is no number of rows"),
-        (["sweep=new", "anyway=yes"], "anyway=yes is neither true nor false"),
-        (["sweep=new", "where="], "where= is empty"),
-        (["sweep=new", "metric=tflops", "metric=time_us"], "metric is given twice"),
-        (["sweep=new", "metric=tflps"], "there is no metric 'tflps': did you mean 'tflops'"),
-        (["sweep=new", "by=dtyp"], "by= names an unknown field 'dtyp': did you mean 'dtype'"),
-        (["sweep=new", "sort=tim_us"], "sort= names an unknown field 'tim_us': did you mean"),
-        (["sweep=new", "where=causal and"], "is not a valid filter"),
-        (["sweep=new", "published=nowhere.csv"], "cannot be read as CSV"),
-        (["sweep=new", "published=a.csv", "metric=tflops"], "published figures stand beside times"),
-        (["sweep=new", "uri=sqlite:///nowhere.db"], "there is no database"),
-        (["sweep=new", "out=nowhere/out.md"], "cannot write nowhere/out.md"),
+        (["nwe"], "there is no sweep 'nwe': did you mean 'new'"),
+        (["against=old"], "no SWEEP was given: write one, for example attn-exp compare first"),
+        (["swep=new"], "there is no option 'swep=': "),
+        (["new", "--fail-if-slwer=3%"], "did you mean 'fail_if_slower'"),
+        (["new", "--fail-if-slower"], "fail_if_slower= needs a value: write fail_if_slower=VALUE"),
         (
-            ["sweep=new", "out=report.pdf"],
+            ["new", "aginst=old"],
+            "there is no option 'aginst=': did you mean 'against'? the options are against=, ",
+        ),
+        (["new", "against=new"], "new stands on both sides of against=: compare it with another sweep"),
+        (["new", "old", "-x"], "there is no option '-x'"),
+        (["new", "model.name=gpt2"], "there is no sweep 'model.name=gpt2'"),
+        (["new,,old"], "has an empty name between its commas"),
+        (["new", "fail_if_slower=3%"], "say which with against=NAME"),
+        (["new", "against=old", "margin=300%"], "margin=300% is no percentage"),
+        (["new", "against=old", "margin=0"], "margin=0 is no percentage"),
+        (["new", "against=old", "history=true"], "against and history are different comparisons"),
+        (["new,same", "against=same"], "same stands on both sides of against="),
+        (["new", "against=old", "baseline=flash"], "baseline= says nothing with against"),
+        (["new", "history=true"], "a history needs 3 sweeps or more"),
+        (["new", "format=jsn"], "format=jsn is not known: did you mean 'json'"),
+        (["new", "rows=many"], "rows=many is no number of rows"),
+        (["new", "anyway=yes"], "anyway=yes is neither true nor false"),
+        (["new", "where="], "where= is empty"),
+        (["new", "metric=tflops", "metric=time_us"], "metric is given twice"),
+        (["new", "metric=tflps"], "there is no metric 'tflps': did you mean 'tflops'"),
+        (["new", "by=dtyp"], "by= names an unknown field 'dtyp': did you mean 'dtype'"),
+        (["new", "sort=tim_us"], "sort= names an unknown field 'tim_us': did you mean"),
+        (["new", "where=causal and"], "is not a valid filter"),
+        (["new", "published=nowhere.csv"], "cannot be read as CSV"),
+        (["new", "published=a.csv", "metric=tflops"], "published figures stand beside times"),
+        (["new", "uri=sqlite:///nowhere.db"], "there is no database"),
+        (["new", "out=nowhere/out.md"], "cannot write nowhere/out.md"),
+        (
+            ["new", "out=report.pdf"],
             "ends in none of .txt, .md, .csv, .json, .tex, .html: add format=",
         ),
-        (["sweep=."], "has no records"),
+        (["."], "has no records"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_with_2(home, capsys, words, said):
     assert main(words) == 2
     captured = capsys.readouterr()
-    assert said in captured.err and captured.err.startswith("attn_exp.compare: ")
+    assert said in captured.err and captured.err.startswith("attn-exp compare: ")
     assert (captured.out, captured.err.count("\n")) == ("", 1)
 
 
 def test_files_are_written_in_the_format_of_their_name(home, capsys):
     for name, begin in {"a.md": "old:", "a.csv": "model,", "a.json": "{", "a.tex": "% old", "a.txt": "old:"}.items():
-        assert main(["sweep=old", f"out={name}"]) == 0
+        assert main(["old", f"out={name}"]) == 0
         assert (home / name).read_text().startswith(begin)
-    assert main(["sweep=old", "out=b.txt", "format=json"]) == 0
+    assert main(["old", "out=b.txt", "format=json"]) == 0
     assert json.loads((home / "b.txt").read_text())["kind"] == "rivals"
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.splitlines()[0] == "a.md is written"
@@ -176,7 +184,7 @@ def test_files_are_written_in_the_format_of_their_name(home, capsys):
 
 def printed_to_a_terminal(folder, **environment):
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "attn_exp.compare", "sweep=new", "against=old"]
+    command = [sys.executable, "-m", "attn_exp", "compare", "new", "against=old"]
     plain = {name: value for name, value in cli.environment().items() if name != "NO_COLOR"}
     process = subprocess.Popen(command, cwd=folder, env=plain | environment, stdout=terminal)
     os.close(terminal)
@@ -197,22 +205,27 @@ def printed_to_a_terminal(folder, **environment):
 def test_colour_is_for_terminals_that_want_it(home):
     assert "\x1b[31mlost" in printed_to_a_terminal(home)
     assert "\x1b" not in printed_to_a_terminal(home, NO_COLOR="1")
-    piped = cli.run("sweep=new", "against=old", cwd=home, module="attn_exp.compare")
+    piped = cli.run("compare", "new", "against=old", cwd=home)
     assert piped.returncode == 0 and "\x1b" not in piped.stdout
 
 
 def test_a_reader_that_leaves_early_is_no_error(home):
-    command = f"{sys.executable} -m attn_exp.compare sweep=old | head -1; exit ${{PIPESTATUS[1]}}"
+    command = f"{sys.executable} -m attn_exp compare old | head -1; exit ${{PIPESTATUS[1]}}"
     ran = subprocess.run(["bash", "-c", command], cwd=home, env=cli.environment(), capture_output=True, text=True,
                          check=False)  # fmt: skip
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def asked(*words):
+    return choice_of(COMMAND.parse(words))
+
+
 def test_words_become_a_choice():
-    assert choice_of(["sweep=a,b", "sweep=c", "by=model,dtype", "margin=5%", "rows=all", "anyway=true"]) == Choice(
+    assert asked("a,b", "c", "by=model,dtype", "margin=5%", "rows=all", "anyway=true") == Choice(
         sweep=("a", "b", "c"), by=("model", "dtype"), margin=0.05, rows=None, anyway=True
     )
-    assert choice_of(["some/folder", "history"]) == Choice(sweep=("some/folder",), history=True)
+    assert asked("some/folder", "history=true") == Choice(sweep=("some/folder",), history=True)
+    assert asked("--margin", "5%", "a", "--anyway=true", "--rows=3") == asked("a", "margin=5%", "anyway=true", "rows=3")
 
 
 def test_for_notebooks_the_package_loads_and_compares(home):

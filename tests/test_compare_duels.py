@@ -20,8 +20,8 @@ GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
 
 def asked(command, gpus=(GPU,)):
     words = shlex.split(command)
-    assert words[:3] == ["python", "-m", "attn_exp.duel"]
-    rivals, shared = rivals_of(words[3:])
+    assert words[:2] == ["attn-exp", "duel"]
+    rivals, shared = rivals_of(words[2:])
     return [
         request_from_config(resolved_config(compose_config([*own, *shared], "a")), list(gpus))
         for own in rivals.values()
@@ -108,7 +108,7 @@ def test_rivals_that_are_compiled_alike_are_compiled_in_the_duel(tmp_path):
 def test_the_command_really_runs_dry(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jobs = [sweeps.job(name, us, device="cpu", measuring={"timer": "cpu"}) for name, us in (("flash", 9), ("math", 8))]
-    words = shlex.split(command(tmp_path, *jobs))[3:]
+    words = shlex.split(command(tmp_path, *jobs))[2:]
     assert main([*words, "dry_run=true"]) == 0
     said = capsys.readouterr().out
     assert said.count(sweeps.CASE.label()) == 2

@@ -86,7 +86,7 @@ def report(tmp_path, monkeypatch, *words):
 def test_it_is_one_file_that_fetches_nothing_and_runs_only_its_own_script(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     sweeps.write(tmp_path / "a", records())
-    text = report(tmp_path, monkeypatch, "sweep=a", "baseline=flash")
+    text = report(tmp_path, monkeypatch, "a", "baseline=flash")
     found = Reader(text)
     assert found.tags <= TAGS
     policy = next(value for tag, name, value in found.attributes if (tag, name) == ("meta", "content"))
@@ -102,7 +102,7 @@ def test_it_is_one_file_that_fetches_nothing_and_runs_only_its_own_script(tmp_pa
 
 def test_tables_are_whole_without_scripts_and_numbers_stand_to_the_right(tmp_path, monkeypatch):
     sweeps.write(tmp_path / "a", records())
-    text = report(tmp_path, monkeypatch, "sweep=a", "baseline=flash")
+    text = report(tmp_path, monkeypatch, "a", "baseline=flash")
     own = page(compare(tmp_path / "a", baseline="flash"))
     rows = next(table for table in Reader(text).tables if "TFLOPS" in table[0])
     heads, *cells = rows
@@ -117,7 +117,7 @@ def test_flags_statuses_reasons_and_environments_are_in_it(tmp_path, monkeypatch
     sweeps.write(tmp_path / "a", records())
     changed = [replace(one, environment=one.environment and sweeps.H200 | {"driver": "590"}) for one in records()]
     sweeps.write(tmp_path / "b", changed)
-    text = report(tmp_path, monkeypatch, "sweep=b", "against=a")
+    text = report(tmp_path, monkeypatch, "b", "against=a")
     tables = {table[0][0]: table for table in Reader(text).tables}
     assert tables["mark"][1][:3] == [">", "drift", "6"] and "differs from the first" in tables["mark"][1][3]
     assert ["error", "math", "1", "no kernel for it"] in tables["status"]
@@ -133,7 +133,7 @@ def test_what_records_say_is_text_and_nothing_else(tmp_path, monkeypatch, word):
     pytest.importorskip("matplotlib")
     sweeps.write(tmp_path / "a", records(word))
     sweeps.write(tmp_path / "b", [replace(one, environment=sweeps.H200) for one in records(word)])
-    for words in (("sweep=a",), ("sweep=b", "against=a", "anyway=true")):
+    for words in (("a",), ("b", "against=a", "anyway=true")):
         text = report(tmp_path, monkeypatch, *words)
         found = Reader(text)
         assert found.tags <= TAGS
@@ -162,13 +162,13 @@ def test_svg_alone_is_well_formed_whatever_the_names_are(tmp_path):
 def test_without_matplotlib_the_tables_are_there_and_a_sentence_says_what_is_missing(tmp_path, monkeypatch, capsys):
     sweeps.write(tmp_path / "a", records())
     monkeypatch.setattr("attn_exp.plots.style.importlib.util.find_spec", lambda name: None)
-    text = report(tmp_path, monkeypatch, "sweep=a")
+    text = report(tmp_path, monkeypatch, "a")
     assert "<svg" not in text and "flash" in text
     assert capsys.readouterr().err == (
         "the report is without plots: plots need matplotlib, which is not installed: pip install matplotlib\n"
         "r.html is written\n"
     )
-    assert main(["sweep=a", "folder=.", "plots=p"]) == 2
+    assert main(["a", "folder=.", "plots=p"]) == 2
     assert "pip install" in capsys.readouterr().err
 
 

@@ -104,7 +104,7 @@ def test_tables_fit_120_columns(made):
     for name, text in texts.items():
         if name.endswith(".txt"):
             for line in text.splitlines():
-                assert len(line) <= 120 or line.startswith("python -m attn_exp.duel"), (name, line)
+                assert len(line) <= 120 or line.startswith("attn-exp duel"), (name, line)
 
 
 def test_the_numbers_are_the_same_in_all_formats(made):

@@ -182,12 +182,12 @@ def test_files_are_the_same_every_time_and_pyplot_is_never_imported(folder, tmp_
 
 def test_the_command_writes_them_and_says_where(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    assert main(["sweep=one", "folder=.", "rows=3", f"plots={tmp_path / 'p'}"]) == 0
+    assert main(["one", "folder=.", "rows=3", f"plots={tmp_path / 'p'}"]) == 0
     out, err = capsys.readouterr()
     assert "flash" in out and err == f"12 plots are in {tmp_path / 'p'}\n"
     assert {path.suffix for path in (tmp_path / "p").iterdir()} == {".svg", ".png"}
     (tmp_path / "file").write_text("")
-    assert main(["sweep=one", "folder=.", f"plots={tmp_path / 'file'}"]) == 2
+    assert main(["one", "folder=.", f"plots={tmp_path / 'file'}"]) == 2
     assert "cannot write plots" in capsys.readouterr().err
 
 

@@ -17,11 +17,12 @@ import yaml
 
 from attn_exp.cli import COMMANDS, dispatch
 from attn_exp.commands.compare import main as compare_main
+from attn_exp.commands.duel import COMMAND as DUEL
 from attn_exp.commands.duel import rivals_of
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.compare.changes import VERDICTS
 from attn_exp.compare.render import FORMATS
-from attn_exp.config.compose import compose_config, resolved_config, split_config_dir
+from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.flags import FLAGS
@@ -194,11 +195,14 @@ def test_every_command_composes(arguments, tmp_path, monkeypatch):
 def test_every_duel_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
-    words, folder = split_config_dir(arguments)
-    rivals, shared = rivals_of(words)
+    typed = DUEL.parse(arguments)
+    rivals, shared = rivals_of(typed.overrides)
     for own in rivals.values():
         assert (
-            request_from_config(resolved_config(compose_config([*own, *shared], "a", folder)), [GPU]).device == "cuda"
+            request_from_config(
+                resolved_config(compose_config([*own, *shared], "a", typed.get("config_dir"))), [GPU]
+            ).device
+            == "cuda"
         )
 
 

@@ -45,7 +45,7 @@ NOT_RUN = {
 # These compute on a CPU whatever they are given here; others may be `unsupported` or `unavailable`, in a sentence.
 EVERYWHERE = {"flash", "math", "eager", "efficient", "mine", "sliced", "slicedattention", "myattention", "auto"}
 SMALL = {
-    "device": "cpu", "isolation": "none", "tracker": "none", "plots": "false", "seq_len": "32", "dtype": "fp32",
+    "device": "cpu", "isolation": "none", "tracker": "none", "save_plots": "false", "seq_len": "32", "dtype": "fp32",
     "model.q_heads": "2", "model.kv_heads": "2", "model.head_dim": "16", "stopping.min_rounds": "2",
     "stopping.max_rounds": "2", "stopping.budget_s": "0.01",
 }  # fmt: skip

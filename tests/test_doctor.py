@@ -86,13 +86,13 @@ def test_proofs_are_numbered_as_documented():
 
 @pytest.mark.parametrize("arguments", [("device=gpu",), ("cuda",), ("device=cuda:7",), ("device=cpu", "x=1")])
 def test_mistakes_are_one_sentence(tmp_path, arguments):
-    done = run(*arguments, cwd=tmp_path, module="attn_exp.doctor")
+    done = run("doctor", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
 
 
 def test_help_says_what_it_does(tmp_path):
-    done = run("--help", cwd=tmp_path, module="attn_exp.doctor")
+    done = run("doctor", "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "Ten proofs" in done.stdout

@@ -98,10 +98,10 @@ def test_with_company_on_the_machine_only_large_differences_are_told():
 
 
 def test_a_duel_of_three_runs_in_one_process_and_leaves_one_run(tmp_path):
-    done = run("a=eager", "b=eager", "c=slow", *CASE, "stopping.budget_s=0.2", cwd=tmp_path, module="attn_exp.duel")
+    done = run("duel", "a=eager", "b=eager", "c=slow", *CASE, "stopping.budget_s=0.2", cwd=tmp_path)
     assert done.returncode == 2, "the tests' own backends are not among the installed choices"
-    done = run("a=eager", "b=eager", "c=eager", "c._target_=crashers:Slow", "c.name=slow", *CASE,
-               "stopping.budget_s=0.2", cwd=tmp_path, module="attn_exp.duel")  # fmt: skip
+    done = run("duel", "a=eager", "b=eager", "c=eager", "c._target_=crashers:Slow", "c.name=slow", *CASE,
+               "stopping.budget_s=0.2", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     folder = next(tmp_path.glob("multirun/duel-*"))
     verdicts = {
@@ -118,6 +118,7 @@ def test_a_duel_of_three_runs_in_one_process_and_leaves_one_run(tmp_path):
 
 def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
     done = run(
+        "duel",
         "a=eager",
         "b=cudnn",
         "c=math",
@@ -125,17 +126,16 @@ def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
         "tracker=none",
         "stopping.budget_s=0.05",
         cwd=tmp_path,
-        module="attn_exp.duel",
     )
     assert done.returncode == 0, done.stderr
     assert "unsupported  b=cudnn: cudnn runs on NVIDIA GPUs alone" in done.stdout
     assert "a=eager" in done.stdout
     away = ("tracker=server", "tracker.uri=http://127.0.0.1:9")
-    alone = run("a=eager", "b=cudnn", *CASE, *away, cwd=tmp_path, module="attn_exp.duel")
+    alone = run("duel", "a=eager", "b=cudnn", *CASE, *away, cwd=tmp_path)
     assert alone.returncode == 1
     assert "nothing to compare" in alone.stdout
     # What MLflow lacks is said of a duel that failed too.
-    assert "store them with: python -m attn_exp.log duel-" in alone.stdout.partition("nothing to compare")[2]
+    assert "store them with: attn-exp log duel-" in alone.stdout.partition("nothing to compare")[2]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, arguments, words):
-    done = run(*arguments, cwd=tmp_path, module="attn_exp.duel")
+    done = run("duel", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -157,7 +157,7 @@ def test_mistakes_are_one_sentence(tmp_path, arguments, words):
 
 
 def test_help_says_how_to_duel(tmp_path):
-    done = run("--help", cwd=tmp_path, module="attn_exp.duel")
+    done = run("duel", "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "a=flash b=cudnn" in done.stdout
 

@@ -19,7 +19,7 @@ from attn_exp.results.read import read_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-SMALL = (*(word for word in cli.QUICK if not word.startswith("batch=")), "plots=false")
+SMALL = (*(word for word in cli.QUICK if not word.startswith("batch=")), "save_plots=false")
 
 
 def ran(command, cwd, *path, codes=(0,)):
@@ -84,7 +84,7 @@ def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
         for folder, share in ((base, factor), (sweep, 1.0)):
             for path in folder.glob("*/record.json"):
                 path.write_text(calm(path.read_text(), share))
-        assert compare_main([f"sweep={sweep}", f"against={base}", "--fail-if-slower", "3%", "spread=1%"]) == code
+        assert compare_main([sweep, f"against={base}", "fail_if_slower=3%", "spread=1%"]) == code
     made = ran([EXAMPLES / "ci_gate.sh", "fresh", *SMALL, "batch=1", "backend=math", "tracker=none"], home)
     assert "fresh" in made and (home / "multirun" / "fresh").is_dir()
 

@@ -195,8 +195,8 @@ def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
         (["fist"], "there is no sweep 'fist': did you mean 'first'?"),
         (["first/flsh"], "there is no job 'flsh'"),
         (["first/f"], "2 jobs begin with 'f'"),
-        (["first", "other"], "a page is about one job or sweep, and 2 were given"),
-        (["plots=x"], "none was given"),
+        (["first", "other"], "explain takes one JOB_OR_SWEEP, and 2 were given: attn-exp explain SWEEP/JOB"),
+        (["plots=x"], "no JOB_OR_SWEEP was given: write one, for example attn-exp explain SWEEP/JOB"),
         (["first", "plot=x"], "there is no option 'plot=': did you mean 'plots'?"),
         (["first", "--fast"], "there is no option '--fast'"),
         (["first", "plots="], "plots= is empty"),
@@ -231,7 +231,7 @@ def test_a_kernel_is_called_alike_by_every_profiler(name, shown):
 
 def test_help_is_there(capsys):
     assert main(["--help"]) == 0
-    assert "python -m attn_exp.explain JOB_OR_SWEEP" in capsys.readouterr().out
+    assert "attn-exp explain JOB_OR_SWEEP" in capsys.readouterr().out
     assert main([]) == 2
 
 

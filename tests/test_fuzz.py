@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from mutations import contents, texts, trees
 from omegaconf.errors import OmegaConfBaseException
 
-from attn_exp.compare.choice import Choice, choice_of
+from attn_exp.commands.compare import COMMAND, choice_of
+from attn_exp.compare.choice import Choice
 from attn_exp.compare.where import chosen
 from attn_exp.config.check import explain_error
 from attn_exp.config.compose import prepare_hydra, resolved_config
@@ -136,16 +137,16 @@ def test_a_mutated_filter_is_refused_or_chooses_among_what_is_there(cells, text)
 
 
 ASKED = [
-    "sweep=first", "against=old", "baseline=flash", "by=dtype,causal", "margin=3%", "rows=20", "format=json",
-    "--fail-if-slower=3%", "history", "published=true", "sort=time_us", "metric=tflops", "spread=1%", "where=causal",
-    "multirun/first", "plots=true", "anyway=true",
+    "first", "against=old", "baseline=flash", "by=dtype,causal", "margin=3%", "rows=20", "format=json",
+    "--fail-if-slower=3%", "history", "sweep=first", "published=true", "sort=time_us", "metric=tflops", "spread=1%",
+    "where=causal", "multirun/first", "plots=true", "anyway=true",
 ]  # fmt: skip
 
 
 @mutated
 @given(st.lists(texts(ASKED, ["=", "%", ",", "/", "-", "sweep", "9" * 400, "٣", "1e9", "²"]) | st.sampled_from(ASKED)))
 def test_mutated_words_of_a_comparison_are_refused_or_a_choice(words):
-    choice, refusal = attempt(lambda: choice_of(["sweep=first", *words]), UserError)
+    choice, refusal = attempt(lambda: choice_of(COMMAND.parse(["first", *words])), UserError)
     assert refusal or isinstance(choice, Choice)
 
 

@@ -26,7 +26,7 @@ from attn_exp.sweep.launcher import load_engine
 from attn_exp.sweep.slurm import _last_line
 
 RIVALS = ("eager", "flash", "math")
-SLEEPY = ("-m", f"backend={','.join(RIVALS)}", "batch=range(1,9)", "plots=false", "hydra/launcher=local_gpus")
+SLEEPY = ("-m", f"backend={','.join(RIVALS)}", "batch=range(1,9)", "save_plots=false", "hydra/launcher=local_gpus")
 
 
 def sleepy(*arguments: str, cwd: Path, gpus: int = 4) -> subprocess.Popen[str]:
@@ -121,7 +121,7 @@ def test_whatever_ends_the_parent_ends_its_workers_and_the_same_command_goes_on(
     assert 3 <= len(before) < 24
     for path in tmp_path.glob("multirun/cut/busy-*"):
         path.unlink()
-    done(sleepy(*SLEEPY[:3], "plots=false", "hydra/launcher=local_gpus", *arguments[len(SLEEPY) :], cwd=tmp_path))
+    done(sleepy(*SLEEPY[:3], "save_plots=false", "hydra/launcher=local_gpus", *arguments[len(SLEEPY) :], cwd=tmp_path))
     after = {record.request.job: record.finished_at for record in found(tmp_path, "cut")}
     assert len(after) == 24
     assert {job: at for job, at in after.items() if job in before} == before
@@ -130,7 +130,7 @@ def test_whatever_ends_the_parent_ends_its_workers_and_the_same_command_goes_on(
 def test_a_worker_that_is_killed_is_one_crashed_record(tmp_path):
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     (tmp_path / "conf" / "backend" / "shot.yaml").write_text("_target_: fakes.Honest\nname: shot\nkill: SIGKILL\n")
-    arguments = ("-m", "backend=eager,shot,flash", "batch=1,2", "sweep=k", "tracker=none", "plots=false")
+    arguments = ("-m", "backend=eager,shot,flash", "batch=1,2", "sweep=k", "tracker=none", "save_plots=false")
     out = done(sleepy("--config-dir", "conf", *arguments, "hydra/launcher=local_gpus", cwd=tmp_path, gpus=2))
     statuses = sorted((record.request.backend["name"], record.status) for record in found(tmp_path, "k"))
     assert statuses == [("eager", "ok")] * 2 + [("flash", "ok")] * 2 + [("shot", "crashed")] * 2
@@ -183,7 +183,7 @@ def test_stop_on_counts_for_the_last_job_of_one_gpu_too(tmp_path):
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     (tmp_path / "conf" / "backend" / "shot.yaml").write_text("_target_: fakes.Honest\nname: shot\nkill: SIGSEGV\n")
     arguments = ("--config-dir", "conf", "-m", "backend=eager,shot", "batch=1", "sweep=k", "tracker=none")
-    process = sleepy(*arguments, "stop_on=[crashed]", "plots=false", cwd=tmp_path, gpus=1)
+    process = sleepy(*arguments, "stop_on=[crashed]", "save_plots=false", cwd=tmp_path, gpus=1)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (1, "")
     assert "stopped at the first crashed job (stop_on), shot-" in out
@@ -196,7 +196,7 @@ ELSEWHERE = {
     "slurm": ("hydra/launcher=slurm", "hydra.launcher.cluster=local"),
     "ray": ("hydra/launcher=ray", "hydra.launcher.address=null"),
 }
-ON_CPU = ("-m", *QUICK, "backend=eager,flash", "batch=1,2", "++backend.sleep_s=1", "sweep=x", "plots=false")
+ON_CPU = ("-m", *QUICK, "backend=eager,flash", "batch=1,2", "++backend.sleep_s=1", "sweep=x", "save_plots=false")
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def cluster(tmp_path, monkeypatch):
 @pytest.mark.parametrize("launcher", ELSEWHERE)
 def test_jobs_of_several_processes_end_in_one_sweep(tmp_path, launcher, request):
     # With workers that measure, and one that dies.
-    arguments = ("-m", *QUICK, "backend=eager,cudnn,segfaults", "batch=1,2", "sweep=x", "plots=false")
+    arguments = ("-m", *QUICK, "backend=eager,cudnn,segfaults", "batch=1,2", "sweep=x", "save_plots=false")
     address = f"hydra.launcher.address={request.getfixturevalue('cluster')}" if launcher == "ray" else "seed=123"
     ran = run(*arguments, *ELSEWHERE[launcher], address, "hydra.launcher.tasks=2", cwd=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -311,7 +311,7 @@ def slurm(tmp_path, monkeypatch):
 
 
 def test_tasks_go_through_sbatch_and_lease_what_they_get(tmp_path, slurm):
-    arguments = ("-m", "backend=eager,flash", "batch=1,2,4", "sweep=x", "tracker=none", "plots=false")
+    arguments = ("-m", "backend=eager,flash", "batch=1,2,4", "sweep=x", "tracker=none", "save_plots=false")
     options = ("hydra.launcher.tasks=2", "hydra.launcher.partition=gpu", "hydra.launcher.timeout_min=7")
     out = done(sleepy(*arguments, "hydra/launcher=slurm", *options, cwd=tmp_path, gpus=2))
     assert out.startswith("2 tasks on slurm: 1234_0, 1234_1\n")
@@ -339,7 +339,7 @@ def test_tasks_that_are_still_queued_when_all_is_done_are_cancelled_and_not_wait
     monkeypatch.setenv("FAKE_SLURM_NODES", "1")
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     (tmp_path / "conf" / "backend" / "shot.yaml").write_text("_target_: fakes.Honest\nname: shot\nkill: SIGSEGV\n")
-    arguments = ("--config-dir", "conf", "-m", "batch=1,2", "sweep=x", "tracker=none", "plots=false")
+    arguments = ("--config-dir", "conf", "-m", "batch=1,2", "sweep=x", "tracker=none", "save_plots=false")
     how = ("backend=shot", "stop_on=[crashed]") if halt else ("backend=eager",)
     process = sleepy(*arguments, *how, "hydra/launcher=slurm", "hydra.launcher.tasks=2", cwd=tmp_path, gpus=1)
     out, err = process.communicate(timeout=40)

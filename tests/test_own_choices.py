@@ -3,9 +3,10 @@
 import pytest
 from inprocess import typed
 
-from attn_exp.commands.backends import ask, configured
-from attn_exp.config.compose import compose_config, resolved_config, split_config_dir
+from attn_exp.commands.duel import COMMAND as DUEL
+from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.core.errors import UserError
+from attn_exp.run.capabilities import ask, configured
 
 MINE = "_target_: elsewhere.Mine\nname: mine\nscale: null\n"
 
@@ -65,11 +66,12 @@ def test_mistakes_in_files_of_one_s_own_are_told(monkeypatch, tmp_path, own):
 
 @pytest.mark.parametrize("flag", [["--config-dir", "X"], ["--config-dir=X"], ["-cd", "X"]])
 def test_the_flag_is_taken_as_hydra_takes_it(flag, own):
-    words, folder = split_config_dir(["a=mine", *(word.replace("X", str(own)) for word in flag), "b=eager"])
-    assert (words, folder) == (["a=mine", "b=eager"], own)
+    given = DUEL.parse(["a=mine", *(word.replace("X", str(own)) for word in flag), "b=eager"])
+    assert (given.overrides, given.get("config_dir")) == (("a=mine", "b=eager"), own)
+    folder = given.get("config_dir")
     assert compose_config(["backend=mine"], "a", folder).backend.name == "mine"
     config = resolved_config(compose_config(["model=wide", "tracker=ours"], "a", folder))
-    assert (config["model"]["head_dim"], config["tracker"]["experiment"]) == (16, "ours")
+    assert (config["model"]["head_dim"], config["tracker"]["mlflow_experiment"]) == (16, "ours")
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(monkeypatch, tmp_path, capsys):

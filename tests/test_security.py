@@ -82,7 +82,7 @@ def test_reading_other_people_s_records_runs_nothing(
 ) -> None:
     folder = evil(tmp_path, monkeypatch)
     assert len(list(read_folder(folder).records())) == 4
-    assert compare_main(["sweep=theirs", "out=report.html", "plots=pictures"]) == 0
+    assert compare_main(["theirs", "out=report.html", "plots=pictures"]) == 0
     assert "<script>alert" not in (tmp_path / "report.html").read_text()
     assert log_main(["theirs", "tracker.uri=sqlite:///m/m.db", "tracker.artifacts=m/artifacts"]) == 0, (
         capsys.readouterr()

@@ -86,7 +86,7 @@ def test_four_processes_log_one_sweep(server: servers.Server, home: Path, capsys
         from attn_exp.core.record import write_record
         from attn_exp.tracking import SweepInfo, make_tracker
         me, folder = int(sys.argv[1]), Path("multirun/shared").absolute()
-        tracker = make_tracker({{"name": "mlflow", "uri": "{server.uri}", "experiment": "four"}})
+        tracker = make_tracker({{"name": "mlflow", "uri": "{server.uri}", "mlflow_experiment": "four"}})
         tracker.open(SweepInfo("shared", folder, ""))  # a warning, where the machine is too busy for a fast answer
         # One job is everybody's: it must be there once all the same.
         for length in (64 * me, 64 * me + 1, 4096):
@@ -109,7 +109,7 @@ def test_four_processes_log_one_sweep(server: servers.Server, home: Path, capsys
     assert {run.data.tags.get("mlflow.parentRunId") for run in found} == {None, parent.info.run_id}
     # Their artifacts came through the server, into its own store.
     assert len(list(server.artifacts.glob(f"{parent.info.experiment_id}/*/artifacts/{FILE_NAME}"))) == 9
-    code_, out, err = said(capsys, "shared", f"tracker.uri={server.uri}", "tracker.experiment=four")
+    code_, out, err = said(capsys, "shared", f"tracker.uri={server.uri}", "tracker.mlflow_experiment=four")
     assert (code_, err) == (0, "")
     assert out == f"shared: 9 records, 0 new, 9 there already, in MLflow at {server.uri}\n"
     assert kinds(server, "four")["job"] == 9
@@ -124,7 +124,7 @@ def test_a_replay_twice_is_once_wherever_the_folder_lies_and_names_what_is_broke
     cut.parent.mkdir()
     whole = next((home / "multirun" / "first").glob(f"flash-*/{FILE_NAME}")).read_bytes()
     cut.write_bytes(whole[: len(whole) // 2])
-    where = (f"tracker.uri={server.uri}", "tracker.experiment=again")
+    where = (f"tracker.uri={server.uri}", "tracker.mlflow_experiment=again")
     code, out, err = said(capsys, "first", "second", *where)
     assert (code, out.count(" there already")) == (3, 2)
     assert "first: 4 records, 4 new, 0 there already" in out
@@ -147,7 +147,7 @@ def test_a_run_of_a_server_is_explained_from_what_the_server_has(
     server: servers.Server, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a_sweep(home)
-    assert log_main(["first", f"tracker.uri={server.uri}", "tracker.experiment=explained"]) == 0
+    assert log_main(["first", f"tracker.uri={server.uri}", "tracker.mlflow_experiment=explained"]) == 0
     found = {run.data.tags["attn_exp.kind"]: run.info.run_id for run in runs(server, "explained")}
     shutil.rmtree(home / "multirun")
     capsys.readouterr()
@@ -174,7 +174,7 @@ def test_a_duel_is_replayed_with_its_verdicts(
     (folder / "duel.json").write_text(
         '{"forward": [{"a": "a=flash", "b": "b=math", "effect": 0.5, "low": 0.4, "high": 0.6, "p": 0.001}]}'
     )
-    where = (f"tracker.uri={server.uri}", "tracker.experiment=duels")
+    where = (f"tracker.uri={server.uri}", "tracker.mlflow_experiment=duels")
     assert "the duel is new" in said(capsys, "duel-1", *where)[1]
     code, out, err = said(capsys, "duel-1", *where)
     assert (code, err) == (0, "")
@@ -186,7 +186,7 @@ def test_a_duel_is_replayed_with_its_verdicts(
 
 
 def tracker_for(uri: str, experiment: str) -> Any:
-    return make_tracker({"name": "mlflow", "uri": uri, "experiment": experiment})
+    return make_tracker({"name": "mlflow", "uri": uri, "mlflow_experiment": experiment})
 
 
 def logged(tracker: Any, home: Path, records: list[Record]) -> str | None:
@@ -220,9 +220,9 @@ def test_an_artifact_store_that_takes_no_files_is_told_and_replayed(
         "lacks 4 records (its artifact store took no files, see its log for why: full, or not to be written?" in warning
     )
     command = warning.partition("store them with: ")[2].split()
-    assert command[:4] == ["python", "-m", "attn_exp.log", "first"]
+    assert command[:3] == ["attn-exp", "log", "first"]
     assert kinds(server, name) == {"sweep": 1}
-    code, out, _ = said(capsys, *command[3:])
+    code, out, _ = said(capsys, *command[2:])
     assert (code, "4 new" in out) == (0, True)
     assert kinds(server, name)["job"] == 4
 
@@ -235,7 +235,7 @@ def test_a_server_that_is_away_at_the_start_is_told_and_stored_into_when_it_is_b
     warning = tracker.open(SweepInfo("first", home / "multirun" / "first", ""))
     assert warning is not None
     assert f"MLflow at http://127.0.0.1:{port} takes nothing yet (it cannot be reached: Connection refused)" in warning
-    assert f"python -m attn_exp.log first tracker.uri=http://127.0.0.1:{port} tracker.experiment=late" in warning
+    assert f"attn-exp log first uri=http://127.0.0.1:{port} mlflow_experiment=late" in warning
     for record in records:
         tracker.log(record, home / "multirun" / "first" / record.request.job)
     tracker.settle()
@@ -262,14 +262,14 @@ def test_a_sweep_whose_server_was_lost_ends_with_the_command_that_stores_it(
     server: servers.Server, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed, port = inprocess.typed(monkeypatch, home), servers.free_port()
-    place = ("tracker=server", f"tracker.uri=http://127.0.0.1:{port}", "tracker.experiment=lost")
+    place = ("tracker=server", f"tracker.uri=http://127.0.0.1:{port}", "tracker.mlflow_experiment=lost")
     code, out, err = typed(*cli.QUICK, "backend=eager", "isolation=none", "sweep=lost", *place)
     assert code == 0, err
     assert "takes nothing yet (it cannot be reached: Connection refused): the sweep goes on" in out + err
     command = (out + err).rpartition("store them with: ")[2].splitlines()[0].split()
-    assert command == ["python", "-m", "attn_exp.log", "lost", *place[1:]]
+    assert command == ["attn-exp", "log", "lost", *(word.removeprefix("tracker.") for word in place[1:])]
     with forwarded(port, int(server.uri.rpartition(":")[2])):
-        code, out, err = said(capsys, *command[3:])
+        code, out, err = said(capsys, *command[2:])
     assert (code, err, "lost: 1 record, 1 new" in out) == (0, "", True)
     assert kinds(server, "lost") == {"sweep": 1, "job": 1}
     (parent,) = [run for run in runs(server, "lost") if run.data.tags["attn_exp.kind"] == "sweep"]
@@ -315,9 +315,10 @@ def test_a_server_that_refuses_is_the_user_s_mistake_before_anything_is_measured
         (["frist"], "there is no sweep 'frist': did you mean 'first'?"),
         (["first", "tracker=none"], "stores nothing: choose tracker=mlflow or tracker=server"),
         (["first", "tracker=sever"], "did you mean 'server'?"),
-        (["sweep=first"], "a sweep needs no key here: python -m attn_exp.log first"),
-        (["first", "--uri"], "is no sweep and no option"),
-        (["tracker=server"], "there is nothing to store"),
+        (["first", "--uri"], "uri= needs a value: write uri=VALUE"),
+        (["first", "--urk=x"], "there is no option 'urk=': did you mean 'uri'?"),
+        (["first", "model=gpt2"], "there is no option 'model=': "),
+        (["tracker=server"], "no SWEEP was given: write one, for example attn-exp log first"),
         (["first", f"tracker.uri=http:/me:{PLANTED}@host"], "tracker.uri=http:/host names no server"),
         (["first", f"tracker.uri=http://me:{PLANTED}@host:port"], "names no host and port"),
         (["first", f"tracker.uri=me:{PLANTED}@host"], "is none of sqlite, http"),
@@ -345,7 +346,7 @@ def test_no_secret_reaches_a_file_a_line_or_mlflow(server: servers.Server, datab
     command = [
         *(sys.executable, "-m", "attn_exp", "-m", "backend._target_=teller.Teller", *cli.QUICK, "batch=1,2"),
         *("tracker=server", f"tracker.uri={server.uri.replace('//', f'//me:{PLANTED}-typed@')}"),
-        *("tracker.experiment=secrets", "sweep=told", "isolation.variables=[MY_NOTE]", "plots=false"),
+        *("tracker.mlflow_experiment=secrets", "sweep=told", "isolation.variables=[MY_NOTE]", "save_plots=false"),
     ]
     environment = cli.environment() | secrets
     ran = subprocess.run(

@@ -55,7 +55,7 @@ def test_a_sweep_says_it_once_and_measures(newer_torch, tmp_path):
 
 def test_a_duel_says_it_and_measures(newer_torch, tmp_path):
     quick = [word for word in QUICK if not word.startswith("backend")]
-    done = run("a=math", "b=eager", "tracker=none", *quick, cwd=tmp_path, module="attn_exp.duel")
+    done = run("duel", "a=math", "b=eager", "tracker=none", *quick, cwd=tmp_path)
     assert (done.returncode, done.stdout.count(LINE)) == (0, 1), done.stderr
 
 

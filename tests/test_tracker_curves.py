@@ -126,6 +126,6 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_typo_in_plots_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = inprocess.typed(monkeypatch, tmp_path)
-    code, _, err = typed("plots=maybe", "device=cpu", "tracker=none")
-    assert code == 2 and "plots=maybe is neither true nor false" in err
+    code, _, err = typed("save_plots=maybe", "device=cpu", "tracker=none")
+    assert code == 2 and "save_plots=maybe is neither true nor false" in err
     assert not (tmp_path / "multirun").exists()

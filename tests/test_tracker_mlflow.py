@@ -86,7 +86,7 @@ def ready(place: Path, migrated: Path) -> Path:
 def config(folder: Path) -> dict[str, Any]:
     return {
         "name": "mlflow", "uri": f"sqlite:///{folder}/mlflow.db", "artifacts": str(folder / "artifacts"),
-        "experiment": "attn_exp",
+        "mlflow_experiment": "attn_exp",
     }  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def test_one_job_that_cannot_be_stored_is_a_warning_and_the_others_are_stored(
     warning = logged(ready, a_record("a"), a_record("b"), a_record("c"))
     assert warning is not None
     assert "lacks 1 record (disk full at http://host)" in warning
-    assert f"store them with: python -m attn_exp.log ./first tracker.uri=sqlite:///{ready}/mlflow.db" in warning
+    assert f"store them with: attn-exp log ./first uri=sqlite:///{ready}/mlflow.db" in warning
     parent, children = runs_of(ready)
     assert parent.info.status == "FINISHED"
     assert [run.data.tags["attn_exp.job"] for run in children] == ["a", "c"]
@@ -274,9 +274,12 @@ def test_one_job_that_cannot_be_stored_is_a_warning_and_the_others_are_stored(
 @pytest.mark.parametrize(
     ("given", "look"),
     [
-        ({}, "with: python -m attn_exp.ui"),
-        ({"uri": "sqlite:///mlruns/mlflow.db", "experiment": "mine"}, "with: python -m attn_exp.ui --experiment mine"),
-        ({"uri": "sqlite:////there/x.db"}, "with: python -m attn_exp.ui --uri sqlite:////there/x.db"),
+        ({}, "with: attn-exp ui"),
+        (
+            {"mlflow_experiment": "mine"},
+            "with: attn-exp ui mlflow_experiment=mine",
+        ),
+        ({"uri": "sqlite:////there/x.db"}, "with: attn-exp ui uri=sqlite:////there/x.db"),
         ({"uri": "http://me:secret@host:5000/"}, "at http://host:5000"),
     ],
     ids=str,
@@ -301,7 +304,7 @@ def test_the_command_that_stores_later_says_where_artifacts_go(place: Path) -> N
 
 
 def test_a_lost_server_is_one_warning_within_seconds(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tracker = make_tracker({"name": "mlflow", "uri": "http://me:secret@127.0.0.1:9", "experiment": "x"})
+    tracker = make_tracker({"name": "mlflow", "uri": "http://me:secret@127.0.0.1:9", "mlflow_experiment": "x"})
     tracker.open(SweepInfo("first", place / "first", ""))
     for job in range(20):
         tracker.log(a_record(str(job)), place)

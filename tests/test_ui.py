@@ -46,10 +46,8 @@ def group_of(leader: int) -> set[int]:
 
 
 def test_help_says_what_it_does_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        ui.main(["--help"])
-    assert "--open-sweep" in capsys.readouterr().out
-    assert "mlflow" not in ui.__dict__
+    assert ui.main(["--help"]) == 0
+    assert "attn-exp ui first port=5001" in capsys.readouterr().out
 
 
 def test_no_database_yet_is_one_sentence(
@@ -59,13 +57,13 @@ def test_no_database_yet_is_one_sentence(
     assert ui.main([]) == 2
     said = capsys.readouterr().err
     wanted = f"there is no database {tmp_path}/mlruns/mlflow.db yet: measure something with python -m attn_exp"
-    assert said == f"{wanted}, or give --uri\n"
+    assert said == f"attn-exp ui: {wanted}, or give uri=URI\n"
     assert not (tmp_path / "mlruns").exists()
 
 
 def test_a_server_needs_no_second_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ui.main(["--uri", "http://me:secret@host:5000"]) == 2
-    assert capsys.readouterr().err == "http://host:5000 is a server already: open it in a browser\n"
+    assert ui.main(["uri=http://me:secret@host:5000"]) == 2
+    assert capsys.readouterr().err == "attn-exp ui: http://host:5000 is a server already: open it in a browser\n"
 
 
 def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,8 +72,10 @@ def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFi
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert ui.main(["--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(port)]) == 2
-    found = re.fullmatch(rf"port {port} on 127.0.0.1 cannot be used: try --port (\d+)\n", capsys.readouterr().err)
+        assert ui.main([f"uri=sqlite:///{tmp_path}/mlflow.db", f"port={port}"]) == 2
+    found = re.fullmatch(
+        rf"attn-exp ui: port {port} on 127.0.0.1 cannot be used: try port=(\d+)\n", capsys.readouterr().err
+    )
     assert found
     assert int(found[1]) != port
 
@@ -84,10 +84,10 @@ def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFi
     ("flags", "wanted"),
     [
         (
-            ["--open-sweep", "frist"],
+            ["frist"],
             "there is no sweep 'frist' in that store: did you mean 'first'? the sweeps are first",
         ),
-        (["--open-sweep", "first", "--experiment", "other"], "there is no experiment 'other' in that store: "),
+        (["first", "mlflow_experiment=other"], "there is no experiment 'other' in that store: "),
     ],
 )
 def test_a_sweep_that_is_not_there_is_one_sentence(
@@ -100,11 +100,11 @@ def test_a_sweep_that_is_not_there_is_one_sentence(
             CREATE TABLE tags (key, value, run_uuid); INSERT INTO tags VALUES ('attn_exp.sweep', 'first', 'a');"""
         )
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    assert ui.main(["--uri", uri, "--port", str(a_free_port()), *flags]) == 2
+    assert ui.main([f"uri={uri}", f"port={a_free_port()}", *flags]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.startswith(wanted)
-    assert said.err.endswith(f"type {flags[-2]} NAME\n")
+    assert said.err.startswith(f"attn-exp ui: {wanted}")
+    assert said.err.endswith("; type attn-exp ui NAME\n" if len(flags) == 1 else "; type mlflow_experiment=NAME\n")
 
 
 def test_all_sweeps_are_listed_in_the_one_order_in_which_mlflow_nests_jobs() -> None:
@@ -132,7 +132,7 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
     assert tracker.close("FINISHED", ()) is None
     port = a_free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "attn_exp.ui", f"--uri={uri}", f"--port={port}", "--open-sweep=first"],
+        [sys.executable, "-m", "attn_exp", "ui", "first", f"uri={uri}", f"port={port}"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
         stdout=subprocess.PIPE,

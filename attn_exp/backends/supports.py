@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.core.case import ALIGNMENTS, PASSES, Case
+from attn_exp.core.case import ALIGNMENTS, DTYPES, PASSES, Case
 
-_OTHERS = "or see python -m attn_exp.backends"
+_SHORT = {name: typed for typed, name in DTYPES.items()}
+_OTHERS = "or see attn-exp backends"
 _DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
 
 
@@ -42,10 +43,32 @@ class Supports:
         """The passes there are for inputs of a dtype."""
         return ("forward",) if dtype in self.forward_only else self.passes
 
+    def summary(self) -> str:
+        """Return in a few words what can be computed."""
+        words = ["/".join(_SHORT.get(name, name) for name in self.dtypes)]
+        if self.devices == ("cuda",):
+            words.append("GPU")
+        if self.head_dims is not None:
+            words.append("d " + "/".join(map(str, self.head_dims)))
+        elif self.largest_head_dim is not None:
+            words.append(f"d <= {self.largest_head_dim}")
+        if self.value_dims != "equal":
+            pairs = "d_qk != d_v" if self.value_dims == "any" else " ".join(f"{q}/{v}" for q, v in self.value_dims)
+            words.append(pairs)
+        words += ["grouped heads"] if self.grouped else []
+        words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
+        words += [name for name in ("window", "softcap", "packed") if getattr(self, name)]
+        words += ["forward only"] if self.passes == ("forward",) else []
+        words += [f"{_SHORT.get(name, name)} forward only" for name in self.forward_only]
+        if self.capability or self.capabilities:
+            words.append(f"sm >= {'.'.join(map(str, self.capability))}" if self.capability else "")
+            words.append(f"sm {'/'.join(f'{major}x' for major in self.capabilities)}" if self.capabilities else "")
+        return ", ".join(filter(None, words))
+
     def refusal(self, case: Case, device: str) -> str | None:
         """Why a case is beyond this, in one sentence that says what to set instead; None if it is not."""
         checks = (
-            (device in self.devices, f"runs on {_DEVICES[self.devices[0]]} alone: see python -m attn_exp.backends"),
+            (device in self.devices, f"runs on {_DEVICES[self.devices[0]]} alone: see attn-exp backends"),
             (case.dtype in self.dtypes, f"computes {_words(self.dtypes)}, not {case.dtype}"),
             (self.grouped or case.q_heads == case.kv_heads, "has no grouped heads: set model.kv_heads=null"),
             (

@@ -1,78 +1,52 @@
-"""python -m attn_exp.compare sweep=NAME [against=NAME | history | published=FILE.csv] [KEY=VALUE ...]
+"""`attn-exp compare`: which backend is faster where, by how much, and which differences are too small to tell."""
 
-Reads the records of sweeps and says which backend is faster where, by how much, and what cannot be told.
-
-  python -m attn_exp.compare sweep=first baseline=flash                  the backends of a sweep beside each other
-  python -m attn_exp.compare sweep=new against=old --fail-if-slower 3%   a sweep against an earlier one
-  python -m attn_exp.compare sweep=monday,tuesday,friday history         three or more: where a level changed
-  python -m attn_exp.compare sweep=first published=figures.csv           beside published figures
-
-sweep, against   names of folders in folder= (multirun), patterns, paths; several with commas
-where            which cells: where="causal and seq_len >= 4096 and backend in (flash, cudnn)"
-metric           time_us, tflops, kernel_time_us, peak_memory_bytes ...; forward/time_us for one pass
-baseline         the backend that gains are over; without it each stands beside the best
-by, sort         group the means by fields; sort the rows by a field, -field from the largest down
-format, out      table, markdown, csv, json, latex, html; a file, whose ending may say the format
-plots            a folder for pictures of it, as SVG and PNG; html has them inside
-rows             how many rows to show
-margin           the difference that the verdict `equivalent` rules out (3%)
-spread           what equal rows may differ by, instead of what is known of the device
---fail-if-slower exit with 1 if a cell is slower by so much, or lost
-anyway           true: compare what cannot be compared all the same
-uri              read from an MLflow store, uri=sqlite:///mlruns/mlflow.db; mlflow_experiment: which of its experiments
-
-Exit codes: 0; 1 a regression; 2 something to type differently; 3 files that are no records were skipped.
-"""
-
-import gc
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attn_exp.commands.options import (
+    FOLDER,
+    MLFLOW_EXPERIMENT,
+    URI,
+    Command,
+    Given,
+    Option,
+    Positional,
+)
+from attn_exp.compare.choice import FORMATS, MARGIN, READERS, Choice, choice_for
 from attn_exp.core.errors import UserError
 
 if TYPE_CHECKING:
     from attn_exp.compare.comparison import Comparison
     from attn_exp.compare.sheet import Picture
 
-NOTHING_TO_DRAW = "there is nothing to draw of that"
-REGRESSION, MISTAKE, SKIPPED = 1, 2, 3
+NOTHING_TO_DRAW = "this comparison has nothing to draw"
+REGRESSION, SKIPPED = 1, 3
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Compare, and print or write what was found; the exit code."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0 if arguments else MISTAKE
-    # Thousands of records are millions of objects without a cycle: looking for some takes a sixth of the time.
-    gc.disable()
+def run(given: Given) -> int:
+    """Compare, and print or write the result; return the exit code."""
     from attn_exp.compare.answer import answer
     from attn_exp.compare.changes import Changes
-    from attn_exp.compare.choice import choice_of
     from attn_exp.compare.pages import page
     from attn_exp.compare.render import format_of, text_of
 
-    try:
-        choice = choice_of(arguments)
-        found = answer(choice)
-        colour = choice.out is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        drawn = drawings(found) if format_of(choice.format, choice.out) == "html" else ()
-        text = text_of(page(found), choice.format, choice.out, colour=colour, limit=choice.rows, pictures=drawn)
-        if choice.out is None:
-            print(text, flush=True)
-        else:
-            _write(Path(choice.out), text)
-            print(f"{choice.out} is written", file=sys.stderr)
-        if choice.plots is not None:
-            from attn_exp.plots.all import write_charts
+    choice = choice_of(given)
+    found = answer(choice)
+    colour = choice.out is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    drawn = drawings(found) if format_of(choice.format, choice.out) == "html" else ()
+    text = text_of(page(found), choice.format, choice.out, colour=colour, limit=choice.rows, pictures=drawn)
+    if choice.out is None:
+        print(text, flush=True)
+    else:
+        _write(Path(choice.out), text)
+        print(f"{choice.out} is written", file=sys.stderr)
+    if choice.plots is not None:
+        from attn_exp.plots.all import write_charts
 
-            count = len(write_charts(found, Path(choice.plots)))
-            print(f"{count} plots are in {choice.plots}" if count else NOTHING_TO_DRAW, file=sys.stderr)
-    except UserError as error:
-        print(f"attn_exp.compare: {error}", file=sys.stderr)
-        return MISTAKE
+        count = len(write_charts(found, Path(choice.plots)))
+        print(f"{count} plots are in {choice.plots}" if count else NOTHING_TO_DRAW, file=sys.stderr)
     for sentence in found.broken:
         print(f"skipped: {sentence}", file=sys.stderr)
     if isinstance(found, Changes) and choice.fail_if_slower is not None:
@@ -88,8 +62,13 @@ def main(arguments: Sequence[str]) -> int:
     return SKIPPED if found.broken else 0
 
 
+def choice_of(given: Given) -> Choice:
+    """Return the comparison that was asked for. Raises UserError for options that contradict each other."""
+    return choice_for(given.words, given.values)
+
+
 def drawings(found: "Comparison") -> "list[Picture]":
-    """The pictures of a report; none, and a sentence on standard error, where there is nothing to draw with."""
+    """Return the pictures of a report; none, and a sentence on standard error, where matplotlib is missing."""
     from attn_exp.plots.all import pictures
 
     try:
@@ -104,3 +83,67 @@ def _write(path: Path, text: str) -> None:
         path.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another with out=FILE") from error
+
+
+def _option(name: str, value: str, text: str, **more: str | tuple[str, ...]) -> Option:
+    return Option(name=name, value=value, help=text, read=READERS[name], **more)  # type: ignore[arg-type]
+
+
+COMMAND = Command(
+    name="compare",
+    usage="SWEEP [SWEEP ...] [against=SWEEP | history=true | published=FILE] [OPTION=VALUE ...]",
+    about=(
+        "Reads the records of sweeps and says which backend is faster where, and by how much; nothing is measured. "
+        "Differences that are too small to tell come with the command of the duel that would decide them."
+    ),
+    examples=(
+        ("attn-exp compare first baseline=flash", "the backends beside each other"),
+        ("attn-exp compare new against=old fail_if_slower=3%", "against an earlier sweep"),
+        ("attn-exp compare monday,tuesday,friday history=true", "where a level changed"),
+        ("attn-exp compare first published=figures.csv", "beside published figures"),
+        ("attn-exp compare first out=report.html plots=pictures", "a report, and pictures"),
+    ),
+    positional=Positional(
+        name="SWEEP",
+        help="a sweep's name in folder=, a pattern ('nightly-*') or a path; several with commas or spaces",
+        least=1,
+        commas=True,
+        example="attn-exp compare first",
+    ),
+    options=(
+        _option("against", "SWEEP", "the earlier sweep to compare with; several with commas", complete="sweeps"),
+        _option("history", "true", "three or more sweeps in order of time", default="false", choices=("true", "false")),
+        _option("published", "FILE", "a CSV file of published figures to stand beside", complete="files"),
+        _option("baseline", "BACKEND", "the backend that gains are relative to", default="the best of each case"),
+        _option("where", "EXPRESSION", "which cells: where='causal and seq_len >= 4096 and backend in (flash, cudnn)'"),
+        _option("by", "FIELD,...", "group the means by these fields"),
+        _option("sort", "FIELD", "sort the rows by a field; -FIELD for the largest first"),
+        _option("metric", "NAME", "time_us, tflops, kernel_time_us, ...; forward/time_us for one pass",
+                default="time_us"),
+        _option("format", "FORMAT", ", ".join(FORMATS), default="by the ending of out=, else table",
+                choices=tuple(FORMATS)),
+        _option("out", "FILE", "write the report into a file instead of printing it", complete="files"),
+        _option("plots", "FOLDER", "write the pictures into a folder, as SVG and PNG; HTML has them inside",
+                complete="files"),
+        _option("rows", "N", "how many rows to show", default="all"),
+        _option("margin", "PERCENT", "the difference that the verdict `equivalent` rules out",
+                default=f"{100 * MARGIN:g}%"),
+        _option("spread", "PERCENT", "what equal rows may differ by", default="what the doctor found on the device"),
+        _option("fail_if_slower", "PERCENT", "exit with 1 if a cell is slower by so much, or lost"),
+        _option("anyway", "true", "compare sweeps of different devices or versions all the same", default="false",
+                choices=("true", "false")),
+        FOLDER,
+        URI,
+        MLFLOW_EXPERIMENT,
+    ),
+    exits=(
+        "0 no regression",
+        "1 fail_if_slower= found a regression",
+        "2 something to type differently",
+        "3 files that are no records were skipped",
+    ),
+    run=run,
+    renamed={"sweep": "SWEEP", "experiment": "mlflow_experiment"},
+    bare=("history", "anyway"),
+)  # fmt: skip
+main = COMMAND.main

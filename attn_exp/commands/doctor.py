@@ -1,31 +1,20 @@
-"""python -m attn_exp.doctor [device=auto|cpu|cuda|cuda:N]: proves that this machine is measured right.
-
-Ten proofs on a GPU, what a CPU allows without one, a line each, pass or fail with its figure; under 3 minutes on a
-GPU. Keeps the machine's smallest meaningful difference (the margin), which `python -m attn_exp.duel` uses, and its
-ceilings. Exits 1 if a proof fails.
-"""
+"""`attn-exp doctor`: checks that this machine is measured right."""
 
 import os
 import subprocess
 import sys
 
-from attn_exp.config.request import resolve_device
-from attn_exp.core.errors import UserError
-from attn_exp.core.torch_version import installed_note
-from attn_exp.run.gpus import lease, visible_gpus
-from attn_exp.run.worker_process import worker_variables
+from attn_exp.commands.options import Command, Given, Option
 
 
-def main(arguments: list[str]) -> int:
-    """Run the proofs in a process of their own; its exit code, or 2 after a mistake of the user's."""
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    try:
-        device, gpus = resolve_device(_asked(arguments), visible_gpus())
-    except UserError as error:
-        print(f"attn_exp.doctor: {error}", file=sys.stderr)
-        return 2
+def run(given: Given) -> int:
+    """Run the checks in a process of their own; return its exit code."""
+    from attn_exp.config.request import resolve_device
+    from attn_exp.core.torch_version import installed_note
+    from attn_exp.run.gpus import lease, visible_gpus
+    from attn_exp.run.worker_process import worker_variables
+
+    device, gpus = resolve_device(given.get("device", "auto"), visible_gpus())
     if note := installed_note():
         print(note, flush=True)
     environment = worker_variables(os.environ)
@@ -37,19 +26,33 @@ def main(arguments: list[str]) -> int:
     process = subprocess.Popen([sys.executable, "-m", "attn_exp.doctor.run_checks", device], env=environment)
     try:
         return process.wait()
-    except KeyboardInterrupt:
+    finally:
+        # Ctrl-C, too, must leave no process behind.
         process.kill()
         process.wait()
-        return 130
-    finally:
         if held is not None:
             held.release()
 
 
-def _asked(arguments: list[str]) -> str:
-    if not arguments:
-        return "auto"
-    key, _, value = arguments[0].partition("=")
-    if len(arguments) > 1 or key != "device" or not value:
-        raise UserError("the doctor takes one option: device=auto, device=cpu, device=cuda or device=cuda:N")
-    return value
+COMMAND = Command(
+    name="doctor",
+    usage="[device=auto|cpu|cuda|cuda:N]",
+    about=(
+        "Proves on known work that this machine is measured right, one line a proof with its figure. Ten proofs on a "
+        "GPU take about two minutes, four on a CPU. Keeps the smallest difference that this machine can tell (the "
+        "margin) and its ceilings, which duel and compare use."
+    ),
+    examples=(("attn-exp doctor", "the GPU if there is one"), ("attn-exp doctor device=cpu", "the CPU")),
+    options=(
+        Option(
+            name="device",
+            value="DEVICE",
+            help="auto, cpu, cuda, or cuda:1 for one GPU of several",
+            default="auto",
+            choices=("auto", "cpu", "cuda"),
+        ),
+    ),
+    exits=("0 all proofs passed", "1 a proof failed", "2 something to type differently"),
+    run=run,
+)
+main = COMMAND.main

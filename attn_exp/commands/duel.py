@@ -1,41 +1,21 @@
-"""python -m attn_exp.duel [--config-dir FOLDER] a=BACKEND b=BACKEND [c=BACKEND] [a.OPTION=VALUE] [KEY=VALUE] ...
-
-Measures two or more backends of one case side by side in one process, a block each in turn (ABBA), and says which is
-faster, by how much, and whether that can be told at all. Options of one rival are given behind its letter, how it is
-compiled too; all other keys, and the folder of your own choices, are those of `python -m attn_exp`.
-
-  python -m attn_exp.duel a=flash b=cudnn batch=8 seq_len=4096
-  python -m attn_exp.duel a=flash b=math c=eager model=gpt2 causal=false
-  python -m attn_exp.duel a=eager b=eager b.compile=default
-"""
+"""`attn-exp duel`: measures backends of one case side by side."""
 
 import re
-import sys
 from collections.abc import Sequence
 
-from attn_exp.config.compose import split_config_dir
+from attn_exp.commands.options import CONFIG_DIR, Command, Given
 from attn_exp.core.errors import UserError
-from attn_exp.core.redaction import redacted
-from attn_exp.run.duel import run_duel
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _COMPILE = re.compile(r"\.compile[.=]")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run a duel; 0, or 2 after a mistake of the user's, or 1 if it could not be measured."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0 if arguments else 2
-    try:
-        words, own_choices = split_config_dir(arguments)
-        rivals, shared = rivals_of(words)
-        return run_duel(rivals, shared, own_choices, arguments)
-    except UserError as error:
-        print(f"attn_exp.duel: {redacted(str(error))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+def run(given: Given) -> int:
+    """Run a duel; return 0, or 1 if it could not be measured."""
+    rivals, shared = rivals_of(given.overrides)
+    from attn_exp.run.duel import run_duel
+
+    return run_duel(rivals, shared, given.get("config_dir"), given.command)
 
 
 def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -71,10 +51,34 @@ def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
         if key in own:
             raise UserError(f"{argument} is for all rivals, and {own[key]} for one: write it for each that it is for")
     if len(rivals) < 2:
-        raise UserError("a duel needs two backends, for example: python -m attn_exp.duel a=flash b=math batch=8")
+        raise UserError("a duel needs two backends, for example: attn-exp duel a=flash b=math batch=8")
     return rivals, shared
 
 
 def _option(option: str) -> str:
     """A rival's own option as an override. What the backend's file does not name is added to it."""
     return option.removeprefix(".") if _COMPILE.match(option) else f"++backend{option}"
+
+
+COMMAND = Command(
+    name="duel",
+    usage="[--config-dir FOLDER] a=BACKEND b=BACKEND [c=BACKEND ...] [a.OPTION=VALUE ...] [KEY=VALUE ...]",
+    about=(
+        "Measures two or more backends of one case side by side in one process, one block each in turn (ABBA). Says "
+        "which is faster, by how much, and whether the difference is large enough to tell."
+    ),
+    examples=(
+        ("attn-exp duel a=flash b=cudnn batch=8 seq_len=4096", "two backends"),
+        ("attn-exp duel a=flash b=math c=eager model=gpt2 causal=false", "three"),
+        ("attn-exp duel a=eager b=eager b.compile=default", "one backend, compiled and not"),
+    ),
+    options=(CONFIG_DIR,),
+    overrides=(
+        ("a=BACKEND b=BACKEND ...", "the backends, a letter each"),
+        ("a.OPTION=VALUE", "an option of one backend, or a.compile=MODE"),
+        ("KEY=VALUE", "the case and all else, in the groups and keys that attn-exp run --help lists"),
+    ),
+    exits=("0 there is a verdict", "1 fewer than two backends could be measured", "2 something to type differently"),
+    run=run,
+)
+main = COMMAND.main

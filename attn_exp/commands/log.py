@@ -1,54 +1,41 @@
-"""python -m attn_exp.log [--config-dir FOLDER] SWEEP [SWEEP ...] [tracker=NAME] [tracker.KEY=VALUE] [folder=multirun]
-
-Stores records into MLflow: those of a sweep whose server was away, of one without a tracker, or somebody else's. What
-is there already is not stored again: the same command twice is the same as once, also while the sweep goes on.
-
-  python -m attn_exp.log first                                     the sweep multirun/first, into mlruns/mlflow.db
-  python -m attn_exp.log first second tracker=server               two sweeps, into the server of tracker=server
-  python -m attn_exp.log 'nightly-*' tracker.uri=http://host:5000  those that match, into that server
-  python -m attn_exp.log /data/sweeps/first duel-2026-03-01_12-00-00-ab12   folders anywhere; duels too
-
-Exit codes: 0; 1 the store lacks some of it still; 2 something to type differently; 3 files that are no records were
-skipped, and the rest is stored.
-"""
+"""`attn-exp log`: stores records into MLflow that were measured before."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.config.compose import compose_config, split_config_dir
+from attn_exp.commands.options import CONFIG_DIR, FOLDER, Command, Given, Option, Positional
 from attn_exp.core.errors import UserError
-from attn_exp.core.redaction import redacted
-from attn_exp.results.read import HOME, sweep_folders
-from attn_exp.run.replay import Replayed, replay
 
 if TYPE_CHECKING:
+    from attn_exp.run.replay import Replayed
     from attn_exp.tracking.mlflow import MlflowPlace
 
-LACKING, MISTAKE, SKIPPED, INTERRUPTED = 1, 2, 3, 130
+LACKING, SKIPPED, INTERRUPTED = 1, 3, 130
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Store the sweeps that the words name; the exit code."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0 if arguments else MISTAKE
+def run(given: Given) -> int:
+    """Store the sweeps that the words name; return the exit code."""
     try:
-        return _log(arguments)
-    except UserError as error:
-        print(f"attn_exp.log: {redacted(str(error))}", file=sys.stderr)
-        return MISTAKE
+        return _log(given)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
 
 
-def _log(arguments: Sequence[str]) -> int:
-    words, own_choices = split_config_dir(arguments)
-    sweeps, overrides, home = _words(words)
-    folders = sweep_folders(sweeps, Path(home))
-    place = _place(overrides, own_choices)
+def _log(given: Given) -> int:
+    from attn_exp.results.read import HOME, sweep_folders
+
+    overrides = list(given.overrides)
+    for word in overrides:
+        if word.lstrip("+~").partition("=")[0].split(".")[0] != "tracker":
+            raise UserError(f"there is no option '{word.partition('=')[0]}=': {COMMAND.near(word)}, tracker=")
+    for name in ("uri", "mlflow_experiment"):
+        if name in given.values:
+            overrides.append(f"tracker.{name}={given.values[name]}")
+    folders = sweep_folders(given.words, Path(given.get("folder", HOME)))
+    place = _place(overrides, given.get("config_dir"))
     lacking = skipped = False
     for folder in folders:
         found = _replay(folder.resolve(), place)
@@ -60,28 +47,8 @@ def _log(arguments: Sequence[str]) -> int:
     return LACKING if lacking else SKIPPED if skipped else 0
 
 
-def _words(arguments: Sequence[str]) -> tuple[list[str], list[str], str]:
-    """Sweeps, Hydra's overrides of the tracker, and the folder that sweeps are in."""
-    sweeps, overrides, home = [], [], HOME
-    for word in arguments:
-        key, equals, value = word.partition("=")
-        if equals and key == "folder":
-            home = value
-        elif equals and key.split(".")[0] == "tracker":
-            overrides.append(word)
-        elif equals and key == "sweep":
-            raise UserError(f"a sweep needs no key here: python -m attn_exp.log {value}")
-        elif equals or word.startswith("-"):
-            raise UserError(f"'{word}' is no sweep and no option: the options are tracker=, tracker.uri=, folder=")
-        else:
-            sweeps.append(word)
-    if not sweeps:
-        raise UserError("there is nothing to store: name a sweep, for example python -m attn_exp.log first")
-    return sweeps, overrides, home
-
-
 def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
-    from attn_exp.config.compose import resolved_config
+    from attn_exp.config.compose import compose_config, resolved_config
     from attn_exp.tracking.mlflow import MlflowPlace
 
     config = resolved_config(compose_config(overrides, "log", own_choices))["tracker"]
@@ -90,7 +57,8 @@ def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
     return MlflowPlace(config)
 
 
-def _replay(folder: Path, place: "MlflowPlace") -> Replayed:
+def _replay(folder: Path, place: "MlflowPlace") -> "Replayed":
+    from attn_exp.run.replay import Replayed, replay
     from attn_exp.tracking.trouble import refusal
 
     # A store that cannot be reached may raise whatever its libraries raise.
@@ -105,7 +73,7 @@ def _replay(folder: Path, place: "MlflowPlace") -> Replayed:
         return Replayed(name=folder.name, kind="sweep", error=error)
 
 
-def _sentence(found: Replayed, place: "MlflowPlace") -> str:
+def _sentence(found: "Replayed", place: "MlflowPlace") -> str:
     from attn_exp.tracking.trouble import trouble
 
     if found.error is not None and not (found.new or found.there or found.lacking):
@@ -120,3 +88,46 @@ def _sentence(found: Replayed, place: "MlflowPlace") -> str:
         return f"{said}, in MLflow at {place.shown}"
     lacks = f"{found.lacking} it still lacks" if found.lacking else "the end of the sweep's run is lacking"
     return f"{said}, {lacks}: MLflow at {place.shown}: {trouble(found.error)}; the same command goes on from there"
+
+
+COMMAND = Command(
+    name="log",
+    usage="SWEEP [SWEEP ...] [uri=URI] [tracker=NAME] [OPTION=VALUE ...]",
+    about=(
+        "Stores records into MLflow: those of a sweep whose server was away, of one without a tracker, or somebody "
+        "else's. What is stored already is not stored again, so the same command may be repeated, also while the sweep "
+        "runs."
+    ),
+    examples=(
+        ("attn-exp log first", "the sweep multirun/first, into mlruns/mlflow.db"),
+        ("attn-exp log first second tracker=server", "two sweeps, into the server of tracker=server"),
+        ("attn-exp log 'nightly-*' uri=http://host:5000", "those that match, into that server"),
+        ("attn-exp log /data/first duel-2026-03-01_12-00-00-ab12", "folders anywhere; duels too"),
+    ),
+    positional=Positional(
+        name="SWEEP",
+        help="a sweep's or a duel's name in folder=, a pattern or a path; several with commas or spaces",
+        least=1,
+        commas=True,
+        example="attn-exp log first",
+    ),
+    options=(
+        Option(name="uri", value="URI", help="the MLflow store to write to", default="sqlite:///mlruns/mlflow.db"),
+        Option(name="mlflow_experiment", value="NAME", help="the experiment in that store", default="attn_exp"),
+        FOLDER,
+        CONFIG_DIR,
+    ),
+    overrides=(
+        ("tracker=NAME", "mlflow or server"),
+        ("tracker.KEY=VALUE", "any key of the tracker: tracker.artifacts=FOLDER"),
+    ),
+    exits=(
+        "0 all is stored",
+        "1 the store lacks some of it still",
+        "2 something to type differently",
+        "3 files that are no records were skipped, and the rest is stored",
+    ),
+    run=run,
+    renamed={"sweep": "SWEEP"},
+)
+main = COMMAND.main

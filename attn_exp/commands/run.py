@@ -4,8 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attn_exp.commands.worker import run_here
-from attn_exp.config.overrides import overridden
+from attn_exp.config.overrides import overridden, renamed
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
 from attn_exp.core.version import __version__
@@ -24,6 +23,9 @@ def main(arguments: Sequence[str]) -> int:
     """Do what the arguments ask for; return 0, 2 after a mistake of the user's, or 130 after Ctrl-C."""
     # argparse wants flags before or after the overrides, not among them; people type them anywhere.
     arguments = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
+    arguments, hints = renamed(arguments)
+    for hint in hints:
+        print(hint, file=sys.stderr)
     if "--version" in arguments:
         print(f"attn_exp {__version__}")
         return 0
@@ -37,6 +39,7 @@ def _run(arguments: list[str]) -> int:
     worker = Worker(reuse=True, timeout_s=None)
     if not overridden(arguments, *_NO_JOBS, "dry_run", *_WORKER_KEYS):
         start_ahead(worker)
+    from attn_exp.commands.worker import run_here
     from attn_exp.run.session import Session
     from attn_exp.tracking.base import EndStatus
 

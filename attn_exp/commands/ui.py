@@ -1,40 +1,50 @@
-"""python -m attn_exp.ui: MLflow's own pages over the runs of this project, on this machine alone by default.
+"""`attn-exp ui`: MLflow's own pages over the runs of this project."""
 
-Plain `mlflow ui` would open another, empty database. This one opens mlruns/mlflow.db and prints the address of a list
-that has each sweep with its jobs under it (click its +) and the columns one compares by. Ctrl-C ends it.
-"""
-
-import argparse
-import sys
-from collections.abc import Sequence
-
-from attn_exp.core.errors import UserError
-from attn_exp.tracking.location import DEFAULT_URI, database_file
-from attn_exp.tracking.mlflow_read import check_sweep
-from attn_exp.tracking.ui import checked, serve
+from attn_exp.commands.options import MLFLOW_EXPERIMENT, Command, Given, Option, Positional
+from attn_exp.core.values import port
+from attn_exp.tracking.location import DEFAULT_URI
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 0 after Ctrl-C, 2 for something to type differently, 1 if MLflow's server did not run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m attn_exp.ui", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--uri", default=DEFAULT_URI, help="database to show (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=5000, help="port to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, not the network)"
-    )
-    parser.add_argument("--experiment", default="attn_exp", help="experiment to open (default: %(default)s)")
-    parser.add_argument(
-        "--open-sweep", metavar="NAME", help="print the address of one sweep's jobs, fastest forward first"
-    )
-    given = parser.parse_args(arguments)
-    try:
-        uri = checked(given.uri, given.host, given.port)
-        path = database_file(uri)
-        if given.open_sweep is not None and path is not None:
-            check_sweep(path, given.experiment, given.open_sweep)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return serve(uri, host=given.host, port=given.port, experiment=given.experiment, sweep=given.open_sweep)
+def run(given: Given) -> int:
+    """Serve the pages until Ctrl-C; return the exit code."""
+    from attn_exp.tracking.location import database_file
+    from attn_exp.tracking.mlflow_read import check_sweep
+    from attn_exp.tracking.ui import checked, serve
+
+    host, number = given.get("host", "127.0.0.1"), given.get("port", 5000)
+    experiment = given.get("mlflow_experiment", "attn_exp")
+    sweep = given.words[0] if given.words else None
+    uri = checked(given.get("uri", DEFAULT_URI), host, number)
+    path = database_file(uri)
+    if sweep is not None and path is not None:
+        check_sweep(path, experiment, sweep)
+    return serve(uri, host=host, port=number, experiment=experiment, sweep=sweep)
+
+
+COMMAND = Command(
+    name="ui",
+    usage="[SWEEP] [port=N] [uri=URI] [OPTION=VALUE ...]",
+    about=(
+        "Starts MLflow's pages over this project's database, which plain `mlflow ui` would not find. Prints the "
+        "address of a list that has each sweep with its jobs under it (click its +), or one sweep's jobs, fastest "
+        "forward first. Ctrl-C ends it."
+    ),
+    examples=(
+        ("attn-exp ui", "all sweeps in mlruns/mlflow.db"),
+        ("attn-exp ui first port=5001", "the jobs of one sweep, on another port"),
+        ("attn-exp ui uri=sqlite:////data/mlruns/mlflow.db", "another database"),
+    ),
+    positional=Positional(
+        name="SWEEP", help="the sweep whose jobs to open; all sweeps without it", most=1, example="attn-exp ui first"
+    ),
+    options=(
+        Option(name="uri", value="URI", help="the database to show", default=DEFAULT_URI),
+        Option(name="port", value="N", help="the port to listen on", read=port, default="5000"),
+        Option(name="host", value="ADDRESS", help="the address to listen on", default="127.0.0.1, not the network"),
+        MLFLOW_EXPERIMENT,
+    ),
+    exits=("0 ended by Ctrl-C", "1 MLflow's server did not run", "2 something to type differently"),
+    run=run,
+    renamed={"open_sweep": "SWEEP", "sweep": "SWEEP", "experiment": "mlflow_experiment"},
+)
+main = COMMAND.main

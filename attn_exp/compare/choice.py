@@ -1,23 +1,24 @@
 """Choices: what a comparison is asked for, from the words of a command line."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from attn_exp.compare.render import FORMATS
 from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.values import Reader, names, one_of, rows, share, text, truth
 
 # Earlier spellings of keys.
 _EARLIER = {"experiment": "mlflow_experiment"}
 # A difference that matters, unless told otherwise: what `equivalent` rules out.
 MARGIN = 0.03
+# The formats of a report, and the ending of a file in each.
+FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "latex": ".tex", "html": ".html"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What to compare and how to show it; the keys of `python -m attn_exp.compare`, in its order.
+    """What to compare and how to show it; the options of `attn-exp compare`.
 
     `fail_if_slower`, `margin` and `spread` are relative differences (0.03 is 3 %), `rows` the most rows to show.
     """
@@ -44,43 +45,28 @@ class Choice:
     mlflow_experiment: str = "attn_exp"
 
 
-def choice_of(arguments: Sequence[str]) -> Choice:
-    """What a command line asks for.
+# How the text of each key becomes its value; the command and the Python API share them.
+READERS: dict[str, Reader] = {field.name: text for field in fields(Choice)} | {
+    **dict.fromkeys(("sweep", "against", "by"), names),
+    **dict.fromkeys(("history", "anyway"), truth),
+    **dict.fromkeys(("margin", "spread", "fail_if_slower"), share),
+    "rows": rows,
+    "format": one_of(tuple(FORMATS)),
+}
+# A call from Python has arguments of its own for these, or no use for them.
+_OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots")
+
+
+def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
+    """Return what a command line asks for, of its sweeps and the values of its options.
 
     Raises:
-        UserError: a key or value that does not exist.
+        UserError: options that contradict each other.
     """
-    given: dict[str, object] = {}
-    sweeps: list[str] = []
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
-        if word == "--fail-if-slower":
-            if not words:
-                raise UserError("--fail-if-slower needs a percentage: --fail-if-slower 3%")
-            word = f"fail_if_slower={words.pop(0)}"
-        key, equals, value = word.partition("=")
-        key = "fail_if_slower" if key == "--fail-if-slower" else key
-        if not equals:
-            if word == "history":
-                given["history"] = True
-                continue
-            if word.startswith("-") or "/" not in word:
-                raise UserError(
-                    f"'{word}' is not of the form key=value: {_near(word)}for example sweep={word.strip('-')}"
-                )
-            key, value = "sweep", word
-        key = _EARLIER.get(key, key)
-        if key not in _READERS:
-            raise UserError(f"there is no key '{key}': {_near(key)}the keys are {', '.join(_READERS)}")
-        if key == "sweep":
-            sweeps += _list(key, value)
-        elif key in given and key != "history":
-            raise UserError(f"{key} is given twice: give it once")
-        else:
-            given[key] = _READERS[key](key, value)
-    choice = Choice(**given | {"sweep": tuple(sweeps)})  # type: ignore[arg-type]
-    _check(choice)
+    choice = Choice(**{**given, "sweep": tuple(sweeps)})
+    if choice.fail_if_slower is not None and not choice.against:
+        raise UserError("fail_if_slower= compares two sweeps: say which with against=NAME")
+    check_ways(choice, against=bool(choice.against))
     return choice
 
 
@@ -93,24 +79,17 @@ def choice_from(keys: Mapping[str, Any]) -> Choice:
     given: dict[str, Any] = {}
     for word, value in keys.items():
         key = _EARLIER.get(word, word)
-        if key not in _READERS or key in ("sweep", "against", "format", "out", "rows", "plots"):
-            raise UserError(f"there is no key '{key}': {_near(key)}the keys are {', '.join(_READERS)}")
-        given[key] = _READERS[key](key, value) if isinstance(value, str) else value
-        if _READERS[key] is _share and isinstance(value, (int, float)):
-            given[key] = _share(key, f"{value:f}")
+        if key not in READERS or key in _OF_THE_COMMAND:
+            known = [name for name in READERS if name not in _OF_THE_COMMAND]
+            raise UserError(f"there is no key '{key}': {nearest(key, known)}the keys are {', '.join(known)}")
+        given[key] = READERS[key](key, value) if isinstance(value, str) else value
+        if READERS[key] is share and isinstance(value, (int, float)):
+            given[key] = share(key, f"{value:f}")
         elif isinstance(value, (list, tuple)):
             given[key] = tuple(map(str, value))
         elif isinstance(value, Path):
             given[key] = str(value)
     return Choice(**given)
-
-
-def _check(choice: Choice) -> None:
-    if not choice.sweep:
-        raise UserError("there is nothing to compare: name a sweep with sweep=NAME")
-    if choice.fail_if_slower is not None and not choice.against:
-        raise UserError("--fail-if-slower compares two sweeps: say which with against=NAME")
-    check_ways(choice, against=bool(choice.against))
 
 
 def check_ways(choice: Choice, *, against: bool) -> None:
@@ -123,59 +102,3 @@ def check_ways(choice: Choice, *, against: bool) -> None:
         for name in unused[way]:
             if getattr(choice, name):
                 raise UserError(f"{name}= says nothing with {way}: leave it out")
-
-
-def _near(key: str) -> str:
-    return nearest(key.lstrip("-").replace("-", "_"), _READERS)
-
-
-def _text(key: str, value: str) -> str:
-    if not value:
-        raise UserError(f"{key}= is empty: leave it out, or give a value")
-    return value
-
-
-def _list(key: str, value: str) -> tuple[str, ...]:
-    return tuple(_text(key, part.strip()) for part in value.split(","))
-
-
-def _truth(key: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise UserError(f"{key}={value} is neither true nor false")
-    return value.lower() == "true"
-
-
-def _share(key: str, value: str) -> float:
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(%?)", value)
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not match or not 0 < share < 1:
-        raise UserError(f"{key}={value} is no percentage between 0 and 100: use {key}=3%")
-    return share
-
-
-def _count(key: str, value: str) -> int | None:
-    if value == "all":
-        return None
-    if not value.isdecimal() or int(value) < 1:
-        raise UserError(f"{key}={value} is no number of rows: use {key}=20 or {key}=all")
-    return int(value)
-
-
-def _format(key: str, value: str) -> str:
-    if value not in FORMATS:
-        raise UserError(f"format={value} is not known: {nearest(value, FORMATS)}the formats are {', '.join(FORMATS)}")
-    return value
-
-
-_READERS = {field.name: _text for field in fields(Choice)} | {
-    "sweep": _list,
-    "against": _list,
-    "by": _list,
-    "history": _truth,
-    "anyway": _truth,
-    "margin": _share,
-    "spread": _share,
-    "fail_if_slower": _share,
-    "rows": _count,
-    "format": _format,
-}

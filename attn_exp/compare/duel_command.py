@@ -47,7 +47,7 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     """
     if a.compile != b.compile:
         return _comment(f"{a.label} and {b.label} are compiled differently: no duel can set that for one rival")
-    words = ["python", "-m", "attn_exp.duel", *_rival("a", a), *_rival("b", b), *case_words(a.case, a.model)]
+    words = ["attn-exp", "duel", *_rival("a", a), *_rival("b", b), *case_words(a.case, a.model)]
     if set(passes) == {"forward"}:
         # A backward needs its forward.
         words.append("passes=[forward]")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from attn_exp.compare.choice import FORMATS
 from attn_exp.compare.sheet import Page, Picture, Sheet, Tone, commands_of, printable
 from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
@@ -97,7 +98,6 @@ def latex(page: Page, *, limit: int | None = None) -> str:
 
 
 # What `format=` can be, and the endings of files that say it by themselves.
-FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "latex": ".tex", "html": ".html"}
 
 
 def format_of(form: str | None, file: str | None) -> str:

@@ -10,8 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attn_exp.config.check import check_keys
+from attn_exp.config.overrides import renamed, with_todays_keys
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.errors import UserError, no_config_dir
+from attn_exp.core.errors import UserError
 
 
 def resolved_config(config: DictConfig) -> dict[str, Any]:
@@ -25,14 +26,14 @@ def resolved_config(config: DictConfig) -> dict[str, Any]:
     own = OmegaConf.masked_copy(config, names) if "hydra" in config else config
     unresolved = OmegaConf.to_container(own, resolve=False)
     assert isinstance(unresolved, dict)
-    check_keys({str(name): value for name, value in unresolved.items()})
+    check_keys(with_todays_keys({str(name): value for name, value in unresolved.items()}))
     try:
         resolved = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         raise UserError(f"{key}{str(error).splitlines()[0]}") from error
     assert isinstance(resolved, dict)
-    return {str(name): value for name, value in resolved.items()}
+    return with_todays_keys({str(name): value for name, value in resolved.items()})
 
 
 def is_dry_run(config: DictConfig) -> bool:
@@ -45,31 +46,6 @@ def is_dry_run(config: DictConfig) -> bool:
 def isolation_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `make_isolation` from a whole configuration."""
     return {**options["isolation"], "profiler_timeout_s": options["profiler_timeout_s"]}
-
-
-_FLAGS = ("--config-dir", "-cd")
-
-
-def split_config_dir(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
-    """Return the arguments without `--config-dir FOLDER`, and that folder of the user's own choices.
-
-    Raises:
-        UserError: no folder is named, or it does not exist.
-    """
-    rest: list[str] = []
-    folder: str | None = None
-    words = iter(arguments)
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if flag in _FLAGS:
-            folder = value if equals else next(words, "")
-        else:
-            rest.append(word)
-    if folder is None:
-        return rest, None
-    if not folder or not Path(folder).is_dir():
-        raise UserError(no_config_dir(folder or "''"))
-    return rest, Path(folder).absolute()
 
 
 def new_sweep_name(prefix: str = "") -> str:
@@ -108,7 +84,7 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     prepare_hydra(sweep)
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            return compose("config", [*_search_path(own), *overrides])
+            return compose("config", [*_search_path(own), *renamed(overrides)[0]])
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain_error(error)) from error
 

@@ -1,6 +1,10 @@
 """Overrides as typed: the questions that must be answered before Hydra, which is slow to import, reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Earlier names of keys.
+RENAMED = {"plots": "save_plots", "tracker.experiment": "tracker.mlflow_experiment"}
 
 
 def override_key(argument: str) -> str:
@@ -11,3 +15,28 @@ def override_key(argument: str) -> str:
 def overridden(arguments: Sequence[str], *keys: str) -> bool:
     """Return whether any of the arguments is an override of one of these keys."""
     return any(override_key(argument) in keys for argument in arguments)
+
+
+def renamed(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments with today's names of keys, and a hint for each that had an earlier one."""
+    words, hints = [], []
+    for argument in arguments:
+        key = override_key(argument)
+        word = argument.replace(key, RENAMED[key], 1) if key in RENAMED and "=" in argument else argument
+        if word != argument:
+            hints.append(f"hint: `{word}` is the new spelling of `{argument}`")
+        words.append(word)
+    return words, hints
+
+
+def with_todays_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with today's names of keys; a file of the user's own may have earlier ones."""
+    found = dict(config)
+    for earlier, today in RENAMED.items():
+        group, _, key = earlier.rpartition(".")
+        node = dict(found.get(group) or {}) if group else found
+        if key in node:
+            node[today.rpartition(".")[2]] = node.pop(key)
+            if group:
+                found[group] = node
+    return found

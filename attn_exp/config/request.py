@@ -105,7 +105,7 @@ _KEYS = (
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
 # Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
-_NOT_KEPT = ("tracker", "folder", "dry_run", "plots")
+_NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots")
 
 
 def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:

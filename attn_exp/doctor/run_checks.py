@@ -1,6 +1,6 @@
 """python -m attn_exp.doctor.run_checks DEVICE: the proofs that a machine is measured right.
 
-`python -m attn_exp.doctor` runs them.
+`attn-exp doctor` runs them.
 
 Each proof is a function from a bench to a finding: what was asked, what was seen, and whether that is good enough.
 """

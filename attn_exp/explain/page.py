@@ -44,9 +44,9 @@ def sweep_page(found: Found) -> str:
         )
         parts += ["\n".join(lines) for lines in [same_kernels(several)] if lines]
     if len(groups) > _CASES:
-        parts.append(f"and {len(groups) - _CASES} more cases: python -m attn_exp.compare sweep=NAME has them all")
+        parts.append(f"and {len(groups) - _CASES} more cases: attn-exp compare SWEEP has them all")
     parts += [f"skipped: {said}" for said in found.broken]
-    parts.append("a page about one job: python -m attn_exp.explain SWEEP/JOB")
+    parts.append("a page about one job: attn-exp explain SWEEP/JOB")
     return "\n\n".join(parts)
 
 

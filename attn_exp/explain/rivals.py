@@ -55,7 +55,7 @@ def _doubt(slow: Result, fast: Result, direction: str) -> str:
     ratio = slow.metrics[f"{direction}/time_us"] / fast.metrics[f"{direction}/time_us"] - 1
     if ratio > max(0.01, sum(halves)):
         return ""
-    return f": within their intervals, so no difference is shown (python -m attn_exp.duel decides {SHORT[direction]})"
+    return f": within their intervals, so no difference is shown (attn-exp duel decides {SHORT[direction]})"
 
 
 def _kernels(own: Result, other: Result, direction: str) -> list[str]:

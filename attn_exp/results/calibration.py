@@ -1,4 +1,4 @@
-"""Calibration: what `python -m attn_exp.doctor` found of a machine, kept where later runs find it."""
+"""Calibration: what `attn-exp doctor` found of a machine, kept where later runs find it."""
 
 import os
 from dataclasses import dataclass, field

@@ -75,7 +75,7 @@ def run_duel(
     options = resolved_config(first)
     # Every duel in a process of its own, whatever the isolation of sweeps is.
     options["isolation"] |= {"name": "fresh"}
-    command = redacted(shlex.join(["python", "-m", "attn_exp.duel", *arguments]))
+    command = redacted(shlex.join(["attn-exp", "duel", *arguments]))
     context = open_context(options, command, print, kind="duel")
     folder = context.folder
     try:

@@ -172,11 +172,11 @@ class Session:
         """Open the context on the first job. Raises UserError for what cannot be meant, before any work."""
         if self.context is None:
             options = resolved_config(config)
-            if not isinstance(options["plots"], bool):
-                raise UserError(f"plots={options['plots']} is neither true nor false")
+            if not isinstance(options["save_plots"], bool):
+                raise UserError(f"save_plots={options['save_plots']} is neither true nor false")
             command = _command(self._arguments)
             self.context = open_context(options, command, self.progress.say, run_folder=self._run_folder)
-            self._plots = options["plots"]
+            self._plots = options["save_plots"]
         return self.context
 
     def resume_command(self) -> str:
@@ -286,7 +286,7 @@ class Session:
             self.progress.say(f"{jobs} without a result; try again with: {self.resume_command()}")
         self.progress.say(f"records and table.csv are in {near(folder)}{f'; look at them {look}' if look else ''}")
         if any(result.profiles for result in results):
-            self.progress.say(f"what bounds each job: python -m attn_exp.explain {self.opened.name}")
+            self.progress.say(f"what bounds each job: attn-exp explain {self.opened.name}")
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from attn_exp.core.record import Request
 _TRIES = 64
 # What all jobs of a sweep share.
 _ONCE = (
-    *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "plots"),
+    *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots"),
     *("profiler", "profiler_timeout_s"),
 )
 # The overrides of one job, in the order of the choices.

@@ -19,11 +19,11 @@ HOME = "multirun"
 
 def replay_command(folder: Path, uri: str, experiment: str, artifacts: str | None) -> str:
     """What to type here to store the sweep in `folder` later: no passwords, but a word on how to give them."""
-    words = ["python", "-m", "attn_exp.log", _typed(folder)]
+    words = ["attn-exp", "log", _typed(folder)]
     if uri != absolute_uri(DEFAULT_URI):
-        words.append(f"tracker.uri={redacted(uri)}")
+        words.append(f"uri={redacted(uri)}")
     if experiment != "attn_exp":
-        words.append(f"tracker.experiment={experiment}")
+        words.append(f"mlflow_experiment={experiment}")
     if artifacts != artifacts_place(None, uri):
         # The experiment may be made only then.
         words.append(f"tracker.artifacts={artifacts}")

@@ -41,7 +41,7 @@ class MlflowPlace:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.uri = absolute_uri(str(config.get("uri") or DEFAULT_URI))
-        self.experiment = str(config.get("experiment") or "attn_exp")
+        self.experiment = str(config.get("mlflow_experiment") or "attn_exp")
         self.artifacts = artifacts_place(config.get("artifacts"), self.uri)
 
     @property
@@ -111,9 +111,9 @@ class MlflowTracker:
         place = self._place
         if is_server(place.uri):
             return f"at {place.shown}"
-        words = [] if place.uri == absolute_uri(DEFAULT_URI) else ["--uri", place.shown]
-        words += [] if place.experiment == "attn_exp" else ["--experiment", place.experiment]
-        return f"with: {shlex.join(['python', '-m', 'attn_exp.ui', *words])}"
+        words = [] if place.uri == absolute_uri(DEFAULT_URI) else [f"uri={place.shown}"]
+        words += [] if place.experiment == "attn_exp" else [f"mlflow_experiment={place.experiment}"]
+        return f"with: {shlex.join(['attn-exp', 'ui', *words])}"
 
     def close(
         self,

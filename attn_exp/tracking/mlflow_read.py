@@ -103,11 +103,11 @@ def check_sweep(path: Path, experiment: str, sweep: str) -> None:
     try:
         with _opened(path) as database:
             experiments = [row[0] for row in database.execute("SELECT name FROM experiments")]
-            _check(experiment, experiments, "experiment", "--experiment ")
+            _check(experiment, experiments, "experiment", "mlflow_experiment=")
             there = [row[0] for row in database.execute(_SWEEPS, (experiment,))]
     except sqlite3.Error as error:
-        raise UserError(f"{path} cannot be read ({error}): give --uri sqlite:///FOLDER/mlflow.db") from error
-    _check(sweep, there, "sweep", "--open-sweep ")
+        raise UserError(f"{path} cannot be read ({error}): give uri=sqlite:///FOLDER/mlflow.db") from error
+    _check(sweep, there, "sweep", "attn-exp ui ")
 
 
 def _opened(path: Path) -> "contextlib.closing[sqlite3.Connection]":
@@ -119,7 +119,7 @@ def _from_database(path: Path, uri: str, experiment: str, names: Sequence[str]) 
     try:
         with _opened(path) as database:
             experiments = [row[0] for row in database.execute("SELECT name FROM experiments")]
-            _check(experiment, experiments, "experiment", "experiment=")
+            _check(experiment, experiments, "experiment", "mlflow_experiment=")
             for name in names:
                 rows = database.execute(_RUNS, (experiment, name)).fetchall()
                 if not rows:
@@ -151,8 +151,8 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     with _asked(uri, "name sweeps by their folders") as client:
         there = client.get_experiment_by_name(experiment)
         if there is None:
-            _check(experiment, [one.name for one in client.search_experiments()], "experiment", "experiment=")
-            raise UserError(f"there is no experiment '{experiment}': choose another with experiment=")
+            _check(experiment, [one.name for one in client.search_experiments()], "experiment", "mlflow_experiment=")
+            raise UserError(f"there is no experiment '{experiment}': choose another with mlflow_experiment=")
         with tempfile.TemporaryDirectory(prefix="attn_exp_") as folder:
             for name in names:
                 runs = search(client, there.experiment_id, {"attn_exp.sweep": name})

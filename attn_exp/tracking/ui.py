@@ -52,11 +52,11 @@ def checked(uri: str, host: str, port: int) -> str:
     if path is not None:
         if not path.exists():
             raise UserError(
-                f"there is no database {path} yet: measure something with python -m attn_exp, or give --uri"
+                f"there is no database {path} yet: measure something with python -m attn_exp, or give uri=URI"
             )
         check_database(path)
     if not _is_free(host, port):
-        raise UserError(f"port {port} on {host} cannot be used: try --port {_free_port(host)}")
+        raise UserError(f"port {port} on {host} cannot be used: try port={_free_port(host)}")
     return uri
 
 

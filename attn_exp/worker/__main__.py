@@ -33,6 +33,7 @@ from attn_exp.core.record import (
 
 if TYPE_CHECKING:
     from attn_exp.worker.device import Machine
+from attn_exp.core.errors import UserError
 from attn_exp.core.process import die_with_parent, end_with
 from attn_exp.core.requests import read_requests
 
@@ -157,6 +158,27 @@ def _prefer_as_victim() -> None:
         return
 
 
+def measure_again(folder: Path, *, once: bool) -> int:
+    """Measure the job of a folder and write its record, or with `once` call each pass once; return the exit code.
+
+    Raises:
+        UserError: a folder without a job.
+    """
+    if not ((folder / REQUEST_NAME).exists() or (folder / DUEL_NAME).exists()):
+        raise UserError(f"{folder} has no {REQUEST_NAME}: give a job's folder, as multirun/SWEEP/JOB")
+    faulthandler.enable()
+    try:
+        if once:
+            from attn_exp.worker.run_once import run_once
+
+            run_once(read_requests(folder)[0][0])
+        else:
+            run_folder(folder, None)
+    except RecordError as error:
+        raise UserError(str(error)) from error
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The worker's command line; 0 if the job has a record."""
     parser = argparse.ArgumentParser(prog="python -m attn_exp.worker", description=__doc__)
@@ -180,18 +202,10 @@ def main(arguments: list[str] | None = None) -> int:
     if given.serve:
         serve(given.reply_fd)
         return 0
-    if not ((given.folder / REQUEST_NAME).exists() or (given.folder / DUEL_NAME).exists()):
-        parser.error(f"{given.folder} has no {REQUEST_NAME}: give a job's folder, as multirun/SWEEP/JOB")
     try:
-        if given.once:
-            from attn_exp.worker.run_once import run_once
-
-            run_once(read_requests(given.folder)[0][0])
-        else:
-            run_folder(given.folder, None)
-    except RecordError as error:
+        return measure_again(given.folder, once=given.once)
+    except UserError as error:
         parser.error(str(error))
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """python -m attn_exp.worker.capabilities: what each backend can compute, as JSON.
 
-`python -m attn_exp.backends` prints it. Reads from standard input a list of
+`attn-exp backends` prints it. Reads from standard input a list of
 backends' configurations, a device, and a case or null; runs no attention.
 """
 
@@ -39,7 +39,7 @@ class Answer:
     needs: str = ""
     version: str | None = None
     missing: str | None = None
-    supports: Supports | None = None
+    can_compute: str = ""
     refusal: str | None = None
 
 
@@ -56,6 +56,7 @@ def answer(config: dict[str, Any], question: Question) -> Answer:
 
 def _asked(name: str, backend: Backend, question: Question) -> Answer:
     package: Package | None = getattr(backend, "package", None)
+    supports: Supports | None = getattr(backend, "supports", None)
     missing = None
     if package is not None:
         try:
@@ -68,7 +69,7 @@ def _asked(name: str, backend: Backend, question: Question) -> Answer:
         needs=package.install if package is not None else "",
         version=package.version() if package is not None else str(torch.__version__),
         missing=missing,
-        supports=getattr(backend, "supports", None),
+        can_compute=supports.summary() if supports is not None else "",
         refusal=_refusal(backend, question),
     )
 

@@ -59,7 +59,7 @@ class Command:
         self.temporary.mkdir()
         small = [argument for argument in QUICK if not argument.startswith("batch=")]
         self._arguments = [
-            *("-m", *small, f"batch=range(1,{jobs + 1})", "passes=[forward]", "plots=false"),
+            *("-m", *small, f"batch=range(1,{jobs + 1})", "passes=[forward]", "save_plots=false"),
             *("backend=eager", "backend._target_=drill.backend.Drilled", "backend.name=drilled"),
             *(f"+backend.plan={plan}", "isolation.timeout_s=8", f"sweep={sweep}", f"folder={folder}", *tracker),
         ]

@@ -190,7 +190,7 @@ def test_every_timer_can_rank_both_passes(tmp_path, timer):
 
 
 def test_a_duel_of_rivals_on_a_gpu_says_who_is_faster(tmp_path):
-    done = run("a=math", "b=cudnn", "seq_len=512", cwd=tmp_path, module="attn_exp.duel")
+    done = run("duel", "a=math", "b=cudnn", "seq_len=512", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     verdicts = json.loads(next(tmp_path.glob("multirun/duel-*/duel.json")).read_text())
     assert {direction: found[0]["verdict"] for direction, found in verdicts.items()} == {

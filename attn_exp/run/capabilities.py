@@ -1,0 +1,85 @@
+"""Capabilities: asks the backends in a process of its own what they can compute, and makes tables of the answers."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tabulate import tabulate
+
+from attn_exp.config.request import named_backend
+from attn_exp.core.case import Case
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError
+from attn_exp.run.worker_process import worker_variables
+
+_WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
+
+
+def ask(device: str, case: Case | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
+    """Ask all backends of conf/backend, and those of a folder of one's own, in a process of its own.
+
+    That one may import torch and whatever they need.
+
+    Raises:
+        UserError: a file that is no backend's, or a backend that ends the process.
+    """
+    configs = [configured(path) for folder in (conf_folder(), own_choices) if folder for path in _files(folder)]
+    question = msgspec.json.encode({"backends": configs, "device": device, "case": case})
+    ran = subprocess.run(
+        [sys.executable, "-m", "attn_exp.worker.capabilities"],
+        input=question,
+        env=worker_variables(os.environ),
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
+    if ran.returncode:
+        last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise UserError(f"the backends could not be asked: {' '.join(last)}")
+    answers: list[dict[str, Any]] = msgspec.json.decode(ran.stdout)
+    return answers
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted((folder / "backend").glob("*.yaml"))
+
+
+def configured(path: Path) -> dict[str, Any]:
+    """A backend's options as its file has them. Raises UserError for a file that names no class."""
+    try:
+        options = msgspec.yaml.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeError) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(options, dict):
+        raise UserError(f"{path} is no backend: it needs a line _target_: package.module.Class")
+    return named_backend(options)
+
+
+def table(answers: Sequence[dict[str, Any]]) -> str:
+    """All backends for a terminal of 120 columns: version or why there is none, what it is, what it can compute."""
+    rows = [[one["name"], one["version"] or "-", one["about"], one["can_compute"]] for one in answers]
+    text = tabulate(rows, list(_WIDTHS), tablefmt="simple", maxcolwidths=list(_WIDTHS.values()))
+    missing = [f"{one['name']}: {one['missing']}" for one in answers if one["missing"]]
+    return "\n".join([text, "", *(["not available here:", *missing] if missing else ["all are available here"])])
+
+
+def verdicts(answers: Sequence[dict[str, Any]]) -> str:
+    """For each backend whether it can compute the case, or why not."""
+    rows = []
+    for one in answers:
+        why = one["missing"] or one["refusal"]
+        rows.append([one["name"], "no" if why else "yes", why or ""])
+    return tabulate(rows, ["backend", "can", "why not"], maxcolwidths=[16, 4, 92])
+
+
+def markdown(answers: Sequence[dict[str, Any]]) -> str:
+    """The table of docs/backends.md: what does not depend on the machine."""
+    rows = [
+        [f"`{one['name']}`", one["about"], one["can_compute"], f"`{one['needs']}`" * bool(one["needs"])]
+        for one in answers
+    ]
+    return tabulate(rows, ["backend", "what it is", "can compute", "needs"], tablefmt="pipe")
