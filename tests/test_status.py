@@ -1,4 +1,4 @@
-"""Statuses have one home, core/status.py; docs and the files that set them agree with it."""
+"""Statuses have one home, core/status.py; the files that set them agree with it. tests/test_docs.py has the table."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,9 @@ from typing import get_args
 import pytest
 
 import attn_exp
-from attn_exp.core.status import STATUSES, Status, status_table
+from attn_exp.core.status import STATUSES, Status
 
 PACKAGE = Path(attn_exp.__file__).parent
-ROOT = PACKAGE.parent
-ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| (yes|no) \|", re.MULTILINE)
 # How a status is set: given to Stopped, Outcome or Record, or assigned.
 SETS = r'(?:Stopped\(|Outcome\(folder, |status=|status = |status: Status = |self.reason = ).*"%s"|or "%s"'
 
@@ -29,15 +27,3 @@ def test_the_files_that_set_a_status_are_those_of_the_table(status):
             lines = [line for line in path.read_text().splitlines() if "Profile(" not in line]
             setting |= {f"{room}/{path.name}" for line in lines if sets.search(line)}
     assert setting == set(STATUSES[status].set_by)
-
-
-def test_the_docs_have_the_table():
-    assert status_table() in (ROOT / "docs" / "records.md").read_text(), "run python docs/embed.py"
-
-
-def test_a_shorter_table_agrees():
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for status, meaning, again in ROW.findall(page.read_text()):
-            if status in STATUSES:
-                info = STATUSES[status]
-                assert (meaning, again) == (info.meaning, "no" if info.final else "yes"), page
