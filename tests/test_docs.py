@@ -51,7 +51,7 @@ def commands():
     for text in TEXTS.values():
         lines |= {line for block in fenced(text, "bash") for line in block.splitlines() if line.strip()}
         prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-        lines |= set(re.findall(r"`((?:python|attn-exp) [^` ]+ [^`]+)`", re.sub(r"\s*\n\s*", " ", prose)))
+        lines |= set(re.findall(r"`(python [^`]+|attn-exp [^` ]+ [^`]+)`", re.sub(r"\s*\n\s*", " ", prose)))
     return [shlex.split(line, comments=True) for line in sorted(lines) if not _PLACEHOLDER.search(line)]
 
 

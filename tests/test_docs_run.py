@@ -36,6 +36,7 @@ NOT_RUN = {
     "device=cuda": "needs a GPU: tests/gpu",
     "profiler=[": "needs a GPU: tests/gpu/test_gpu_profilers.py, tests/gpu/test_gpu_ncu.py",
     "compile=": "compiling takes a minute: tests/test_compilation.py, tests/test_inductor.py",
+    "+experiment=table": "its sizes are for a GPU: tests/test_docs.py composes it",
     "+experiment=flux": "it compiles and profiles: tests/test_inductor.py, tests/gpu/test_gpu_profilers.py",
     "workload=decoder_layer": "tests/test_workloads.py",
     "attn-exp doctor": "half a minute: tests/test_doctor.py",
