@@ -1,4 +1,4 @@
-"""What every comparison has, whatever it compares: who, by which metric, what to know about it."""
+"""What comparisons of all kinds have in common: sweeps, metric, notes, and rows as a sheet."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     import pandas
 
 
-# So many sweeps are named where a comparison is printed.
+# How many sweeps a printed comparison names.
 _NAMES = 4
 
 
 @dataclass(frozen=True)
 class About:
-    """One sweep of a comparison: its name and place, how many records it has, where and when they were measured.
+    """One sweep of a comparison: its name and place, its number of records, where and when they were measured.
 
-    `environment` has all that is known of where and how, the values of one name in one text.
+    `environment` lists everything known about software and hardware; several values of one name are joined.
     """
 
     name: str
@@ -40,8 +40,8 @@ class About:
 class Comparison(ABC):
     """A comparison, computed once; tables, files and plots only show it.
 
-    `notes` are sentences that a reader should know, `broken` names the files that are no records, and `differences`
-    are those of the environments that were compared.
+    `notes` are sentences for the reader, `broken` says which files could not be read, and `differences` are the
+    differences between the environments.
     """
 
     metric: ChosenMetric
@@ -71,7 +71,7 @@ class Comparison(ABC):
 
 
 def about(sweep: Sweep) -> About:
-    """What stands above a comparison about one sweep."""
+    """Return the summary of a sweep that stands above a comparison."""
     results = sweep.results
     devices = sorted({result.device_name for result in results} - {""})
     torches = {str(result.environment.get("versions", {}).get("torch", "")) for result in results} - {""}
@@ -81,7 +81,7 @@ def about(sweep: Sweep) -> About:
 
 
 def case_order(cell: Cell) -> tuple[Any, ...]:
-    """What cells are sorted by: cases in the order of their sizes, rivals of one case together."""
+    """Return the sort key of cells: cases by size, backends of one case adjacent."""
     case = cell.result.case
     sizes = tuple(sortable(getattr(case, name)) for name in case_columns())
     return (cell.result.model, *sizes, cell.direction != "forward", cell.result.label, cell.result.job)

@@ -1,4 +1,4 @@
-"""Duels: the command that would decide what two separate measurements leave open."""
+"""Duel commands: how to decide what two separate measurements leave open."""
 
 import shlex
 from collections import defaultdict
@@ -16,14 +16,14 @@ from attn_exp.core.text import flat, word
 from attn_exp.results.cell import Cell
 from attn_exp.results.result import Result
 
-# Sizes that a model brings along; all other fields of a case are keys of their own.
+# Sizes that a model defines; all other fields of a case are keys of their own.
 _OF_MODEL = ("q_heads", "kv_heads", "head_dim", "value_dim")
 _DEFAULT_TIMER = {"cuda": "device", "cpu": "cpu"}
 
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """Two cells of one case that cannot be told apart, or that would tell more side by side, and how to do that."""
+    """Two cells of one case whose order is undecided, and the command of the duel that would decide it."""
 
     a: Cell
     b: Cell
@@ -31,7 +31,7 @@ class Duel:
 
 
 def duels(pairs: Sequence[tuple[Cell, Cell]]) -> tuple[Duel, ...]:
-    """The duels of pairs of cells, each pair of one case and pass; one command where both passes are open."""
+    """Return the duels of pairs of cells of one case and pass; both passes share one command."""
     passes: dict[Any, set[str]] = defaultdict(set)
     for a, b in pairs:
         passes[frozenset((a.result.key, b.result.key))].add(a.direction)
@@ -49,7 +49,7 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         return _comment(f"{a.label} and {b.label} are compiled differently: no duel can set that for one rival")
     words = ["attn-exp", "duel", *_rival("a", a), *_rival("b", b), *case_words(a.case, a.model)]
     if set(passes) == {"forward"}:
-        # A backward needs its forward.
+        # The backward needs its forward.
         words.append("passes=[forward]")
     if a.device == "cpu":
         words.append("device=cpu")
@@ -63,7 +63,7 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
 
 
 def _comment(text: str) -> str:
-    """The text as a comment, whatever a record put into it."""
+    """Return the text as a shell comment of one line."""
     return f"# {' '.join(text.split())}"
 
 
@@ -75,17 +75,17 @@ def _compile_words(compiled: Compile) -> list[str]:
 
 
 def case_words(case: Case, model: str) -> list[str]:
-    """The choices that compose to a case: its model's name if that alone brings its sizes, else the sizes."""
+    """Return the overrides that compose to a case: its model's name if that defines its sizes, else the sizes."""
     words = [f"dtype={_dtypes().get(case.dtype, case.dtype)}"]
     if _sizes(_yaml(f"model/{model}")) == {name: getattr(case, name) for name in _OF_MODEL}:
         words.append(f"model={model}")
     else:
-        # On top of the default model, whose value_dim follows head_dim and which has no embedding.
+        # Relative to the default model, whose value_dim follows head_dim and which has no embedding.
         names = _OF_MODEL[:3] if case.value_dim == case.head_dim else _OF_MODEL
         words += [f"model.{name}={getattr(case, name)}" for name in names]
     for field in fields(Case):
         value = getattr(case, field.name)
-        # Truth values are always given: the command line's default need not be the case's.
+        # Booleans are always given, because the configuration's default may differ from the dataclass's.
         told = field.default is MISSING or value != field.default or isinstance(value, bool)
         if field.name in (*_OF_MODEL, "dtype", "q_len", "kv_len") or not told:
             continue
@@ -117,7 +117,7 @@ def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _yaml(name: str) -> dict[str, Any]:
-    """A choice of the configuration by `group/name`; empty if there is none of that name."""
+    """Return a choice of the configuration by `group/name`; empty if it does not exist."""
     path = conf_folder() / f"{name}.yaml"
     found = msgspec.yaml.decode(path.read_bytes()) if path.is_file() else {}
     return found if isinstance(found, dict) else {}
@@ -125,7 +125,7 @@ def _yaml(name: str) -> dict[str, Any]:
 
 @cache
 def _dtypes() -> dict[str, str]:
-    """The name of each data type's choice: `bfloat16` is `bf16`."""
+    """Return the choice of each data type: `bfloat16` is `bf16`."""
     return {
         str(_yaml(f"dtype/{path.stem}").get("name")): path.stem for path in (conf_folder() / "dtype").glob("*.yaml")
     }

@@ -1,4 +1,4 @@
-"""Environments: what differs between two results besides the result, and whether they may be compared at all."""
+"""Environments: how two results differ in hardware, software and method, and whether they are comparable."""
 
 import math
 from collections import Counter
@@ -19,10 +19,10 @@ _STANDS_FOR = {
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What lies between two sessions by the canaries that stand for a cell.
+    """The difference between two sessions, according to the canaries that represent a cell.
 
-    `factor` is how many times as long they took in the new session (geometric mean), `scatter` the largest relative
-    difference of one of them from that, 0 for a single one.
+    `factor` is how many times longer the canaries took in the new session (geometric mean), `scatter` the largest
+    relative deviation of a canary from it, 0 for a single one.
     """
 
     names: tuple[str, ...]
@@ -31,10 +31,11 @@ class Session:
 
 
 def session(old: Result, new: Result, direction: str) -> Session | None:
-    """What to divide a cell's time in the new session by; None if no canary that stands for it was measured in both.
+    """Return the factor to divide a cell's new time by, or None if both sessions lack a suitable canary.
 
-    None on a CPU: its canaries, a few milliseconds once a worker, were seen to move by 70 % where equal cells moved by
-    12 % the other way. None too where canaries of one kind disagree: then they do not measure the session.
+    None on a CPU: there canaries last a few milliseconds once per worker, and were seen to move by 70 % while equal
+    cells moved by 12 % the other way. None also if the canaries of one kind disagree, since they do not measure the
+    session.
     """
     if new.device == "cpu" or old.device == "cpu":
         return None
@@ -52,7 +53,7 @@ def session(old: Result, new: Result, direction: str) -> Session | None:
 
 
 def held_back_by(result: Result, direction: str) -> str:
-    """What limits a cell on a GPU: `compute`, `memory` or `latency`."""
+    """Return what limits a cell on a GPU: `compute`, `memory` or `latency`."""
     flops = result.metrics.get(f"{direction}/flops_of_measured", 0.0)
     moved = result.metrics.get(f"{direction}/bandwidth_of_measured", 0.0)
     if max(flops, moved) < _FAR_FROM_BOTH:
@@ -60,7 +61,7 @@ def held_back_by(result: Result, direction: str) -> str:
     return "compute" if flops >= moved else "memory"
 
 
-# With these the numbers measure other things, or other machines: refused, unless told otherwise (docs/comparing.md).
+# Differences that make numbers incomparable: refused unless anyway=true (docs/comparing.md).
 REFUSED = frozenset(
     {
         "device",
@@ -74,18 +75,18 @@ REFUSED = frozenset(
         "regime",
     }
 )
-# The same for jobs of the CPU, where the processor is what is measured.
+# CPU jobs measure the processor itself.
 REFUSED_ON_CPU = REFUSED | {"cpu", "cpu_threads"}
-# Measured anew in each session: these say nothing of what was set up.
+# These are measured anew in each session and do not describe a setup.
 _NO_DIFFERENCE = frozenset({"event_floor_us", "event_quantum_us", "nvml"})
-# Of values that differ within a sweep a report shows the first few.
+# How many of a sweep's differing values a report lists.
 _SHOWN = 4
 _OF_MEASURING = ("timer", "regime", "seed")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that differs between two sides, in so many cells; `refuses` if comparing them needs `anyway=true`."""
+    """A difference between two environments in so many cells; `refuses` if it requires `anyway=true`."""
 
     name: str
     old: Any
@@ -98,12 +99,12 @@ class Difference:
 
 
 def differences(pairs: Iterable[tuple[Result, Result]]) -> tuple[Difference, ...]:
-    """What differs between the first and the second of each pair, counted over the pairs; what refuses comes first."""
+    """Return the differences between the results of each pair, with their counts, the refused ones first."""
     found: Counter[tuple[str, str, str, bool]] = Counter()
     values: dict[tuple[str, str, str, bool], tuple[Any, Any]] = {}
     alike: dict[tuple[int, int, int, int], list[tuple[str, Any, Any, bool]]] = {}
     for old, new in pairs:
-        # Thousands of pairs have a handful of environments: those objects are shared, see `result.decode`.
+        # Thousands of pairs share a few environment objects; see `result.decode`.
         key = (id(old.environment), id(new.environment), id(old.measuring), id(new.measuring))
         if key not in alike:
             alike[key] = _between(old, new)
@@ -121,7 +122,7 @@ def differences(pairs: Iterable[tuple[Result, Result]]) -> tuple[Difference, ...
 
 
 def facts(result: Result) -> dict[str, Any]:
-    """What is known of where and how a result was measured, flat: `gpu`, `versions.torch`, `timer` ..."""
+    """Return everything known about where and how a result was measured: `gpu`, `versions.torch`, `timer` ..."""
     found: dict[str, Any] = {"device": result.device}
     for name, value in result.environment.items():
         if isinstance(value, Mapping):
@@ -133,7 +134,7 @@ def facts(result: Result) -> dict[str, Any]:
 
 
 def told(results: Iterable[Result]) -> tuple[tuple[str, str], ...]:
-    """What is known of where and how results were measured, by name: the values in one text where there are several."""
+    """Return what is known about where and how results were measured, several values of a name joined."""
     found: dict[str, dict[str, None]] = {}
     for result in {(id(result.environment), id(result.measuring)): result for result in results}.values():
         for name, value in facts(result).items():
@@ -150,11 +151,11 @@ def _between(old: Result, new: Result) -> list[tuple[str, Any, Any, bool]]:
     before, after = facts(old), facts(new)
     refused = REFUSED_ON_CPU if old.device == "cpu" else REFUSED
     if old.device != "cpu":
-        # The host's processor issues the calls; where the GPU is what is measured it is worth a word, no more.
+        # The host's processor only issues the calls, so its threads do not matter where the GPU is measured.
         before.pop("cpu_threads", None)
         after.pop("cpu_threads", None)
     return [
-        # What one side does not know (a driver without NVML) is no proof that they are unlike.
+        # A value that one side lacks (a driver without NVML) does not prove a difference.
         (name, before.get(name), after.get(name), name in refused and name in before and name in after)
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)

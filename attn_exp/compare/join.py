@@ -1,4 +1,4 @@
-"""Join: the cells of two sides that measure one and the same thing."""
+"""Match cells that measure the same thing: within one sweep, and between two."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from attn_exp.results.result import Result
 
 
 def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
-    """The cells without those of a job that was measured again, in this or another sweep; and a sentence if any."""
+    """Return the cells without superseded ones, of jobs that were measured again, and a note if there were any."""
     jobs: dict[Any, dict[Any, Cell]] = defaultdict(dict)
     for cell in cells:
         machines = jobs[cell.result.key, cell.direction, way(cell.result)]
@@ -20,7 +20,7 @@ def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
         if on not in machines or machines[on].result.finished_at <= cell.result.finished_at:
             machines[on] = cell
     for machines in jobs.values():
-        # A try that got nowhere knows no machine: it counts if it is the last, and gives way to any later one.
+        # A failed attempt has no machine: it counts if it is the latest, and any later cell replaces it.
         failed = machines.get(None)
         others = [cell for on, cell in machines.items() if on is not None]
         if failed is not None and others:
@@ -36,7 +36,7 @@ def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
 
 
 def rivals_of(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """The cells in groups that may be compared: one case and pass, measured in one way on one kind of machine."""
+    """Group cells that may be compared: one case and pass, measured in the same way on the same kind of machine."""
     rough: dict[Any, list[Cell]] = defaultdict(list)
     for cell in sorted(cells, key=case_order):
         rough[cell.result.case, cell.direction, way(cell.result)].append(cell)
@@ -45,7 +45,7 @@ def rivals_of(cells: Sequence[Cell]) -> list[list[Cell]]:
         machines: dict[Any, list[Cell]] = defaultdict(list)
         for cell in together:
             machines[machine(cell.result)].append(cell)
-        # A job that got nowhere knows no machine: it stands with the first.
+        # A failed job has no machine: it is listed in the first group.
         nowhere = machines.pop(None, [])
         first, *others = machines.values() or [[]]
         groups += [sorted(first + nowhere, key=case_order), *others]
@@ -53,12 +53,12 @@ def rivals_of(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def way(result: Result) -> tuple[Any, ...]:
-    """How a result was measured, as far as unlike ways cannot be compared."""
+    """Return how a result was measured, as far as different ways are not comparable."""
     return result.device, result.measuring.timer, result.measuring.regime, result.measuring.l2
 
 
 def machine(result: Result) -> tuple[Any, ...] | None:
-    """What a result was measured on, and by which method; None if it got nowhere."""
+    """Return the machine and the method of a result; None if the job failed."""
     if result.status != "ok":
         return None
     return (result.device_name, result.environment.get("power_limit_w"), result.l2, result.method_version)
@@ -69,11 +69,11 @@ _SHOWN = 4
 
 
 def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
-    """Every cell of both sides, with its counterpart if there is one.
+    """Pair every cell of both sides with its counterpart, if there is one.
 
-    Cells are of one case, backend with its options, device and pass. Those that were also measured by the same options,
-    on the same kind of machine if possible, find each other first; then those by the same timer, however long it
-    sampled; what is left is joined if there is no choice, and it is for the comparison of environments to refuse it.
+    Counterparts have the same case, backend with options, device and pass. Cells with the same measuring options on the
+    same kind of machine are paired first, then those with the same timer, then what remains unambiguous. The comparison
+    of environments decides afterwards whether a pair may be compared.
     """
     waiting: dict[Any, list[Cell]] = defaultdict(list)
     for cell in latest(old)[0]:
@@ -93,7 +93,7 @@ def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
 
 
 def nothing_in_common(old: Sequence[Cell], new: Sequence[Cell]) -> str:
-    """Why no cell of one side is on the other: the first thing of which they have no value in common."""
+    """Return why two sides have no cell in common: the first property in which they share no value."""
     things: list[tuple[str, Callable[[Cell], Any]]] = [
         ("device", lambda cell: cell.result.device),
         ("pass", lambda cell: cell.direction),

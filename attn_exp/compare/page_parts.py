@@ -1,4 +1,4 @@
-"""What the pages of all kinds of comparison have in common."""
+"""Parts that the pages of all kinds of comparison share."""
 
 import time
 from collections import Counter
@@ -14,7 +14,7 @@ from attn_exp.results.cell import Cell, ChosenMetric
 
 
 def detailed(page: Page, found: Comparison, cells: Sequence[Cell]) -> Page:
-    """The page with its details, and the notes that those make superfluous."""
+    """Return the page with its details and the notes that they make redundant."""
     results = list({id(cell.result): cell.result for cell in cells}.values())
     flags = [flag for result in results for flag in result.flags]
     sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(found)]
@@ -47,7 +47,7 @@ def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
 
 
 def _environments(found: Comparison) -> list[Sheet]:
-    """A row a fact, a column a sweep; what differs comes first."""
+    """A row per property and a column per sweep; differences first."""
     by_sweep = [dict(one.environment) for one in found.sweeps]
     names = sorted({name for one in by_sweep for name in one})
     rows = [(name, *(one.get(name, "") for one in by_sweep)) for name in names]
@@ -63,7 +63,7 @@ def _environments(found: Comparison) -> list[Sheet]:
     )
 
 
-# More varying fields of a case than this stand in tables as one label.
+# If more fields of the case vary than this, tables show the case's label instead.
 _MOST_COLUMNS = 5
 _NAMES = ("model", *case_columns(), "timer", "device")
 
@@ -71,7 +71,7 @@ _NAMES = ("model", *case_columns(), "timer", "device")
 def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
     """Return columns for model, case, timer and device, shown only where they vary.
 
-    Where so much of the case varies that no table would hold it, tables have the case's label instead.
+    If too many fields of the case vary, tables show the case's label instead.
     """
     varying = [name for name, values in _values_of(cells).items() if len(values) > 1]
     of_case = [name for name in varying if name in case_columns()]
@@ -84,7 +84,7 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
 
 
 def shared_values(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return what all cells share of model, case, timer and device."""
+    """Return the values of model, case, timer and device that all cells share."""
     only = {name: next(iter(values.values())) for name, values in _values_of(cells).items() if len(values) == 1}
     return {name: value for name, value in only.items() if value is not None}
 
@@ -100,7 +100,7 @@ def _case_label(values: dict[str, Any]) -> str:
 
 
 def case_values(cell: Cell) -> tuple[Any, ...]:
-    """The values of the columns of `case_part`; the label is made of the others."""
+    """Return the values of the columns of `case_part`; the label is derived from the others."""
     result = cell.result
     case = tuple(getattr(result.case, name) for name in case_columns())
     return (result.model, *case, result.measuring.timer, result.device, None)
@@ -123,7 +123,7 @@ def cell_values(cell: Cell, metric: ChosenMetric) -> tuple[Any, ...]:
 
 
 def duels_sheet(duels: Sequence[Duel], name: str, title: str) -> list[Sheet]:
-    """The commands that would decide; tables show them as lines, not as columns."""
+    """Return the sheet of duel commands; tables print them as lines."""
     if not duels:
         return []
     rows = [
@@ -135,7 +135,7 @@ def duels_sheet(duels: Sequence[Duel], name: str, title: str) -> list[Sheet]:
 
 
 def about_part(found: Comparison) -> dict[str, Any]:
-    """What every page says of its sweeps."""
+    """Return what the JSON output of every page says about its sweeps."""
     return {
         "metric": str(found.metric),
         "sweeps": [
@@ -158,7 +158,7 @@ def about_part(found: Comparison) -> dict[str, Any]:
 
 
 def head_lines(found: Comparison) -> list[str]:
-    """A line a sweep: its name, records, device, date."""
+    """Return a line per sweep: its name, number of records, device and date."""
     return [
         ", ".join(
             [
@@ -173,22 +173,22 @@ def head_lines(found: Comparison) -> list[str]:
 
 
 def shared_line(shared: dict[str, Any]) -> str:
-    """What all rows share, in one line."""
+    """Return what all rows share, in one line."""
     return ", ".join(f"{name} {written(value, 'text')}" for name, value in shared.items())
 
 
 def differing_notes(found: Comparison) -> list[str]:
-    """A sentence for each difference of the environments."""
+    """Return a sentence for each difference between the environments."""
     return [f"environment: {one} (in {one.cells} cells)" for one in found.differences]
 
 
 def day(seconds: float) -> str:
-    """Date and minute in UTC, so that a page reads the same everywhere; nothing if unknown."""
+    """Format a time as date and minute in UTC; empty if unknown."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else ""
 
 
 def reasons(cells: Sequence[Cell]) -> list[str]:
-    """A sentence for each reason why cells have no value."""
+    """Return a sentence for each reason why cells have no value."""
     found = dict.fromkeys(
         f"{cell.result.label} {cell.result.status}: {cell.result.reason}" for cell in cells if cell.result.reason
     )

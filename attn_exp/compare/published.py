@@ -1,4 +1,4 @@
-"""Published: a sweep beside figures that others published, in their convention of counting."""
+"""Compare a sweep with published figures, counting FLOPs as they do."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
 
-# Needed to say that a row and a case are the same; a file that lacks others leaves those open.
+# Columns that are required to match a case; a file may omit all others.
 _NEEDED = (("tflops",), ("q_len", "seq_len"))
 _NO_WINDOW = ("", "none", "null", "0", "-1")
 _YES_NO = {True: "yes", False: "no", None: "unknown"}
@@ -25,7 +25,7 @@ _YES_NO = {True: "yes", False: "no", None: "unknown"}
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One published figure: TFLOPS of one pass, with the fields of the case that its file names."""
+    """One published figure: TFLOPS of one pass, and the fields of the case that its file specifies."""
 
     source: str
     gpu: str
@@ -38,10 +38,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A cell of ours beside a published figure of its shape.
+    """One of our cells and a published figure of the same shape.
 
-    `tflops` is ours counted as theirs, `ratio` ours over theirs. `same_library` says whether ours runs that library;
-    if not, it is the fastest of the case. `same_gpu` is None where one of the two is unknown.
+    `tflops` is ours in their convention, `ratio` ours over theirs. `same_library` says whether our backend runs that
+    library; otherwise it is the fastest backend of the case. `same_gpu` is None if either GPU is unknown.
     """
 
     cell: Cell
@@ -54,13 +54,13 @@ class Beside:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Published(Comparison):
-    """A sweep beside the figures of a file; `figures` is how many the file has."""
+    """A sweep and the published figures of a file; `figures` is the number of figures in the file."""
 
     rows: tuple[Beside, ...]
     figures: int
 
     def sheet(self) -> Sheet:
-        """Return a row for each of our cells beside each figure of its shape."""
+        """Return a row for each of our cells and each figure of its shape."""
         columns = (
             *case_part([row.cell for row in self.rows]),
             Column("pass", "pass"),
@@ -102,10 +102,10 @@ class Published(Comparison):
 def compare_published(
     sweeps: Sequence[Sweep], cells: Sequence[Cell], file: Path, *, notes: Sequence[str] = ()
 ) -> Published:
-    """The cells chosen of sweeps beside the figures of a CSV file.
+    """Compare cells with the figures of a CSV file.
 
     Raises:
-        UserError: the file cannot be read or has no such columns, or no figure is of a shape that was measured.
+        UserError: the file cannot be read, lacks a column, or has no figure of a shape that was measured.
     """
     figures, left_out = read_figures(file)
     rows = [row for figure in figures for row in _beside(figure, cells)]
@@ -139,10 +139,10 @@ def compare_published(
 
 
 def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
-    """The figures of a CSV file, and a sentence about those rows that cannot be used.
+    """Return the figures of a CSV file, and a sentence about rows that cannot be used.
 
     Raises:
-        UserError: it cannot be read, or lacks the columns without which nothing can be joined.
+        UserError: the file cannot be read, or lacks a required column.
     """
     try:
         with file.open(newline="", encoding="utf-8") as stream:
@@ -176,7 +176,7 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
 
 
 def _figure(row: Mapping[str, str | None]) -> Figure:
-    """One row; columns that are missing or empty stay open. Raises ValueError for what is no figure."""
+    """Return the figure of one row; empty columns match any case. Raises ValueError if it is not a figure."""
     values = {name: (value or "").strip() for name, value in row.items() if name is not None}
     tflops = float(values["tflops"])
     if not 0 < tflops < float("inf"):
@@ -208,11 +208,11 @@ def _value(name: str, text: str) -> Any:
 
 
 def _beside(figure: Figure, cells: Sequence[Cell]) -> list[Beside]:
-    """Our cells of the figure's library, or the fastest of its shape where that library was not measured."""
+    """Match a figure with our cells of its library, or with the fastest if that library was not measured."""
     there = [cell for cell in cells if cell.value is not None and cell.direction == figure.direction]
     there = [cell for cell in there if _same_case(cell.result.case, figure.case)]
     own = [cell for cell in there if _is_library(cell.result, figure.library)]
-    # Of each case: the figure may leave sizes open.
+    # The fastest of each case, because a figure may leave sizes open.
     fastest = {cell.result.case: cell for cell in sorted(there, key=lambda cell: cell.value or 0.0, reverse=True)}
     found = []
     for cell in own or fastest.values():
@@ -226,7 +226,7 @@ def _beside(figure: Figure, cells: Sequence[Cell]) -> list[Beside]:
 
 def _same_case(case: Case, wanted: Mapping[str, Any]) -> bool:
     if case.window is not None or case.workload is not None:
-        return False  # a block's time is not of the attention that was published
+        return False  # a block's time is not that of its attention
     for name, value in wanted.items():
         ours = getattr(case, name)
         if name == "dtype" and value == "fp8":
@@ -246,6 +246,6 @@ def _is_library(result: Result, library: str) -> bool:
 
 
 def _gpu(name: str) -> str:
-    """A GPU's name as the datasheet has it, so that `H200 SXM` and `NVIDIA H200` are one."""
+    """Return a GPU's name as the datasheet has it, so that `H200 SXM` and `NVIDIA H200` are equal."""
     peak = datasheet_peak(name)
     return peak.name if peak else name

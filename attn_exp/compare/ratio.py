@@ -1,8 +1,8 @@
 """Ratios of two cells that were not measured side by side, and how far such ratios can be trusted.
 
-Nothing here is the test of `attn_exp.core.paired_test`, which holds for interleaved rounds alone. A ratio's interval
-combines both cells' own intervals over rounds with the spread between rows: how far two equal things lie apart because
-they were measured at different moments. The constants are what was seen; `spread=` replaces them.
+The duel's paired test is not used here: it holds only for interleaved rounds. The interval of a ratio combines both
+cells' confidence intervals with the spread between rows: how much two equal measurements differ because they ran at
+different times. The constants below were observed; `spread=` replaces them.
 """
 
 import math
@@ -15,23 +15,23 @@ from attn_exp.results.calibration import device_key
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.result import Result
 
-# Twelve medians of one call, one after another on an H200 under its power cap, spread by 0.8 to 2.2 %.
+# Twelve medians of the same call, measured consecutively on an H200 under its power cap, spread by 0.8 to 2.2 %.
 POWER_CAPPED_SPREAD = 0.022
-# Of 32 cells above 50 us measured by two programs minutes apart, the farthest pair (results/h200/sdpa_sweep).
+# The largest difference among 32 cells above 50 us, measured by two programs minutes apart (results/h200/sdpa_sweep).
 SESSION_SPREAD = 0.022
-# Three sweeps of 36 equal cells in turn on a CPU of 2 cores with other programs at work: from one sweep to the next
-# half of the cells differed by more than 2.3 to 5.4 %, of which 1.0 to 5.4 % by what all of them had in common.
+# Three sweeps of 36 equal cells, alternating on a 2-core CPU with other programs running: between sweeps half of the
+# cells differed by more than 2.3 to 5.4 %, of which 1.0 to 5.4 % was common to all cells.
 PROCESSOR_SPREAD = 0.05
 PROCESSOR_SESSION_SPREAD = 0.10
-# Two H200s of one host, the same call: 3.694 and 3.621 ms.
+# Two H200s of one host measured the same call at 3.694 and 3.621 ms.
 OTHER_GPU_SPREAD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times better one cell is than another (1.1: a tenth faster), with its 95 % interval.
+    """How many times better one cell is than another (1.1: 10 % better), with its 95 % confidence interval.
 
-    `spread` is the part of the interval that is not the cells' own: what two equal rows may differ by.
+    `spread` is the part of the interval that is not the cells' own: how much two equal rows may differ.
     """
 
     value: float
@@ -41,26 +41,26 @@ class Ratio:
 
     @property
     def told(self) -> bool:
-        """Whether the two can be told apart: the interval excludes 1, and the difference exceeds the spread."""
+        """Whether the interval excludes 1: the difference exceeds both cells' intervals and the spread."""
         return self.low > 1 or self.high < 1
 
 
 @dataclass(frozen=True)
 class Spreads:
-    """The spreads to reckon with: each device's smallest meaningful difference, or one figure for all."""
+    """How much equal rows may differ: the smallest meaningful difference per device, or one value for all."""
 
     margins: Mapping[str, float]
     fixed: float | None = None
 
     def margin(self, result: Result) -> float:
-        """The smallest difference that means something between rows of the result's device."""
+        """Return the smallest meaningful difference between rows of the result's device."""
         floor = PROCESSOR_SPREAD if result.device == "cpu" else MARGIN_FLOOR
         return max(floor, self.margins.get(device_key(dict(result.environment)), floor))
 
     def between_rows(self, one: Result, other: Result) -> float:
-        """What two rows of one session may differ by though they are equal, as a relative difference.
+        """Return how much two equal rows may differ, as a relative difference.
 
-        Two sweeps are two sessions, and two GPUs of one model are not one.
+        Two sweeps are two sessions, and two GPUs of one model are different devices.
         """
         if self.fixed is not None:
             return self.fixed
@@ -72,7 +72,7 @@ class Spreads:
         return math.hypot(margin, OTHER_GPU_SPREAD) if _other_gpu(one, other) else margin
 
     def between_sessions(self, one: Result, other: Result) -> float:
-        """What the same cell may differ by from one session to another, with nothing to divide the session out."""
+        """Return how much equal cells of two sessions may differ, without canaries to correct for the session."""
         if self.fixed is not None:
             return self.fixed
         known = PROCESSOR_SESSION_SPREAD if one.device == "cpu" else SESSION_SPREAD
@@ -80,12 +80,12 @@ class Spreads:
         return math.hypot(margin, OTHER_GPU_SPREAD) if _other_gpu(one, other) else margin
 
     def with_canaries(self, one: Result, other: Result, scatter: float) -> float:
-        """The same once the session was divided out by canaries that scatter by so much."""
+        """Return how much equal cells of two sessions may differ after correction by canaries of this scatter."""
         return self.fixed if self.fixed is not None else max(self.margin(one), self.margin(other), scatter)
 
 
 def gain(cell: Cell, over: Cell, metric: ChosenMetric) -> float | None:
-    """The logarithm of how many times better `cell` is than `over`; None if either has no value."""
+    """Return the logarithm of how many times better `cell` is than `over`, or None without two values."""
     if cell.value is None or over.value is None or cell.value <= 0 or over.value <= 0:
         return None
     log = math.log(cell.value / over.value)
@@ -93,12 +93,12 @@ def gain(cell: Cell, over: Cell, metric: ChosenMetric) -> float | None:
 
 
 def half_width(cell: Cell, over: Cell, spread: float) -> float:
-    """Half the 95 % interval of a log ratio: both cells' own and the spread, independent of each other."""
+    """Return the half-width of the 95 % interval of a log ratio: both cells' and the spread, independent."""
     return math.hypot(cell.half or 0.0, over.half or 0.0, math.log1p(spread))
 
 
 def ratio(cell: Cell, over: Cell, metric: ChosenMetric, spread: float) -> Ratio | None:
-    """How many times better `cell` is than `over`, with its interval; None if either has no value."""
+    """Return how many times better `cell` is than `over`, with its interval, or None without two values."""
     log = gain(cell, over, metric)
     if log is None:
         return None
@@ -107,7 +107,7 @@ def ratio(cell: Cell, over: Cell, metric: ChosenMetric, spread: float) -> Ratio 
 
 
 def p_value(log: float, half: float) -> float:
-    """The two-sided probability of a log ratio so far from 0, if `half` is 1.96 of its standard deviations."""
+    """Return the two-sided p-value of a log ratio whose 95 % interval has the half-width `half`."""
     return 2 * NormalDist().cdf(-abs(log) / half * NormalDist().inv_cdf(0.975))
 
 

@@ -1,4 +1,4 @@
-"""Sheets: the rows of a comparison with columns that know their form. Every output shows the same sheets."""
+"""Sheets: the rows of a comparison in formatted columns. All output formats show the same sheets."""
 
 import math
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Any, Literal
 
 from attn_exp.core.text import figures, plain
 
-# How a value is written; percent (two decimals and a sign) and half (one decimal) are of shares.
+# How a value is formatted; `percent` (signed, two decimals) and `half` (one decimal) take fractions.
 Form = Literal["text", "figure", "ratio", "percent", "half"]
 Tone = Literal["good", "bad", "open", "best", ""]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `name` in files and data frames, `head` in tables (empty: files alone), how its values are written.
+    """One column: `name` in files and data frames, `head` in tables (empty: only in files), and the value's format.
 
-    `spare` says how dispensable it is in a narrow table: the largest goes first, 0 never goes. `joined` makes one text
-    of several values of the row, for tables alone.
+    `spare` ranks columns that a narrow table may omit: the largest first, 0 never. `joined` makes one text of several
+    values of the row; such a column exists only in tables.
     """
 
     name: str
@@ -28,13 +28,13 @@ class Column:
 
 
 def printable(text: str) -> str:
-    """Text on one line, without control characters: names and reasons may come from anywhere."""
+    """Return text on one line without control characters: names and reasons may contain anything."""
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Rows of values in the order of the columns; `tones` say how each row is coloured on a terminal."""
+    """Rows of values in the order of the columns; `tones` are the rows' colours on a terminal."""
 
     name: str
     title: str
@@ -43,12 +43,12 @@ class Sheet:
     tones: tuple[Tone, ...] = ()
 
     def dictionaries(self) -> list[dict[str, Any]]:
-        """The rows by the names of their columns, as files and data frames have them; numbers to six digits."""
+        """Return the rows by column name, as files and data frames have them; numbers with six digits."""
         kept = [(index, column.name) for index, column in enumerate(self.columns) if column.joined is None]
         return [{name: rounded(row[index]) for index, name in kept} for row in self.rows]
 
     def texts(self) -> list[dict[str, str]]:
-        """The rows by the heads of their columns, as tables have them."""
+        """Return the rows by column head, as tables show them."""
         shown = [(index, column) for index, column in enumerate(self.columns) if column.head]
         found = []
         for row in self.rows:
@@ -64,9 +64,10 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Page:
-    """A comparison ready to be written: what it is about, lines above, sheets (the first is the rows), notes below.
+    """A comparison ready for output: lines above, sheets (the first has the rows), notes below.
 
-    `details` are sheets that only a report has room for, `detailed` the notes that say the same in fewer words.
+    `about` is the header of the JSON output. `details` are sheets that only the HTML report shows, and `detailed` the
+    notes that they make redundant.
     """
 
     about: dict[str, Any]
@@ -79,7 +80,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn chart for a report: what it shows, what one must know to read it, and itself as one SVG element."""
+    """A chart in a report: its title, its caption, and the chart itself as one SVG element."""
 
     title: str
     caption: str
@@ -87,7 +88,7 @@ class Picture:
 
 
 def commands_of(sheet: Sheet) -> list[str] | None:
-    """The commands of a sheet that has some, each once; None for any other sheet."""
+    """Return the distinct commands of a sheet that has some, or None for any other sheet."""
     names = [column.name for column in sheet.columns]
     if "command" not in names:
         return None
@@ -96,7 +97,7 @@ def commands_of(sheet: Sheet) -> list[str] | None:
 
 
 def written(value: Any, form: Form) -> str:
-    """A value as tables show it; nothing for None."""
+    """Format a value for tables; None becomes an empty text."""
     if value is None or value == "":
         return ""
     if form == "text":
@@ -114,14 +115,14 @@ def written(value: Any, form: Form) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """A value as files have it: fractions to six significant digits, sequences as text."""
+    """Return a value as files have it: fractions with six significant digits, sequences as text."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     return str(value) if isinstance(value, (tuple, list)) else value
 
 
 def interval(low: str, high: str, *, form: Form = "ratio", instead: str = "status") -> Callable[[dict[str, Any]], str]:
-    """What joins two bounds to `[0.98, 1.02]`; where there are none, the column `instead` unless that is `ok`."""
+    """Return a function that formats two bounds as `[0.98, 1.02]`, or column `instead` if there are none."""
 
     def join(values: dict[str, Any]) -> str:
         if values[low] is None or values[high] is None:

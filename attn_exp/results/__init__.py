@@ -1,1 +1,1 @@
-"""Records as they are read: store, read, result, cell, table, calibration."""
+"""Records as they are read: results, cells, fields, tables, and a machine's calibration."""

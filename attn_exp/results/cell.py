@@ -1,4 +1,4 @@
-"""A cell: one pass of one result, with the value of the metric that is compared."""
+"""Cells: one pass of one result, with the value of the metric that is compared."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ from attn_exp.results.result import Result
 
 @dataclass(frozen=True)
 class ChosenMetric:
-    """The metric that is compared: its name without the pass, for one pass or (None) for all."""
+    """The metric that is compared: its name without the pass, in one pass or (None) in all."""
 
     name: str = "time_us"
     direction: str | None = None
 
     @property
     def kind(self) -> Metric:
-        """What is known of the metric: whether a higher one is better, whether it follows the clock, its header."""
+        """The registered metric: whether higher is better, whether it follows the clock, its column header."""
         return metric_named(self.name)
 
     def __str__(self) -> str:
@@ -31,8 +31,8 @@ class ChosenMetric:
 class Cell:
     """One pass of one result.
 
-    `value` is the metric's, None if there is none (the result is not ok, or lacks this metric). `half` is half the
-    width of its 95 % interval over rounds, of its logarithm (0.01 is about +-1 %); None if it has no interval.
+    `value` is the metric's value, or None if the result is not ok or lacks the metric. `half` is the half-width of the
+    95 % confidence interval of its logarithm (0.01 is about ±1 %), or None if it has no interval.
     """
 
     result: Result
@@ -47,10 +47,10 @@ class Cell:
 
 
 def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
-    """The metric that a word names: `tflops`, or `backward/tflops` for one pass alone.
+    """Return the metric that the user typed: `tflops`, or `backward/tflops` for one pass only.
 
     Raises:
-        UserError: no result has it; the nearest name is in the message.
+        UserError: no result has it. The message suggests the nearest name.
     """
     direction, slash, name = word.rpartition("/")
     found = ChosenMetric(name, direction if slash else None)
@@ -64,7 +64,7 @@ def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
 
 
 def metric_names(results: Iterable[Result]) -> set[str]:
-    """The names of all metrics of all results, without the pass."""
+    """Return the names of all metrics of all results, without the pass."""
     names: set[str] = set()
     for result in results:
         names.update(result.metrics)
@@ -72,13 +72,13 @@ def metric_names(results: Iterable[Result]) -> set[str]:
 
 
 def cells_of(results: Sequence[Result], metric: ChosenMetric) -> list[Cell]:
-    """A cell for each pass that each result was asked for."""
+    """Return one cell for each result and each pass that its request asked for."""
     found = []
     for result in results:
         for direction in result.measuring.passes:
             if metric.direction in (None, direction):
                 value = result.metrics.get(f"{direction}/{metric.name}") if result.status == "ok" else None
-                # A ratio to nothing is none; an error of 0 is a value all the same.
+                # A ratio to zero is undefined; an error of zero is a valid value.
                 usable = value is not None and (value > 0 or not metric.kind.follows_clock)
                 half = _half(result, direction) if usable and metric.kind.has_time_interval else None
                 found.append(Cell(result, direction, value if usable else None, half))

@@ -1,4 +1,4 @@
-"""Fields: what `where=`, `by=` and `sort=` can name of a cell."""
+"""Fields: the names that `where=`, `by=` and `sort=` accept, and how to get their values from a cell."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -30,10 +30,10 @@ _OWN: dict[str, Getter] = {
 
 
 def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
-    """Every name that can be asked for, with the function that answers it.
+    """Return the getter of every field name.
 
-    Names of a case, of a record, of its flags (true or false), of its backend's options (`backend.NAME`), and of
-    metrics: with the pass (`forward/time_us`) or of the cell's own pass (`time_us`).
+    Fields are those of a case and of a record, its flags (true or false), its backend's options (`backend.NAME`), and
+    metrics, either with the pass (`forward/time_us`) or of the cell's own pass (`time_us`).
     """
     results = {id(cell.result): cell.result for cell in cells}.values()
     metrics = metric_names(results)
@@ -47,10 +47,10 @@ def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
 
 
 def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
-    """The function for a name typed behind `key`.
+    """Return the getter of a field name that the user typed after `key`.
 
     Raises:
-        UserError: there is no such name.
+        UserError: there is no such field.
     """
     if name not in known:
         near = nearest(name, known).rstrip()
@@ -60,14 +60,14 @@ def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
 
 
 def sortable(value: Any) -> tuple[str, Any]:
-    """What values of several kinds are sorted by: each kind among itself, numbers first, what is missing last."""
+    """Return a sort key for values of several types: numbers first, each type by itself, None last."""
     if isinstance(value, (bool, int, float)):
         return ("", value)
     return ("~", "") if value is None else (type(value).__name__, value)
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """The values, each once, in the order of their first appearance."""
+    """Return the distinct values in the order of their first appearance."""
     return list(dict.fromkeys(values))
 
 
@@ -82,7 +82,7 @@ def _own_metric(name: str) -> Getter:
 def _option(name: str) -> Getter:
     def get(cell: Any) -> Any:
         value = cell.result.backend.get(name)
-        # A list or a tree is compared, grouped and sorted as the text that one would type.
+        # Lists and mappings are compared, grouped and sorted as the text that a user would type.
         return word(value) if isinstance(value, (list, dict)) else value
 
     return get

@@ -1,4 +1,4 @@
-"""Reading: a sweep's results from its folder, by name or by path."""
+"""Read sweeps: find their folders by name or path, and decode their records."""
 
 import fnmatch
 import os
@@ -22,7 +22,7 @@ HOME = "multirun"
 
 @dataclass(frozen=True)
 class Sweep:
-    """The results of one sweep, oldest job first by name; `broken` names each file that is no record, and why."""
+    """The results of one sweep, ordered by job name. `broken` says which files could not be read, and why."""
 
     name: str
     place: str
@@ -50,26 +50,26 @@ class Sweep:
 
     @property
     def when(self) -> float:
-        """When its last job ended, in seconds since 1970: sweeps are put in this order."""
+        """The time at which its last job ended, in seconds since 1970. Sweeps are ordered by it."""
         return max((result.finished_at for result in self.results), default=0.0)
 
     def records(self) -> Iterator[Record]:
-        """Yield the whole records, samples included, one at a time. Raises RecordError for one that is gone by now."""
+        """Yield the whole records, samples included, one at a time. Raises RecordError if one was deleted."""
         for result in self.results:
             yield result.record()
 
     def to_frame(self) -> "pandas.DataFrame":
-        """A pandas DataFrame with a row a record and pass: names, case, status, flags, and each metric of the pass."""
+        """Return a pandas DataFrame with a row per record and pass: names, case, status, flags and metrics."""
         import pandas
 
         return pandas.DataFrame([row for result in self.results for row in _rows(result)])
 
 
 def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:
-    """The folders that names, patterns (`nightly-*`) or paths stand for, in the order typed.
+    """Return the folders that names, patterns (`nightly-*`) or paths select, in the order typed.
 
     Raises:
-        UserError: no such sweep; the nearest name is in the message.
+        UserError: there is no such sweep. The message suggests the nearest name.
     """
     found: list[Path] = []
     for word in words:
@@ -100,7 +100,7 @@ def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
 
 
 def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple[Result, ...], tuple[str, ...]]:
-    """The results in records' files, and a sentence for each that is none."""
+    """Return the results in record files, and a sentence for each file that could not be read."""
     results, broken = [], []
     for path in paths:
         try:
@@ -145,7 +145,7 @@ def _folders(word: str, home: Path) -> list[Path]:
 
 
 def _sweeps(home: Path) -> list[Path]:
-    """The sweeps' folders, the oldest first."""
+    """Return the sweeps' folders, the oldest first."""
     try:
         return sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
     except OSError:

@@ -1,4 +1,4 @@
-"""A result: one record decoded without its samples. Tables, plots, pages and comparisons are made of results."""
+"""Results: records decoded without their samples. Tables, plots, pages and comparisons take results."""
 
 import json
 import sys
@@ -29,18 +29,18 @@ from attn_exp.core.record import (
 from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import told_apart
 
-# What a sweep's records share is decoded once: thousands of records have a few environments and cases.
+# What a sweep's records share is decoded once: thousands of records have only a few environments and cases.
 _KEPT = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One job's record without its samples; `record()` reads those too.
+    """One job's record without its samples; `record()` reads the whole record.
 
-    `label` names the backend in tables (`named` makes it unique among several results), `l2` says whether the ranking
-    timer flushed the caches (`cold`, `warm`, or empty if nothing was timed), `kernels` are the names of each pass'
-    kernels, the longest-running first, `profiles` the names of the profilers that ran. `key` is what is computed, by
-    whom and on what kind of device: results of two sweeps with one key are joined.
+    `label` names the backend in tables (`named` makes labels unique), `l2` says whether the primary timer flushed the
+    L2 cache (`cold`, `warm`, or empty if nothing was timed). `kernels` are the names of each pass' kernels, the
+    longest-running first, `profiles` the names of the profilers that ran. Results of two sweeps that have the same
+    `key` (case, backend with options, compiler, kind of device) are joined in comparisons.
     """
 
     job: str
@@ -72,7 +72,7 @@ class Result:
 
     @property
     def device_name(self) -> str:
-        """The GPU's name, or the processor's where none measured; empty if the job got nowhere."""
+        """The name of the GPU, or of the processor for CPU jobs; empty if the job never reached a device."""
         return str(self.environment.get("gpu") or self.environment.get("cpu") or "")
 
     @property
@@ -85,7 +85,7 @@ class Result:
         return next(iter(self.kernels.get(direction, ())), "")
 
     def record(self) -> Record:
-        """The whole record, samples included. Raises RecordError if it is gone or broken by now."""
+        """Read the whole record, samples included. Raises RecordError if its file was deleted or damaged."""
         record = read_record(self.path.parent)
         if record is None:
             raise RecordError(f"{self.path} is not there any more")
@@ -93,7 +93,7 @@ class Result:
 
 
 def named(results: Sequence[Result]) -> list[Result]:
-    """The results, labels made unique: where one name stands for several option sets, what differs stands with it."""
+    """Return the results with unique labels, adding the options that differ where two share a name."""
     labels = told_apart([result.label for result in results], [_settings(result) for result in results])
     return [
         result if result.label == label else replace(result, label=label)
@@ -107,10 +107,10 @@ def result_of(record: Record, path: Path = Path(FILE_NAME)) -> Result:
 
 
 def decode(content: bytes, path: Path) -> Result:
-    """Return the result in the content of a record's file; `path` is for messages.
+    """Decode the content of a record file; `path` is named in messages.
 
     Raises:
-        RecordError: the file is not a record of this schema. The message names it.
+        RecordError: the content is not a record of this schema.
     """
     try:
         lean = _LEAN.decode(content)
@@ -219,7 +219,7 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class _Lean(msgspec.Struct, gc=False):
-    """The fields of a record that a result keeps. msgspec skips all others unparsed, the samples above all."""
+    """The fields of a record that a result keeps. msgspec skips all others, above all the samples, without parsing."""
 
     request: _Request
     status: Status

@@ -1,4 +1,4 @@
-"""Store: what a sweep's folder says without its results: whether a job is done, and the sweep's identity."""
+"""Store: whether a job's folder is done, and the identity of a sweep's folder."""
 
 import contextlib
 import hashlib
@@ -15,22 +15,22 @@ IDENTITY_NAME = "sweep.id"
 
 
 def done_record(request: Request, folder: Path) -> Record | None:
-    """The record of a job in its folder if it need not run again, else None.
+    """Return the record of a job that need not run again, or None.
 
-    It is missing, broken, of a failure worth a retry, or lacks the profile of a profiler that is asked for; or it is
-    another job's, or lies elsewhere, the folder being a link.
+    A job runs again if its record is missing, broken or of a failure that is retried, if it lacks the profile of a
+    requested profiler, if it is another job's, or if the folder is a link that leads elsewhere.
     """
     record = sound_record(folder) if is_inside(folder, folder.parent) else None
     if record is None or not record.final or record.request.job != request.job:
         return None
-    # Only what could be measured is profiled.
+    # Only jobs that could be measured are profiled.
     return None if record.status == "ok" and record.lacking(request) else record
 
 
 def sweep_identity(folder: Path) -> str:
-    """What tells a sweep from any other, wherever its folder is moved or mounted: made once, kept in the folder.
+    """Return what identifies a sweep wherever its folder is moved or mounted: generated once, stored in it.
 
-    Of a folder that cannot be written and has none it is made of the folder's place.
+    For a folder that cannot be written and has no identity yet, it is derived from the folder's path.
     """
     path = folder / IDENTITY_NAME
     temporary = folder / f".{IDENTITY_NAME}.{owner_mark()}"
@@ -38,7 +38,7 @@ def sweep_identity(folder: Path) -> str:
         if not path.exists():
             temporary.write_text(f"{uuid.uuid4().hex}\n")
             try:
-                # Whole or not at all, and the first of several processes wins.
+                # Atomic: the first of several processes wins, and no other one reads a partial file.
                 os.link(temporary, path)
             finally:
                 temporary.unlink()
@@ -50,10 +50,10 @@ def sweep_identity(folder: Path) -> str:
 
 
 def place_identity(folder: Path) -> str:
-    """What stands for a sweep whose folder could not be given an identity of its own: the folder's place."""
+    """Return the identity of a sweep whose folder cannot store one, derived from the folder's path."""
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
 
 
 def near(folder: Path) -> Path:
-    """The folder as one would type it from here."""
+    """Return the folder relative to the current directory if it is inside, as a user would type it."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

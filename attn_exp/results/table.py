@@ -14,12 +14,12 @@ from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, plain, word
 from attn_exp.results.result import Result, named
 
 _CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "seed", "device")
-# What a table can do without if the terminal is narrow, the first first.
+# Columns that a narrow terminal may omit, the least important first.
 _DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
 
 
 def duration(seconds: float) -> str:
-    """`48 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Format a duration: `48 s`, `3 min 20 s`, `2 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -29,7 +29,7 @@ def duration(seconds: float) -> str:
 
 
 def time_text(us: float) -> str:
-    """Four significant digits in the unit that suits: `14.26 us`, `3.790 ms`."""
+    """Format a time with four significant digits in a suitable unit: `14.26 us`, `3.790 ms`."""
     for unit, size in (("us", 1.0), ("ms", 1e3)):
         if us < 1000 * size:
             return f"{us / size:.4g} {unit}"
@@ -37,9 +37,9 @@ def time_text(us: float) -> str:
 
 
 def job_line(result: Result, options: Sequence[str] = ()) -> str:
-    """One job in one line: status, who, what, and its time and TFLOPS or the reason why there are none.
+    """Return the line of one job: status, backend, case, then time and TFLOPS, or the reason for their absence.
 
-    `options` are those of the backend that jobs of the sweep differ in.
+    `options` are the backend options in which jobs of the sweep differ.
     """
     own = flat(result.backend)
     told = [f"{name}={word(own[name])}" for name in options if name in own]
@@ -54,12 +54,12 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
 
 
 def table(results: Sequence[Result], width: int = WIDTH) -> str:
-    """One row a result, in `width` columns: what all share stands above, marks and reasons are explained below."""
+    """Return the table of a sweep, `width` columns wide, with shared values above and explanations below."""
     if not results:
         return "no records"
     rows = [_row(result) for result in _ordered(results)]
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
-    shared.pop("backend", None)  # who it was stands in every row, also if it was the same everywhere
+    shared.pop("backend", None)  # backends are listed in every row, even if there is only one
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
     text, left_out = fitted(rows, shown, _DISPENSABLE, width)
     devices = sorted({result.device_name for result in results})
@@ -99,7 +99,7 @@ def csv_text(results: Sequence[Result]) -> str:
 
 
 def write_tables(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write `table.txt` and `table.csv` into a sweep's folder; their paths."""
+    """Write `table.txt` and `table.csv` into a sweep's folder and return their paths."""
     text, comma = folder / "table.txt", folder / "table.csv"
     text.write_text(table(results) + "\n")
     comma.write_text(csv_text(results))
@@ -107,7 +107,7 @@ def write_tables(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def _ordered(results: Iterable[Result]) -> list[Result]:
-    """Backends of one case together, cases in the order of their sizes; labels made unique."""
+    """Order results by case size, so that backends of one case are adjacent, and make labels unique."""
     return named(sorted(results, key=_order))
 
 
@@ -118,7 +118,7 @@ def _order(result: Result) -> tuple[Any, ...]:
 
 
 def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
-    """The metrics of one pass in the order in which core/metrics.py defines them; unknown ones come last."""
+    """Return the metrics of one pass in the order of core/metrics.py, unknown ones last."""
     order = {name: index for index, name in enumerate(METRICS)}
     names = {name for one in METRICS.values() for name in one.columns}
     for result in results:
@@ -149,7 +149,7 @@ def _row(result: Result) -> dict[str, Any]:
 
 
 def _is_error(name: str, direction: str) -> bool:
-    """Whether a metric is the relative error of a tensor of this pass, a block's weights included."""
+    """Return whether a metric is the relative error of a tensor of this pass."""
     side, _, metric = name.partition("/")
     return side == direction and metric_named(metric).name == "error_{tensor}"
 
