@@ -1,4 +1,4 @@
-"""Answer: from a choice to a comparison. Reads, filters, and hands over to the kind of comparison asked for."""
+"""Carry out a choice: read the sweeps, filter their cells, and make the requested kind of comparison."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ from attn_exp.results.fields import fields, getter, sortable
 from attn_exp.results.read import Sweep, read_folder, sweep_folders
 from attn_exp.results.result import Result, named
 
-# Numbers of a row that are no field of its cell.
+# Values of a row that are not fields of its cell.
 _OWN: dict[type, dict[str, Callable[[Any], Any]]] = {
     Rivals: {"gain": lambda row: row.gain.value if row.gain else None},
     Changes: {"verdict": lambda row: VERDICTS.index(row.verdict), "change": lambda row: row.change},
@@ -32,10 +32,10 @@ _OWN: dict[type, dict[str, Callable[[Any], Any]]] = {
 
 
 def sorted_rows(found: Comparison, word: str) -> Comparison:
-    """The comparison with its rows sorted by a name, `-name` from the largest down; what has no value comes last.
+    """Return the comparison with rows sorted by a field, or in descending order by `-field`; None comes last.
 
     Raises:
-        UserError: there is no such name.
+        UserError: there is no such field.
     """
     assert isinstance(found, (Rivals, Changes, History, Published))
     name, down = word.removeprefix("-"), word.startswith("-")
@@ -60,19 +60,19 @@ def _nothing(cell: Any) -> None:
 
 
 def answer(choice: Choice) -> Comparison:
-    """The comparison that a choice asks for, read from folders or from MLflow.
+    """Return the comparison that a choice requests, reading folders or MLflow.
 
     Raises:
-        UserError: something to type differently.
+        UserError: the choice cannot be carried out; the message says what to type.
     """
     return compare_read(choice, read_sweeps(choice, choice.sweep), read_sweeps(choice, choice.against))
 
 
 def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Sweep] = ()) -> Comparison:
-    """The comparison that a choice asks for, of sweeps that were read already.
+    """Return the comparison that a choice requests, of sweeps that are already read.
 
     Raises:
-        UserError: something to type differently.
+        UserError: the choice cannot be carried out; the message says what to type.
     """
     check_ways(choice, against=bool(against or choice.against))
     both = sorted({(sweep.place, sweep.name) for sweep in sweeps} & {(sweep.place, sweep.name) for sweep in against})
@@ -120,10 +120,10 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
 
 
 def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
-    """The sweeps that words name, from folders or from MLflow.
+    """Return the sweeps with these names, from folders or from MLflow.
 
     Raises:
-        UserError: there is no such sweep, or nothing in it.
+        UserError: there is no such sweep, or it has no records.
     """
     if choice.uri is not None and words:
         from attn_exp.tracking.mlflow_read import read_store
@@ -133,25 +133,25 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
 
 
 def labelled(sweeps: Sequence[Sweep]) -> list[Sweep]:
-    """The sweeps with names and labels that are unique over all of them."""
+    """Return the sweeps with unique names, and their results with unique labels."""
     found = iter(named(results_of(sweeps)))
     counts = Counter(sweep.name for sweep in sweeps)
     labelled = []
     for sweep in sweeps:
         name = sweep.name if counts[sweep.name] == 1 else sweep.place
         results = [next(found) for _ in sweep.results]
-        # Rows of two sweeps are of two sessions: the name tells them apart, also in a folder that was renamed.
+        # Rows of two sweeps belong to two sessions: the name distinguishes them even if a folder was renamed.
         labelled.append(replace(sweep, name=name, results=tuple(_in_sweep(result, name) for result in results)))
     return labelled
 
 
 def results_of(sweeps: Iterable[Sweep]) -> list[Result]:
-    """The results of all sweeps."""
+    """Return the results of all sweeps."""
     return [result for sweep in sweeps for result in sweep.results]
 
 
 def spreads_for(results: Iterable[Result], fixed: float | None) -> Spreads:
-    """The spreads of the devices that results come from, as the doctor found them on this machine."""
+    """Return the spreads of the results' devices, as the doctor measured them on this machine."""
     environments = {id(result.environment): result.environment for result in results}.values()
     devices = {device_key(dict(environment)) for environment in environments}
     return Spreads({device: margin_for(device) for device in sorted(devices)}, fixed)
@@ -162,9 +162,9 @@ def _in_sweep(result: Result, name: str) -> Result:
 
 
 def _filtered(cells: Sequence[list[Cell]], where: str | None, *, pairs: bool) -> list[list[Cell]]:
-    """The cells of each sweep that `where=` chooses, all without it.
+    """Return the cells of each sweep that `where=` selects, or all cells.
 
-    With `pairs` a cell is also chosen if its counterpart in another sweep is: what failed since must not drop out.
+    With `pairs` a cell is also selected if its counterpart in another sweep is, so that new failures are not dropped.
     """
     every = [cell for own in cells for cell in own]
     if not every:
@@ -178,7 +178,7 @@ def _filtered(cells: Sequence[list[Cell]], where: str | None, *, pairs: bool) ->
 
 
 def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
-    """What the intervals rest on."""
+    """Return the note that says what the intervals consist of."""
     if spreads.fixed is not None:
         return [f"equal rows are taken to differ by up to {100 * spreads.fixed:g} % (spread=)"]
     return [

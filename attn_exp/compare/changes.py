@@ -1,7 +1,7 @@
-"""Changes: a sweep against an earlier one, cell by cell, with a verdict on each.
+"""Changes: compare a sweep with an earlier one, cell by cell, with a verdict on each.
 
-The two were not measured side by side: a difference counts once it exceeds both cells' intervals and what the same
-cell differs by from session to session, canaries divided out where both sweeps have them.
+The two sweeps were not measured side by side. A difference counts if it exceeds both cells' intervals and the usual
+difference between sessions; where both sweeps have canaries, the sessions' difference is divided out first.
 """
 
 import math
@@ -25,18 +25,18 @@ from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
 Verdict = Literal["lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "equivalent"]
-# In the order in which a reader wants them.
+# In the order of a report.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 _TONES: dict[Verdict, Tone] = {"lost": "bad", "slower": "bad", "faster": "good", "fixed": "good", "undecided": "open"}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One cell in the old and the new sweep, either of which may lack it.
+    """One cell in the old and the new sweep; either may lack it.
 
-    `change` is the new value over the old one minus 1, the session divided out of it, `low` and `high` bound its 95 %
-    interval; `spread` is the part of that which is not the cells' own. `p` is two-sided, adjusted for the number of
-    cells. All None where there are no two values.
+    `change` is the new value over the old one minus 1, corrected for the session; `low` and `high` bound its 95 %
+    interval, and `spread` is the part of the interval that is not the cells' own. `p` is two-sided and adjusted for the
+    number of cells. All are None unless both sweeps have a value.
     """
 
     old: Cell | None
@@ -51,14 +51,14 @@ class Change:
 
     @property
     def cell(self) -> Cell:
-        """The new cell, or the old one where there is no new."""
+        """The new cell, or the old one if there is no new one."""
         found = self.new or self.old
         assert found is not None
         return found
 
     @property
     def other_kernel(self) -> tuple[str, str] | None:
-        """The longest kernels of the old and the new cell if they are not the same."""
+        """The longest kernels of the old and the new cell if they differ."""
         if self.old is None or self.new is None:
             return None
         names = [cell.result.longest_kernel(cell.direction) for cell in (self.old, self.new)]
@@ -66,12 +66,12 @@ class Change:
 
 
 def refused_notes(unlike: Sequence[Difference]) -> list[str]:
-    """What would have been refused, had it not been told otherwise."""
+    """Return a note for each difference that was accepted by anyway=true."""
     return [f"compared all the same (anyway=true): {one}, in {one.cells} cells" for one in unlike]
 
 
 def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
-    """What was divided out, by which canaries, and what was not."""
+    """Return notes on the canaries whose change was divided out, and on cells without canaries."""
     if not metric.kind.follows_clock:
         return []
     found: dict[tuple[str, ...], list[Session]] = {}
@@ -99,7 +99,7 @@ def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
 
 
 def kernel_notes(rows: Sequence[Change]) -> list[str]:
-    """The kernels that took the place of others, the most frequent first."""
+    """Return notes on kernels that were replaced by others, the most frequent first."""
     found = Counter(names for row in rows if (names := row.other_kernel) is not None)
     return [
         f"another kernel ran in {count} cells: {_cut(old)} -> {_cut(new)}" for (old, new), count in found.most_common(3)
@@ -113,7 +113,7 @@ def _cut(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Changes(Comparison):
-    """A sweep against an earlier one. `margin` is the difference that `equivalent` rules out; `duels` would decide."""
+    """A sweep and an earlier one. Verdict `equivalent` rules out a difference of `margin`; `duels` decide the rest."""
 
     rows: tuple[Change, ...]
     margin: float
@@ -122,12 +122,12 @@ class Changes(Comparison):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cells have each verdict, those that none has left out."""
+        """The number of cells with each verdict, without verdicts that no cell has."""
         found = Counter(row.verdict for row in self.rows)
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
     def regressions(self, threshold: float) -> list[Change]:
-        """The cells that were lost, and those that are slower by at least `threshold` (0.03 is 3 %)."""
+        """Return the cells that were lost or are slower by at least `threshold` (0.03 is 3 %)."""
         return [
             row
             for row in self.rows
@@ -206,10 +206,10 @@ def compare_sweeps(
     anyway: bool = False,
     notes: Sequence[str] = (),
 ) -> Changes:
-    """Compare the cells chosen of new sweeps with those of old ones.
+    """Compare the selected cells of new sweeps with those of old ones.
 
     Raises:
-        UserError: nothing in common, or environments that cannot be compared and `anyway` is not set.
+        UserError: the sweeps have nothing in common, or their environments are incomparable and `anyway` is not set.
     """
     pairs = joined(cells_old, cells_new)
     if not any(one and other for one, other in pairs):
@@ -244,7 +244,7 @@ def compare_sweeps(
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """Two values of one cell: the logarithm of how many times better the new one is, the session divided out."""
+    """Two values of one cell, and the logarithm of how many times better the new one is, corrected for the session."""
 
     old: Cell
     new: Cell
@@ -253,7 +253,7 @@ class _Open:
 
 
 def _opened(pair: Pair, metric: ChosenMetric) -> Change | _Open:
-    """One cell with its logarithm, or with its verdict where there are no two values to take it from."""
+    """Return one cell with its log change, or with its verdict if it lacks a value."""
     old, new = pair
     if old is None or new is None or old.value is None or new.value is None:
         return Change(old, new, _without_two_values(old, new))
@@ -261,12 +261,12 @@ def _opened(pair: Pair, metric: ChosenMetric) -> Change | _Open:
     if log is None:
         return Change(old, new, "equivalent" if old.value == new.value else "undecided")
     between = session(old.result, new.result, new.direction) if metric.kind.follows_clock else None
-    # A session in which everything takes longer makes every cell look worse by that much.
+    # In a slower session every cell looks worse by the session's factor.
     return _Open(old, new, log + (math.log(between.factor) if between else 0.0), between)
 
 
 def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatter: float) -> Change:
-    """The change of one cell, its verdict still open."""
+    """Return the change of one cell with its interval; its verdict is decided later."""
     if isinstance(cell, Change):
         return cell
     old, new = cell.old.result, cell.new.result
@@ -285,10 +285,10 @@ def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatte
 
 
 def _scatter(cells: Sequence[Change | _Open]) -> float:
-    """What the cells of a CPU differ by from session to session, by those cells themselves: 95 % of them, robustly.
+    """Estimate from a CPU's cells themselves how much equal cells differ between sessions (95 %, robustly).
 
-    Other programs move a CPU's times by more than anything known beforehand, and hardly any two cells alike. What all
-    have in common counts as such, too, unless canaries were divided out. The price: a change of most cells hides.
+    Other programs move a CPU's times by more than any known bound, and each cell differently. A shift common to all
+    cells counts as well, unless canaries were divided out. The price is that a change of most cells goes undetected.
     """
     logs = [cell.log for cell in cells if isinstance(cell, _Open) and cell.new.result.device == "cpu"]
     if not logs:
@@ -306,13 +306,13 @@ def _without_two_values(old: Cell | None, new: Cell | None) -> Verdict:
     if new is None:
         return "gone" if had else "failed"
     if had:
-        # An `ok` record without this metric lost nothing that a test could speak of.
+        # An `ok` record without this metric has not failed, so nothing was lost.
         return "lost" if new.result.status != "ok" else "undecided"
     return "fixed" if has else "failed"
 
 
 def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list[Change]:
-    """The rows with the verdicts of those that have two values, false ones held to 5 % of all that are told apart."""
+    """Return the rows with verdicts; at most 5 % of the `faster` and `slower` ones are expected to be false."""
     open_rows = [row for row in rows if row.p is not None]
     adjusted = iter(benjamini_hochberg([row.p for row in open_rows if row.p is not None]))
     found = []
@@ -332,17 +332,17 @@ def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list
 
 
 def _worse_by(row: Change, metric: ChosenMetric) -> float:
-    """How much more time the new cell takes, as a share; of a rate what that says of the time."""
+    """Return the new cell's additional time as a share of the old one, also if the metric is a rate."""
     if row.change is None:
         return 0.0
     return 1 / (1 + row.change) - 1 if metric.kind.higher_is_better else row.change
 
 
 def _duels(rows: Sequence[Change]) -> tuple[Duel, ...]:
-    """For each undecided cell a duel with a rival of its case, if possible one that did not change.
+    """Return a duel for each undecided cell, against an unchanged backend of its case if there is one.
 
-    Old and new cannot run side by side; but what a duel finds of the two rivals is free of the session, so the same
-    duel in both environments tells which of the two the change is.
+    Old and new cannot run side by side. But a duel's result does not depend on the session, so the same duel in both
+    environments shows which of the two backends changed.
     """
     verdicts = {id(row.new): row.verdict for row in rows if row.new is not None}
     found = []

@@ -1,4 +1,4 @@
-"""History: every cell over three or more sweeps, where its level changed, and what changed around it just then."""
+"""History: each cell over three or more sweeps, where its level changed, and what else changed at that time."""
 
 import itertools
 import math
@@ -21,18 +21,19 @@ from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
 FEWEST = 8
-# One value alone may be an accident.
+# A single value may be an outlier.
 _SHORTEST = 2
 _LEVELS = "▁▂▃▄▅▆▇█"
-# The curve's full height is this much, or the series' own range if that is more.
+# The curve's full height, unless the series itself has a larger range.
 _FULL_HEIGHT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A change of level: `at` is the index of the first value of the new level, `log` the logarithm of new over old.
+    """A change of level between two values of a series.
 
-    `p` is the probability of a split so clear anywhere in a series without any.
+    `at` is the index of the first value of the new level, `log` the logarithm of new over old. `p` is the probability
+    of so clear a split in a series without a change.
     """
 
     at: int
@@ -41,7 +42,7 @@ class Shift:
 
 
 def first_shift(logs: Sequence[float]) -> Shift | None:
-    """The clearest split of a series of logarithms, whether it means something or not; None if it is too short."""
+    """Return the clearest split of a series of logarithms, significant or not; None if it is too short."""
     splits = range(_SHORTEST, len(logs) - _SHORTEST + 1)
     if not splits:
         return None
@@ -52,7 +53,7 @@ def first_shift(logs: Sequence[float]) -> Shift | None:
 
 
 def shifts(logs: Sequence[float], smallest: float, level: float = LEVEL) -> list[Shift]:
-    """The changes of level in a series of at least 8 logarithms, in order; those below `smallest` (a log) left out.
+    """Return the changes of level of at least `smallest` (a log) in a series of at least 8 logarithms, in order.
 
     `level` is the error rate of each test. A shorter series has none.
     """
@@ -69,7 +70,7 @@ def _search(logs: Sequence[float], start: int, smallest: float, level: float) ->
 
 
 def _t(logs: Sequence[float], at: int) -> float:
-    """Student's t of the two parts' means, with their pooled variance."""
+    """Return Student's t of the two parts' means, with pooled variance."""
     one, other = logs[:at], logs[at:]
     mean_one, mean_other = statistics.fmean(one), statistics.fmean(other)
     squares = math.fsum((x - mean_one) ** 2 for x in one) + math.fsum((x - mean_other) ** 2 for x in other)
@@ -85,9 +86,9 @@ LEAST = 3
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A change of level: from the sweep with index `at` on, by `change` (of the metric; 0.04 is 4 % more).
+    """A change of level by `change` (0.04: the metric rose by 4 %) from the sweep with index `at` on.
 
-    `coincides` are the differences of the environment between that sweep and the one before it.
+    `coincides` are the differences between that sweep's environment and the previous one's.
     """
 
     at: int
@@ -98,11 +99,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """One cell over all sweeps, in the order of time.
+    """One cell over all sweeps in chronological order.
 
-    `cells` has None where a sweep lacks it. `relative` is its value over the first one, sessions divided out, None
-    where there is none. `change` is the last of those minus 1, `per_sweep` the slope of a straight line through their
-    logarithms, `scatter` their standard deviation around the levels between turns: what sessions differ by.
+    `cells` has None where a sweep lacks the cell. `relative` is its value over the first, corrected for sessions.
+    `change` is the last of these minus 1, `per_sweep` the slope of a line fitted to their logarithms, `scatter` their
+    standard deviation around the levels between turns, that is, how much sessions differ.
     """
 
     cells: tuple[Cell | None, ...]
@@ -114,23 +115,23 @@ class Trend:
 
     @property
     def cell(self) -> Cell:
-        """The latest cell that there is."""
+        """The latest cell that exists."""
         return next(cell for cell in reversed(self.cells) if cell is not None)
 
     @property
     def n(self) -> int:
-        """In how many sweeps it has a value."""
+        """The number of sweeps in which it has a value."""
         return sum(value is not None for value in self.relative)
 
     @property
     def lost(self) -> bool:
-        """Whether it had a value once and has none in the last sweep."""
+        """Whether it had a value before and has none in the last sweep."""
         return self.relative[-1] is None and self.n > 0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class History(Comparison):
-    """The trends of all cells over `sweeps`, the oldest first; those with turns before the others."""
+    """The trends of all cells over `sweeps`, the oldest first; trends with turns come before the others."""
 
     rows: tuple[Trend, ...]
 
@@ -188,7 +189,7 @@ def _tone(row: Trend, *, higher_is_better: bool) -> Tone:
 
 
 def _curve(columns: Sequence[str]) -> Callable[[dict[str, Any]], str]:
-    """What draws a row's relative values as one character a sweep, blank where there is none."""
+    """Return a function that draws a row's relative values as one character per sweep."""
 
     def draw(values: dict[str, Any]) -> str:
         present = [values[name] for name in columns if values[name] is not None]
@@ -213,10 +214,10 @@ def compare_history(
     anyway: bool = False,
     notes: Sequence[str] = (),
 ) -> History:
-    """The history of the cells chosen of each sweep.
+    """Return the history of the selected cells of each sweep.
 
     Raises:
-        UserError: fewer than three sweeps, or environments that cannot be compared and `anyway` is not set.
+        UserError: there are fewer than three sweeps, or their environments are incomparable and `anyway` is not set.
     """
     if len(sweeps) < LEAST:
         raise UserError(f"a history needs {LEAST} sweeps or more, not {len(sweeps)}: sweep=A,B,C or sweep='nightly-*'")
@@ -267,7 +268,7 @@ def _series(by_sweep: Sequence[Sequence[Cell]]) -> list[tuple[Cell | None, ...]]
 
 
 def _step(series: Sequence[Sequence[Cell | None]], at: int) -> tuple[Difference, ...]:
-    """What differs in the environment between a sweep's cells and the same cells when they were there before."""
+    """Return the differences between a sweep's environment and those in which its cells were measured before."""
     return differences(
         (before.result, now.result)
         for cells in series
@@ -290,7 +291,7 @@ def _trends(
     adjusted = iter(benjamini_hochberg([one.p for one in clearest if one is not None]))
     found = []
     for cells, own, first in zip(series, logs, clearest, strict=True):
-        # A false turn among thousands of cells is certain unless their number is taken into account.
+        # Among thousands of cells some would turn by chance, so p-values are adjusted for their number.
         p = next(adjusted) if first is not None else 1.0
         turns: list[Turn] = []
         values, present = list(own.values()), list(own)
@@ -323,7 +324,7 @@ def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequen
 
 
 def _logs(cells: Sequence[Cell | None], metric: ChosenMetric) -> dict[int, float]:
-    """The logarithm of each value over the first, sessions divided out, by the sweep's index."""
+    """Return the logarithm of each value over the first by sweep index, corrected for sessions."""
     first = next((cell for cell in cells if cell and cell.value), None)
     found: dict[int, float] = {}
     for index, cell in enumerate(cells):

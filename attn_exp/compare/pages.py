@@ -1,4 +1,4 @@
-"""Pages: each kind of comparison as the sheets, lines and notes that every output shows."""
+"""Pages: sheets, lines and notes of each kind of comparison, for all output formats."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ from attn_exp.core.flags import flag_notes
 
 
 def rivals_page(found: Rivals) -> Page:
-    """The page of a sweep's backends beside each other."""
+    """Return the page of a sweep's backends, ranked case by case."""
     shared = shared_values([row.cell for row in found.rows])
     sheets = [
         found.sheet(),
@@ -102,7 +102,7 @@ def _picks_sheet(picks: Sequence[Pick]) -> list[Sheet]:
 
 
 def changes_page(found: Changes) -> Page:
-    """Rows with verdicts, those that ask for attention first; what differs around them; duels for the undecided."""
+    """Return the page of changes: verdicts, the most urgent first, differences between environments, and duels."""
     shared = shared_values([row.cell for row in found.rows])
     sheets = [
         found.sheet(),
@@ -128,7 +128,7 @@ def changes_page(found: Changes) -> Page:
 
 
 def history_page(found: History) -> Page:
-    """Trends, those whose level changed first; what changed in the environment beside each change of level."""
+    """Return the page of trends, those that changed level first, with what changed in the environment."""
     shared = shared_values([row.cell for row in found.rows])
     names = [one.name for one in found.sweeps]
     notes = [_turn_note(row, names) for row in found.rows if row.turns] + list(found.notes)
@@ -152,7 +152,7 @@ def _turn_note(row: Trend, names: Sequence[str]) -> str:
 
 
 def published_page(found: Published) -> Page:
-    """A row for each of our cells beside each figure of its shape."""
+    """Return the page of our cells and the published figures of the same shape."""
     shared = shared_values([row.cell for row in found.rows])
     about = about_part(found) | {"kind": "published", "figures": found.figures, "shared": shared}
     lines = (
@@ -164,7 +164,7 @@ def published_page(found: Published) -> Page:
 
 
 def page(found: Comparison) -> Page:
-    """The page of a comparison of any kind."""
+    """Return the page of a comparison of any kind."""
     if isinstance(found, Rivals):
         own = rivals_page(found)
     elif isinstance(found, Changes):

@@ -1,4 +1,4 @@
-"""Render: a page as text for a terminal, Markdown, CSV, JSON, LaTeX or HTML. The numbers are the same in all."""
+"""Render a page as text for a terminal, Markdown, CSV, JSON, LaTeX or HTML, with the same numbers in all."""
 
 import csv
 import io
@@ -16,13 +16,13 @@ from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
 from attn_exp.core.text import WIDTH, fitted, grid
 
-# Of what would decide, a screen shows the first few; files have all.
+# A terminal shows the first few duel commands; files have all.
 _COMMANDS_SHOWN = 8
 _COLOURS: dict[Tone, str] = {"good": "32", "bad": "31", "open": "33", "best": "1"}
 
 
 def clean(page: Page) -> Page:
-    """The page with every sentence on one line and without control characters: reasons may come from anywhere."""
+    """Return the page with each sentence on one line and without control characters: records may contain anything."""
     sheets = tuple(replace(sheet, title=printable(sheet.title)) for sheet in page.sheets)
     return replace(
         page, lines=tuple(map(printable, page.lines)), notes=tuple(map(printable, page.notes)), sheets=sheets
@@ -30,7 +30,7 @@ def clean(page: Page) -> Page:
 
 
 def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | None = None) -> str:
-    """A page in `width` columns, at most `limit` rows of the first sheet; colours for a terminal if asked for."""
+    """Render a page in `width` columns, with at most `limit` rows of the first sheet, coloured if requested."""
     parts = [_wrapped(page.lines, width)]
     for sheet in page.sheets:
         title = [sheet.title] if sheet.title else []
@@ -43,7 +43,7 @@ def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | 
 
 
 def markdown(page: Page, *, limit: int | None = None) -> str:
-    """A page for a pull request: every table's columns, notes as a list."""
+    """Render a page for a pull request: tables with all columns, notes as a list."""
     parts = ["\n".join(f"{_marked_up(line)}  " for line in page.lines if line).rstrip()]
     for sheet in page.sheets:
         title = [f"**{sheet.title}**", ""] if sheet.title else []
@@ -60,12 +60,12 @@ def markdown(page: Page, *, limit: int | None = None) -> str:
 
 
 def _marked_up(text: str) -> str:
-    """Text that Markdown shows as it is, and no page takes for tags."""
+    """Escape text so that Markdown shows it literally and no HTML page reads it as tags."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def csv_text(page: Page) -> str:
-    """The rows with all their columns; fractions to six digits."""
+    """Return the rows with all columns, fractions with six digits."""
     buffer = io.StringIO()
     rows = page.sheets[0].dictionaries()
     names = [column.name for column in page.sheets[0].columns if column.joined is None]
@@ -76,13 +76,13 @@ def csv_text(page: Page) -> str:
 
 
 def json_text(page: Page) -> str:
-    """Everything: what it is about, each sheet as a list of objects, notes."""
+    """Return everything as JSON: the header, each sheet as a list of objects, and the notes."""
     whole = {**page.about, **{sheet.name: sheet.dictionaries() for sheet in page.sheets}, "notes": list(page.notes)}
     return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
 
 
 def latex(page: Page, *, limit: int | None = None) -> str:
-    """Each sheet as a booktabs tabular, for a paper; what else there is as comments."""
+    """Render each sheet as a booktabs tabular for a paper, and the rest as comments."""
     parts = ["\n".join(f"% {line}" for line in page.lines if line)]
     for sheet in page.sheets:
         title = [f"% {sheet.title}"] if sheet.title else []
@@ -97,14 +97,11 @@ def latex(page: Page, *, limit: int | None = None) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-# What `format=` can be, and the endings of files that say it by themselves.
-
-
 def format_of(form: str | None, file: str | None) -> str:
-    """The format asked for, else what the file's ending says, else a table, which a file without one holds too.
+    """Return the requested format, else that of the file's ending, else `table`.
 
     Raises:
-        UserError: the file's ending is none of a format's, and no format was asked for.
+        UserError: the ending is unknown and no format was requested.
     """
     ending = Path(file).suffix if file else ""
     named = next((name for name, own in FORMATS.items() if own == ending), None)
@@ -123,7 +120,7 @@ def text_of(
     limit: int | None = None,
     pictures: Iterable[Picture] = (),
 ) -> str:
-    """A page in the format asked for, else by the file's ending, else as a table; HTML with `pictures` in it."""
+    """Render a page in the requested format, else in that of the file's ending; HTML includes `pictures`."""
     form, page = format_of(form, file), clean(page)
     if form == "csv":
         return csv_text(page)
@@ -143,7 +140,7 @@ def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
     text, left_out = fitted(rows, _filled(rows, _heads(sheet)), [column.head for column in spare], width)
     lines = text.splitlines()
     if colour and sheet.tones:
-        # What was drawn to width without them: colours have none.
+        # The lines are laid out without colours, which have no width.
         head = len(lines) - len(rows)
         lines[head:] = [_coloured(line, tone) for line, tone in zip(lines[head:], sheet.tones, strict=False)]
     lines += _more(sheet, rows)
@@ -181,7 +178,7 @@ def _commands(sheet: Sheet) -> list[str]:
 
 def _wrapped(lines: Sequence[str], width: int) -> str:
     return "\n".join(
-        # Commands are for copying: never broken.
+        # Commands are copied, so they are never broken.
         line if re.match(r"\s*python -m", line) else textwrap.fill(line, width, subsequent_indent="  ")
         for line in lines
         if line

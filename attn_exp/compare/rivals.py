@@ -1,4 +1,4 @@
-"""Rivals: the backends of a sweep beside each other, case by case and pass by pass."""
+"""Rank the backends of a sweep, case by case and pass by pass."""
 
 import math
 from collections import Counter, defaultdict
@@ -23,10 +23,10 @@ from attn_exp.results.result import Result
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One cell among the rivals of its case and pass.
+    """One cell among the backends of its case and pass.
 
-    `gain` is how many times better it is than the baseline; without a baseline than the best, so at most 1. None for
-    a cell without a value, and where the baseline has none. `best` marks the best and all that cannot be told from it.
+    `gain` is how many times better it is than the baseline, or without a baseline than the best (so at most 1). It is
+    None if the cell or the baseline has no value. `best` marks the best and all that are too close to it to call.
     """
 
     cell: Cell
@@ -39,9 +39,9 @@ class Standing:
 class Mean:
     """The geometric mean of one backend's gains in one pass, over the cases of one group (`by=`).
 
-    `least` and `most` are the extremes, not an uncertainty: the cases are what was chosen, not a sample of anything.
-    `best` counts the cases in which the backend is best or not told from the best. `left_out` counts the cases without
-    a gain by their reason; `n` and those together are all cases of the group.
+    `least` and `most` are the extremes and not an uncertainty: the cases are a choice, not a sample. `best` counts the
+    cases in which the backend is best or too close to the best to call. `left_out` counts cases without a gain by
+    reason; `n` and these add up to all cases of the group.
     """
 
     group: tuple[Any, ...]
@@ -56,15 +56,15 @@ class Mean:
 
 
 def means(rows: Sequence[Standing], labels: Sequence[str], by: Sequence[str], baseline: str | None) -> tuple[Mean, ...]:
-    """The means over all cases, or over those of each combination of the fields in `by`.
+    """Return the means over all cases, or over those of each combination of the fields in `by`.
 
     Raises:
-        UserError: `by` names what is not there.
+        UserError: `by` names an unknown field.
     """
     cells = [row.cell for row in rows]
     known = fields(cells) if by else {}
     getters = [getter(name, known, "by=") for name in by]
-    # A group of cells has one case: what `by` names is that of its first cell, unless it is the backend's own.
+    # A group has one case, so its first cell has the value of every field that is not the backend's own.
     groups: dict[tuple[tuple[Any, ...], str], dict[int, dict[str, Standing]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         where = tuple(get(row.cell) for get in getters)
@@ -79,7 +79,7 @@ def means(rows: Sequence[Standing], labels: Sequence[str], by: Sequence[str], ba
 
 
 def geometric_mean(logs: Sequence[float]) -> float:
-    """The geometric mean of values of which the logarithms are given."""
+    """Return the geometric mean of values whose logarithms are given."""
     return math.exp(math.fsum(logs) / len(logs))
 
 
@@ -117,18 +117,18 @@ def _of(mean: Mean) -> float:
     return mean.value or 0.0
 
 
-# What a range runs along: the first of these that varies.
+# The axis of ranges is the first of these that varies.
 _AXES = ("seq_len", "q_len", "kv_len", "batch")
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The backend to take in one pass for a range of shapes.
+    """The backend to choose in one pass for a range of shapes.
 
-    `shape` are the case's fields that vary beside the axis, and what it was measured on if that varies; `axis` is the
-    size that the range `low` to `high` is of (None if no size varies). `ties` are others that cannot be told from it
-    anywhere in the range. `ahead` is how many times better it is than the best of those that can be told from it
-    (geometric mean), None where there is no other. `n` is the number of cases.
+    `shape` are the case's fields that vary beside the axis, and the device if that varies. `axis` is the size whose
+    range is `low` to `high` (None if no size varies). `ties` are backends too close to call anywhere in the range.
+    `ahead` is how many times better the choice is than the best of the others (geometric mean), None without others.
+    `n` is the number of cases.
     """
 
     direction: str
@@ -143,7 +143,7 @@ class Pick:
 
 
 def picks(rows: Sequence[Standing], metric: ChosenMetric) -> tuple[Pick, ...]:
-    """The backend to take for each range of neighbouring sizes in which one and the same is among the best."""
+    """Return the backend to choose for each range of adjacent sizes over which one backend stays among the best."""
     varying = _varying(rows)
     axis = next((name for name in _AXES if name in varying), None)
     others = [name for name in varying if name != axis]
@@ -162,7 +162,7 @@ def picks(rows: Sequence[Standing], metric: ChosenMetric) -> tuple[Pick, ...]:
 
 
 def _places(rows: Sequence[Standing]) -> dict[int, tuple[tuple[str, Any], ...]]:
-    """Of each group on what and how it was measured, as far as that is not the same everywhere."""
+    """Return how and on what each group was measured, as far as groups differ in it."""
     found: dict[int, dict[str, Any]] = {}
     for row in rows:
         result = row.cell.result
@@ -179,7 +179,7 @@ def _places(rows: Sequence[Standing]) -> dict[int, tuple[tuple[str, Any], ...]]:
 
 
 def _varying(rows: Sequence[Standing]) -> list[str]:
-    """The fields of the cases that are not the same everywhere; both lengths as one where they go together."""
+    """Return the fields in which the cases differ; both lengths as `seq_len` if they are equal."""
     cases = list(dict.fromkeys(row.cell.result.case for row in rows))
     names = [name for name in case_columns() if len({repr(getattr(case, name)) for case in cases}) > 1]
     if all(case.square for case in cases) and {"q_len", "kv_len"} <= set(names):
@@ -196,7 +196,7 @@ def _size(row: "Standing", name: str) -> Any:
 
 
 def _ranges(cases: "Sequence[list[Standing]]") -> "list[list[list[Standing]]]":
-    """Neighbouring cases together, as long as some backend is among the best of all of them."""
+    """Split adjacent cases into runs over which some backend is among the best of every case."""
     runs: list[list[list[Standing]]] = []
     common: set[str] = set()
     for case in cases:
@@ -239,7 +239,7 @@ def _leader(best: "dict[str, Standing]") -> Any:
     return max(best.values(), key=lambda row: row.gain.value if row.gain else 0.0).cell
 
 
-# In what rows of one sweep may be unlike, so that they do not stand in one group.
+# Properties in which rows of one sweep may differ, which separates them into groups.
 _UNLIKE: dict[str, Callable[[Result], str]] = {
     "devices": lambda result: result.device_name,
     "power limits": lambda result: str(result.environment.get("power_limit_w")),
@@ -249,7 +249,7 @@ _UNLIKE: dict[str, Callable[[Result], str]] = {
     "states of the L2 cache": lambda result: result.l2,
 }
 
-# Of those, what `by=` calls them where one sweep may choose several.
+# Those of them that one sweep may vary, under the names that `by=` uses.
 _WAYS: dict[str, Callable[[Result], str]] = {
     "device": lambda result: result.device,
     "timer": _UNLIKE["timers"],
@@ -260,10 +260,10 @@ _WAYS: dict[str, Callable[[Result], str]] = {
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rivals(Comparison):
-    """A sweep's backends beside each other.
+    """A sweep's backends, ranked.
 
-    `rows` stand in groups of one case and pass, cases in the order of their sizes. `ties` are the best two of each
-    group that cannot be told apart, with the duel that would decide.
+    `rows` are grouped by case and pass, cases in the order of their sizes. `ties` are the two best of each group that
+    are too close to call, with the duel that would decide.
     """
 
     baseline: str | None
@@ -325,10 +325,10 @@ def compare_rivals(
     by: tuple[str, ...] = (),
     notes: Sequence[str] = (),
 ) -> Rivals:
-    """Compare the backends of one or several sweeps, by the cells that were chosen of them.
+    """Rank the backends of one or several sweeps by the selected cells.
 
     Raises:
-        UserError: no such baseline.
+        UserError: there is no such baseline.
     """
     labels = sorted({cell.result.label for cell in cells})
     if baseline is not None and not any(_is(label, baseline) for label in labels):
@@ -337,7 +337,7 @@ def compare_rivals(
         )
     cells, repeated = latest(cells)
     groups = rivals_of(cells)
-    # No mean over what is never compared.
+    # Means are not taken over groups that are not comparable.
     ways = {name: {get(cell.result) for cell in cells} for name, get in _WAYS.items() if name not in by}
     by = (*by, *(name for name, seen in ways.items() if len(seen) > 1))
     rows = [row for index, group in enumerate(groups) for row in _standings(group, index, metric, spreads, baseline)]
@@ -356,7 +356,7 @@ def compare_rivals(
 
 
 def _is(label: str, baseline: str) -> bool:
-    """Whether a label is the baseline's; whose kernels a backend took, `auto (cudnn)`, need not be typed."""
+    """Return whether a label is the baseline's; the provider in `auto (cudnn)` need not be typed."""
     return label == baseline or label.startswith(f"{baseline} (")
 
 
@@ -396,14 +396,14 @@ def _ties(rows: Sequence[Standing], metric: ChosenMetric) -> tuple[Duel, ...]:
     for group in tied.values():
         if len(group) > 1:
             cells = sorted((row.cell for row in group), key=lambda cell: _rank(cell, metric))[:2]
-            # In one order for both passes, so that one command can serve both.
+            # The same order for both passes, so that one command serves both.
             first, second = sorted(cells, key=lambda cell: (cell.result.label, cell.result.job))
             found.append((first, second))
     return duels(found)
 
 
 def _mixed(groups: Sequence[Sequence[Cell]]) -> list[str]:
-    """A sentence for each way in which a sweep's rows are unlike, which is why they do not all stand together."""
+    """Return a note for each property in which rows differ, which is why they are in several groups."""
     results = {id(cell.result): cell.result for group in groups for cell in group if cell.result.status == "ok"}
     said = []
     for what, get in _UNLIKE.items():

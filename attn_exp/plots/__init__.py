@@ -1,1 +1,1 @@
-"""Charts: what was measured as pictures, with matplotlib, which is imported only where something is drawn."""
+"""Charts of measurements, drawn with matplotlib, which is imported only when a chart is drawn."""

@@ -1,4 +1,4 @@
-"""All charts of a comparison: those that make sense for what it holds, in the order in which one reads them."""
+"""All charts of a comparison that its content allows, in the order of a report."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +34,10 @@ _OF_RESULTS: "tuple[Callable[[Sequence[Result]], Chart | None], ...]" = (
 
 
 def charts(found: Comparison) -> Iterator[Chart]:
-    """The charts of a comparison, drawn one by one as they are asked for.
+    """Yield the charts of a comparison, each drawn when it is requested.
 
     Raises:
-        UserError: there is no matplotlib.
+        UserError: matplotlib is not installed.
     """
     if not available():
         raise UserError(MISSING)
@@ -56,26 +56,26 @@ def charts(found: Comparison) -> Iterator[Chart]:
 
 
 def pictures(found: Comparison) -> list[Picture]:
-    """Return the charts of a comparison as a report takes them.
+    """Return the charts of a comparison as pictures of a report.
 
     Raises:
-        UserError: there is no matplotlib.
+        UserError: matplotlib is not installed.
     """
     return [Picture(chart.title, chart.caption, svg(chart)) for chart in charts(found)]
 
 
 def results_of(found: Comparison) -> "list[Result]":
-    """The results that a comparison is about, each once: of several sweeps the latest ones."""
+    """Return the distinct results of a comparison; of several sweeps, the latest ones."""
     if not isinstance(found, (Rivals, Changes, History, Published)):
         raise TypeError(f"there are no charts for {type(found).__name__}")
     return list({id(row.cell.result): row.cell.result for row in found.rows}.values())
 
 
 def write_charts(found: Comparison, folder: Path, *, limit_s: float | None = None) -> list[Path]:
-    """Write all charts as SVG and PNG; their paths. After `limit_s` seconds no further one is begun.
+    """Write all charts as SVG and PNG and return their paths. After `limit_s` seconds no further one is started.
 
     Raises:
-        UserError: there is no matplotlib, or the folder cannot be written.
+        UserError: matplotlib is not installed, or the folder cannot be written.
     """
     began, written = time.monotonic(), []
     try:

@@ -1,4 +1,4 @@
-"""Changes: how much each cell of a sweep differs from the earlier one, with its interval."""
+"""Chart of changes: how much each cell differs from the earlier sweep, with its interval."""
 
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,8 @@ _MOST_ROWS = 40
 
 
 def changes_chart(found: "Changes") -> Chart | None:
-    """The cells with two values, the largest changes first, at most 40; None where there are none."""
-    # In the order of the table, which puts what asks for attention first.
+    """Draw the cells with two values, at most 40, the largest changes first; None if there are none."""
+    # In the order of the table, which puts urgent rows first.
     every = [row for row in found.rows if row.change is not None and row.low is not None and row.high is not None]
     if not every:
         return None

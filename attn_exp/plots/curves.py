@@ -1,4 +1,4 @@
-"""Curves: a sweep's numbers against sequence length, a curve a backend and group of other sizes, for trackers."""
+"""Curves for trackers: a sweep's metrics over sequence length, one curve per backend and group of sizes."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from attn_exp.tracking.base import Curve
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
 
-# MLflow's pages are slow with more than about a hundred runs beside each other.
+# MLflow's pages become slow with more than about a hundred runs.
 _MOST = 40
 _METRICS = ("tflops", "time_us")
 _OF_LENGTH = ("q_len", "kv_len", "lengths")
 
 
 def curves(results: "Sequence[Result]") -> list[Curve]:
-    """The curves of a sweep that has several lengths, those with the most lengths first; none for any other."""
+    """Return the curves of a sweep that has several lengths, those with the most lengths first."""
     together = families(measured(results, "time_us"))
     if not together:
         return []
     name_of = case_names([one[0] for one in together], leave_out=_OF_LENGTH)
-    # Before its first job: a list by time has the jobs on top.
+    # Before the first job, so that a list sorted by time shows jobs first.
     began = min(result.started_at for result in results)
     found = []
     for family in together:
@@ -42,7 +42,8 @@ def _curve(label: str, name: str, own: "Sequence[Result]", began: float) -> Curv
             for metric in _METRICS:
                 value = result.metrics.get(f"{side}/{metric}")
                 if value is not None:
-                    # A name of its own: the jobs' charts are not of lengths. What was measured again counts last.
+                    # A name of its own, because the jobs' charts are not over length. A repeated measurement replaces
+                    # the earlier one.
                     points[f"{side}/{metric}_by_length"][length(result.case)] = value
     first = own[0]
     params = {key: str(getattr(first.case, key)) for key in case_columns() if key not in _OF_LENGTH}

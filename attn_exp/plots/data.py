@@ -1,4 +1,4 @@
-"""Data: what several charts take from results, and the caption that all have."""
+"""What charts take from results: selections, families of curves, names of cases, and captions."""
 
 import time
 from collections import defaultdict
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def measured(results: Iterable["Result"], *metrics: str) -> "list[Result]":
-    """The results that are ok and have each of these metrics in some pass."""
+    """Return the ok results that have each of these metrics in some pass."""
     return [
         result
         for result in results
@@ -22,27 +22,27 @@ def measured(results: Iterable["Result"], *metrics: str) -> "list[Result]":
 
 
 def passes_of(results: "Iterable[Result]", metric: str) -> list[str]:
-    """The passes in which any of the results has a metric."""
+    """Return the passes in which any result has a metric."""
     several = list(results)
     return [side for side in PASSES if any(f"{side}/{metric}" in result.metrics for result in several)]
 
 
 def length(case: Case) -> int:
-    """What `seq_len` names in comparisons: the longer of the two lengths."""
+    """Return the longer of the two lengths, which comparisons call `seq_len`."""
     return max(case.q_len, case.kv_len)
 
 
 def family(result: "Result") -> tuple[Any, ...]:
-    """What results on one curve against length share: the case without its lengths, the model, how it was measured."""
+    """Return what results on one curve over length share: all sizes but the lengths, the model, the method."""
     case = result.case
     sizes = [getattr(case, name) for name in case_columns() if name not in ("q_len", "kv_len", "lengths")]
-    # Of a decoding step the keys alone grow.
+    # In a decoding step only the keys grow.
     shape = "square" if case.square else ("q_len", case.q_len) if case.q_len < case.kv_len else ("kv_len", case.kv_len)
     return (*sizes, shape, result.model, result.device_name, result.measuring.timer, result.measuring.regime, result.l2)
 
 
 def families(results: "Iterable[Result]") -> "list[list[Result]]":
-    """The results in families that have at least two lengths; those with the most lengths first, else as they come."""
+    """Group the results into families with at least two lengths, those with the most lengths first."""
     found: dict[Any, list[Result]] = defaultdict(list)
     for result in results:
         if result.case.lengths is None:
@@ -52,7 +52,7 @@ def families(results: "Iterable[Result]") -> "list[list[Result]]":
 
 
 def case_names(results: "Iterable[Result]", leave_out: Sequence[str] = ()) -> "Callable[[Result], str]":
-    """What names a case in few characters: only the sizes in which these results differ."""
+    """Return a function that names a case briefly, by the sizes in which these results differ."""
     several = list(results)
     varying = [
         name
@@ -71,7 +71,7 @@ def case_names(results: "Iterable[Result]", leave_out: Sequence[str] = ()) -> "C
 
 
 def shared_case(results: "Sequence[Result]", leave_out: Sequence[str] = ()) -> str:
-    """The sizes that all results share, for a caption."""
+    """Return the sizes that all results share, for a caption."""
     first = results[0].case
     same = [
         name
@@ -83,7 +83,7 @@ def shared_case(results: "Sequence[Result]", leave_out: Sequence[str] = ()) -> s
 
 
 def one_each(results: "Iterable[Result]") -> "list[Result]":
-    """The last result of each job's identity: what was measured again counts once."""
+    """Return the latest result of each job identity."""
     kept: dict[Any, Result] = {}
     for result in results:
         key = (result.key, way(result), result.device_name)
@@ -93,7 +93,7 @@ def one_each(results: "Iterable[Result]") -> "list[Result]":
 
 
 def caption(results: "Sequence[Result]", *sentences: str) -> str:
-    """What one must know to read a chart: what it shows, of how many jobs, where and when they were measured."""
+    """Return a caption: what the chart shows, of how many jobs, where and when they were measured."""
     devices = sorted({result.device_name for result in results} - {""})
     ended = sorted(time.strftime("%Y-%m-%d", time.gmtime(r.finished_at)) for r in results if r.finished_at)
     days = [] if not ended else [ended[0]] if ended[0] == ended[-1] else [f"{ended[0]} to {ended[-1]}"]
@@ -103,14 +103,14 @@ def caption(results: "Sequence[Result]", *sentences: str) -> str:
 
 
 def size_text(value: float) -> str:
-    """`512`, `4k`, `1M`: lengths as people say them."""
+    """Format a length briefly: `512`, `4k`, `1M`."""
     for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
         if value >= size and value % size == 0:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
 
 
-# Beside sizes: what else makes two curves of one backend two.
+# Besides sizes, these distinguish two curves of one backend.
 _BESIDE: "tuple[Callable[[Result], str], ...]" = (
     lambda result: result.model,
     lambda result: result.device_name,

@@ -1,4 +1,4 @@
-"""First-call cost, and accuracy against speed: a dot a job, coloured by backend."""
+"""Dot charts: first-call times, and accuracy over speed; a dot per job, coloured by backend."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from attn_exp.results.result import Result
 
 _RASTERISED_FROM = 1500
-# The tensors whose error a pass is judged by; the worst of them is shown.
+# The tensors by which a pass is judged; the chart shows the largest error.
 _ERRORS = {"forward": ("error_out",), "backward": ("error_dq", "error_dk", "error_dv")}
 
 
 def first_call_chart(results: "Sequence[Result]") -> Chart | None:
-    """Seconds of each job's first call, a row a backend; None where none was timed."""
+    """Draw the seconds of each job's first call, a row per backend; None if none was timed."""
     found = measured(results, "first_call_s")
     if not found:
         return None
@@ -55,7 +55,7 @@ def first_call_chart(results: "Sequence[Result]") -> Chart | None:
 
 
 def accuracy_chart(results: "Sequence[Result]") -> Chart | None:
-    """The error of each job's result over its rate; None where nothing was judged."""
+    """Draw each job's error over its rate; None if none was judged."""
     found = [r for r in measured(results, "tflops") if any(_error(r, side) for side in _ERRORS)]
     if not found:
         return None
@@ -98,7 +98,7 @@ def _seconds(value: float) -> str:
 
 
 def _log_ticks(axis: Any, form: str = "{:g}") -> None:
-    """Ticks that say something also where less than two decades are shown."""
+    """Set ticks that remain useful over less than two decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()

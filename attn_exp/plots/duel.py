@@ -1,4 +1,4 @@
-"""Plots: pictures of what was measured, with matplotlib; nothing is drawn where that is not installed."""
+"""Chart of a duel: the ratios of its rounds. Nothing is drawn if matplotlib is not installed."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from attn_exp.core.metrics import ranking_medians
 from attn_exp.core.paired_test import PairedComparison
 from attn_exp.core.record import Record
 
-# Okabe and Ito's colours, told apart by the colour-blind too.
+# Okabe and Ito's colours, suitable for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LONGEST_LEGEND = 7
 
@@ -40,7 +40,7 @@ def plot_ratios(records: Sequence[Record], found: dict[str, list[PairedCompariso
 
 
 def _figure(panels: int) -> tuple[Any, list[Any]]:
-    """A figure with panels beside each other, without pyplot: no window system, no global state."""
+    """Return a figure with adjacent panels, without pyplot: no window system, no global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Speed-ups as a heatmap: a row a case, a column a backend, a panel a pass; coloured by the logarithm around 1."""
+"""Heatmap of speed-ups: a row per case, a column per backend, a panel per pass, on a log colour scale."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from attn_exp.compare.rivals import Rivals, Standing
 
 _MOST_ROWS, _MOST_COLUMNS = 40, 14
-# Colours are full at this many times, so that one hopeless backend does not make all else pale.
+# The colour scale ends at this ratio, so that one slow backend does not make all others pale.
 _FULL = 4.0
 
 
 def heatmap_chart(found: "Rivals") -> Chart | None:
-    """How many times as good each backend is as the baseline, or as the best; None if there are no two to compare."""
+    """Draw how many times better each backend is than the baseline or the best; None with fewer than two."""
     rows = [row for row in found.rows if row.gain is not None or row.cell.value is None]
     labels = sorted({row.cell.result.label for row in rows})[:_MOST_COLUMNS]
     rows = [row for row in rows if row.cell.result.label in labels]
@@ -29,7 +29,7 @@ def heatmap_chart(found: "Rivals") -> Chart | None:
     name_of = case_names(results)
     passes = [side for side in ("forward", "backward") if any(row.cell.direction == side for row in rows)]
     by_pass = [_grid([row for row in rows if row.cell.direction == side]) for side in passes]
-    # A case's row stands at one height in both panels.
+    # A case has the same row in both panels.
     cases = list(dict.fromkeys(key for grid in by_pass for key in grid))
     shown = cases[:_MOST_ROWS]
     texts = {key: name_of(next(iter(grid[key].values())).cell.result) for grid in by_pass for key in grid}
@@ -65,13 +65,13 @@ def _what(found: "Rivals") -> str:
 
 
 def _grid(rows: "Sequence[Standing]") -> "dict[Any, dict[str, Standing]]":
-    """The rows by case (and way of measuring, which makes it another group), then by backend."""
+    """Return the rows by case and way of measuring, then by backend."""
     found: dict[Any, dict[str, Standing]] = {}
     for row in rows:
         result = row.cell.result
         key = (result.case, result.model, way(result), result.device_name)
         if row.cell.value is None:
-            # What failed knows no device: it stands with its case.
+            # A failed job has no device: it belongs to its case.
             key = next((other for other in found if other[:3] == key[:3]), key)
         found.setdefault(key, {})[result.label] = row
     return found

@@ -1,4 +1,4 @@
-"""TFLOPS against sequence length: a curve a backend, a column a pass, a row for each other size that varies."""
+"""TFLOPS over sequence length: a curve per backend, a column per pass, a row for each other varying size."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ _MOST_TICKS = 9
 
 
 def lengths_chart(results: "Sequence[Result]") -> Chart | None:
-    """The curves of all families that have several lengths, the six with the most if there are more; None without."""
+    """Draw the families that have several lengths, at most the six with the most; None if there are none."""
     every = families(measured(results, "tflops"))
     if not every:
         return None
@@ -28,7 +28,7 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     for row, together in zip(panels, shown, strict=True):
         for panel, side in zip(row, passes, strict=True):
             _draw(panel, together, side, style)
-        # After all panels of the row are drawn: a limit ends the scaling that they share.
+        # After all panels of the row: setting a limit ends their shared autoscaling.
         row[0].set_ylim(bottom=0)
         row[0].set_ylabel(f"{name_of(together[0])}\nTFLOPS" if name_of(together[0]) else "TFLOPS")
     for panel, side in zip(panels[0], passes, strict=True):
@@ -73,7 +73,7 @@ def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, 
 
 
 def _bars(own: "Sequence[Result]", side: str, rates: Sequence[float]) -> tuple[list[float], list[float]]:
-    """How far down and up each rate's interval goes; nothing where the time has none."""
+    """Return each rate's error bars, zero where the time has no interval."""
     down, up = [], []
     for result, rate in zip(own, rates, strict=True):
         middle, low, high = (result.metrics.get(f"{side}/time{end}_us") for end in ("", "_low", "_high"))
@@ -84,11 +84,11 @@ def _bars(own: "Sequence[Result]", side: str, rates: Sequence[float]) -> tuple[l
 
 
 def _ticks(panels: Sequence[Any], lengths: Sequence[int]) -> None:
-    """A tick at each length measured, as few as can be read if there are many."""
+    """Set a tick at each measured length, or at some of them if there are many."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     step = -(-len(lengths) // _MOST_TICKS)
-    # From the longest down: that is the one people ask for.
+    # From the longest down, because that is the one of most interest.
     kept = list(lengths[::-1][::step][::-1])
     for panel in panels:
         panel.xaxis.set_major_locator(FixedLocator(kept))

@@ -1,4 +1,4 @@
-"""Roofline: rates over arithmetic intensity, under this machine's measured ceilings and its datasheet's."""
+"""Roofline: rates over arithmetic intensity, below this machine's measured ceilings and the datasheet's."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -12,21 +12,22 @@ if TYPE_CHECKING:
     from attn_exp.core.roofline import Roof
     from attn_exp.results.result import Result
 
-# So many points as paths make a file that browsers are slow with.
+# With more points than this, paths make the file slow in browsers.
 _RASTERISED_FROM = 1500
 _FILL = {"forward": "full", "backward": "none"}
 
 
 def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | None" = None) -> Chart | None:
-    """Each pass as a point, forward filled and backward hollow; None where no rates or bytes are known.
+    """Draw each pass as a point, forward filled, backward hollow; None if no rate or bytes are known.
 
-    `counted` is where passes of the last result stand by the bytes that were counted: crosses, tied to their points.
+    `counted` gives, by pass, the position of the last result according to the bytes that a profiler counted; they are
+    drawn as crosses, connected to their points.
     """
     found = measured(results, "tflops", "min_bytes")
     if not found:
         return None
     device, dtype = found[-1].device_name, found[-1].case.dtype
-    # One roof a picture: other devices and data types have others.
+    # One roof per chart: other devices and data types have other roofs.
     found = [result for result in found if (result.device_name, result.case.dtype) == (device, dtype)]
     passes, style = passes_of(found, "min_bytes"), looks(found)
     figure = new_figure(8.0, 5.6)
@@ -89,7 +90,7 @@ def _point(result: "Result", side: str) -> tuple[float, float] | None:
 
 
 def _roofs(found: "Sequence[Result]", device: str, dtype: str) -> list[tuple[str, float, float, str]]:
-    """Each roof's name, its TFLOPS, its TB/s and its line."""
+    """Return each roof's name, TFLOPS, TB/s and line style."""
     roofs = []
     products = [r.ceilings["matmul_flops_per_s"] for r in found if r.ceilings.get("matmul_flops_per_s")]
     copies = [r.ceilings["copy_bytes_per_s"] for r in found if r.ceilings.get("copy_bytes_per_s")]
@@ -119,7 +120,7 @@ def _plain_ticks(panel: Any) -> None:
 
     for axis in (panel.xaxis, panel.yaxis):
         low, high = axis.get_view_interval()
-        # Within less than two decades the tens alone say too little.
+        # Over less than two decades, ticks at powers of ten are too few.
         axis.set_major_locator(LogLocator(10, subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())

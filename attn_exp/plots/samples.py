@@ -1,4 +1,4 @@
-"""Samples: every sample of some jobs, in time order within each row, so that drift and outliers show."""
+"""All samples of some jobs in chronological order, so that drift and outliers show."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from attn_exp.results.result import Result
 
 _MOST_JOBS = 16
-# Samples beyond this many per cent from the median are drawn at the edge: one hiccup must not squeeze all else.
+# Samples further than this from the median (per cent) are drawn at the edge, so that one does not set the scale.
 _WIDEST = 40.0
 _FEWEST, _FEW = 5, 60
 
 
 def samples_chart(results: "Sequence[Result]") -> Chart | None:
-    """The jobs with the longest times, at most 16; None where no samples are kept."""
+    """Draw the jobs with the longest times, at most 16; None if no samples are stored."""
     found = measured(results, "time_us")
     chosen = _chosen(found)
     records = [(result, record) for result in chosen if (record := _record(result)) is not None]
@@ -54,7 +54,7 @@ def samples_chart(results: "Sequence[Result]") -> Chart | None:
 
 
 def _chosen(found: "Sequence[Result]") -> "list[Result]":
-    """The longest, since their cases weigh most; as they stand in the sweep, rivals of one case together."""
+    """Return the longest jobs in the sweep's order, backends of one case adjacent."""
     longest = sorted(found, key=lambda result: -result.metrics.get("forward/time_us", 0.0))[:_MOST_JOBS]
     return sorted(longest, key=lambda one: (-one.case.batch * one.case.q_len, repr(one.case), one.label))
 
@@ -69,7 +69,7 @@ def _record(result: "Result") -> Record | None:
 
 
 def _row(panel: Any, row: int, record: Record, side: str, colour: str) -> float:
-    """Draw one job's samples; how far from the median nearly all of them reach, in per cent."""
+    """Draw one job's samples and return the range that contains nearly all of them, in per cent of the median."""
     measured_pass = record.passes.get(side)
     if measured_pass is None or not measured_pass.timings or len(measured_pass.timings[0].times_us) < _FEWEST:
         return 0.0

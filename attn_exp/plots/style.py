@@ -1,4 +1,4 @@
-"""Style: who has which colour and marker, figures without pyplot, captions, and files."""
+"""Style: colours and markers of backends, figures without pyplot, captions, and files."""
 
 import importlib.util
 import io
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from attn_exp.results.result import Result
 
 MISSING = "plots need matplotlib, which is not installed: pip install matplotlib"
-# Okabe and Ito's colours, told apart by the colour-blind too; their yellow is left out, too faint on white.
+# Okabe and Ito's colours, suitable for colour-blind readers; without their yellow, which is too faint on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h")
-# Of captions in letters of 8 points and legends in letters of 9: letters an inch, and inches a line.
+# Sizes of captions (8 points) and legends (9 points): letters per inch, and inches per line.
 _CAPTION_LETTERS, _CAPTION_LINE, _LEGEND_LETTERS, _LEGEND_LINE, _HANDLE_LETTERS, _EDGE = 16.5, 0.14, 12.5, 0.2, 6, 0.08
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one backend is drawn; what is compiled has a dashed line."""
+    """How one backend is drawn; a compiled one has a dashed line."""
 
     colour: str
     marker: str
@@ -37,7 +37,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture: `name` is its file's, `title` what it shows, `caption` what one must know to read it."""
+    """A chart: `name` is its file's, `title` what it shows, `caption` what a reader must know."""
 
     name: str
     title: str
@@ -46,20 +46,20 @@ class Chart:
 
 
 def available() -> bool:
-    """Whether there is a matplotlib to draw with; without importing it."""
+    """Return whether matplotlib is installed, without importing it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def looks(results: Iterable["Result"]) -> dict[str, Look]:
-    """The look of each label, by its name alone unless two would look the same; labels in their order."""
+    """Return the look of each label, which depends on its name only, unless two would look the same."""
     found: dict[str, Look] = {}
     by_label = {result.label: result for result in results}
-    # Backends that come with the package, uncompiled, choose first: the others take another marker if theirs is taken.
+    # The package's own backends choose first; others take another marker if theirs is taken.
     for label in sorted(by_label, key=lambda one: (one not in backends(), one)):
         result = by_label[label]
         name = str(result.backend.get("name", "?"))
         look = _look(name, backend_label(name, result.compile), result.about)
-        # Another marker if it is taken; with all of them taken, two labels look the same.
+        # Take another marker; if all are taken, two labels look the same.
         for _ in _MARKERS:
             if look not in found.values():
                 break
@@ -79,7 +79,7 @@ def _look(name: str, compiled: str, about: About) -> Look:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """A figure in inches, without pyplot: no window system, no global state."""
+    """Return a figure of this size in inches, without pyplot: no window system, no global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -91,7 +91,7 @@ def new_figure(width: float, height: float) -> "Figure":
 def finish(
     figure: "Figure", name: str, title: str, caption: str, handles: Sequence[Any] = (), labels: Sequence[str] = ()
 ) -> Chart:
-    """The chart: title above, legend and caption below, nothing that came from a record read as mathematics."""
+    """Return the chart with title, legend and caption, with no text interpreted as mathematics."""
     from matplotlib.text import Text
 
     width, height = figure.get_size_inches()
@@ -100,7 +100,7 @@ def finish(
     below = _CAPTION_LINE * len(lines) + _EDGE
     figure.text(_EDGE / width, _EDGE / height, "\n".join(lines), fontsize=8, color="#444444", va="bottom")
     if handles:
-        # matplotlib leaves out what begins with an underscore.
+        # matplotlib omits labels that begin with an underscore.
         shown = [f" {label}" if label.startswith("_") else label for label in labels]
         columns = _columns([len(label) for label in shown], width * _LEGEND_LETTERS)
         figure.legend(
@@ -113,20 +113,20 @@ def finish(
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.set(rect=(0, below / height, 1, 1 - below / height))  # type: ignore[call-arg]
-    # Laid out once: each of the files would do it again.
+    # Laid out once; otherwise each file would repeat it.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return Chart(name, title, caption, figure)
 
 
 def _columns(lengths: Sequence[int], letters: float) -> int:
-    """How many columns a legend of such labels has so that it fits into a line of so many letters."""
+    """Return the number of columns in which a legend with labels of these lengths fits the line."""
     taken = [length + _HANDLE_LETTERS for length in lengths]
     return len(taken) if sum(taken) <= letters else max(1, min(len(taken), int(letters / max(taken))))
 
 
 def svg(chart: Chart) -> str:
-    """The chart as one SVG element, to stand in a page with others: real text, no prolog, no ids that would clash."""
+    """Return the chart as one SVG element for a page with others: real text, no prolog, no clashing ids."""
     import matplotlib
 
     buffer = io.StringIO()
@@ -139,7 +139,7 @@ def svg(chart: Chart) -> str:
 
 
 def save(chart: Chart, folder: Path) -> list[Path]:
-    """Write the chart as NAME.svg and NAME.png; their paths."""
+    """Write the chart as NAME.svg and NAME.png and return their paths."""
     vector, pixels = folder / f"{chart.name}.svg", folder / f"{chart.name}.png"
     vector.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{svg(chart)}\n', encoding="utf-8")
     chart.figure.savefig(pixels, dpi=100)
