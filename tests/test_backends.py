@@ -164,8 +164,8 @@ def test_sdpa_refuses_a_mask_whose_alignment_it_does_not_mean(backend):
 
 
 def test_refusals_on_a_cpu_name_what_to_use_instead():
-    assert Cudnn("cudnn").unsupported(CASE, "cpu").startswith("cudnn runs on NVIDIA GPUs alone")
-    assert Efficient("b").unsupported(CASE, "cpu").startswith("b runs on NVIDIA GPUs alone")
+    assert Cudnn("cudnn").unsupported(CASE, "cpu").startswith("cudnn runs only on NVIDIA GPUs")
+    assert Efficient("b").unsupported(CASE, "cpu").startswith("b runs only on NVIDIA GPUs")
     assert "equal head dimensions, not 8 and 4" in Flash("b").unsupported(replace(CASE, value_dim=4), "cpu")
     assert "the first queries see no key" in Eager("b").unsupported(replace(CASE, q_len=17), "cpu")
     assert Eager("b").unsupported(replace(CASE, q_len=17, align="top_left"), "cpu") is None

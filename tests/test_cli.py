@@ -227,7 +227,7 @@ def test_what_the_sweep_prints_fits_the_terminal_and_says_what_is_next(six):
     assert [line for line in lines[6:] if len(line) > 120] == []
     assert lines[-1] == "records and table.csv are in multirun/six; look at them with: attn-exp ui"
     assert sum(line.startswith("flash ") for line in lines) == 3
-    assert any(line.startswith("* cudnn runs on NVIDIA GPUs alone") for line in lines)
+    assert any(line.startswith("* cudnn runs only on NVIDIA GPUs") for line in lines)
 
 
 def test_the_csv_says_what_the_records_say(six):

@@ -107,7 +107,7 @@ def test_what_cudnn_cannot_compute_is_refused_before_anything_is_built(monkeypat
 
 
 def test_cpus_and_old_gpus_are_refused(monkeypatch):
-    assert "runs on NVIDIA GPUs alone" in CudnnGraph("cudnn_graph").unsupported(CASE, "cpu")
+    assert "runs only on NVIDIA GPUs" in CudnnGraph("cudnn_graph").unsupported(CASE, "cpu")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     refusal = CudnnGraph("cudnn_graph").unsupported(CASE, "cuda")
     assert "needs compute capability 8.0, this GPU has 7.5" in refusal

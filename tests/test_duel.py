@@ -128,7 +128,7 @@ def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert "unsupported  b=cudnn: cudnn runs on NVIDIA GPUs alone" in done.stdout
+    assert "unsupported  b=cudnn: cudnn runs only on NVIDIA GPUs" in done.stdout
     assert "a=eager" in done.stdout
     away = ("tracker=server", "tracker.uri=http://127.0.0.1:9")
     alone = run("duel", "a=eager", "b=cudnn", *CASE, *away, cwd=tmp_path)

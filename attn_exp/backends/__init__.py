@@ -1,1 +1,4 @@
-"""Backends: each turns a case and its inputs into calls. One Python file and one YAML in `conf/backend/` each."""
+"""Backends: each turns a case and its inputs into calls.
+
+A backend is one Python file here and one YAML in `conf/backend/`.
+"""

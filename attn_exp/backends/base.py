@@ -1,4 +1,4 @@
-"""The backend contract, and what backends share."""
+"""The contract that every backend fulfils, and what backends share."""
 
 import contextlib
 import pkgutil
@@ -21,14 +21,16 @@ from attn_exp.core.case import PASSES, Case
 class Calls:
     """Zero-argument callables, ready to be timed.
 
-    `forward()` returns the output (batch, q_heads, q_len, value_dim), as a view if the backend's own layout differs.
-    `backward(out)` returns a call that computes (dq, dk, dv) of such an output again and again. `scope()` is entered
-    around everything that is called, outside the timed region. `attention` is what `forward` does, as a function of
-    q, k and v, for `torch.compile` and for blocks; None if it is no such function. A block's calls have the
-    block there. `inputs` are those that it is called with, in the layout that the backend converted them to. `notes`
-    are figures worth keeping: what preparing cost, workspace bytes. `scales` are what `out`, `dq`, `dk` and `dv` are
-    multiplied by to be numbers, where they are codes of their own scale; whoever builds a pass in its first call
-    enters them then.
+    Attributes:
+        forward: returns the output (batch, q_heads, q_len, value_dim), as a view if the backend's layout differs.
+        backward: takes such an output and returns a call that computes (dq, dk, dv) repeatedly.
+        scope: a context manager that is entered around all calls, outside the timed region.
+        attention: what `forward` computes as a function of q, k and v, for `torch.compile` and for blocks; None if
+            there is no such function. A block's calls have the block here.
+        inputs: what `attention` is called with, in the backend's layout.
+        notes: figures for the record: preparation times, workspace bytes.
+        scales: the factors of `out`, `dq`, `dk` and `dv` if these are codes. A pass that is built in its first call
+            adds its factors then.
     """
 
     forward: Callable[[], torch.Tensor]
@@ -41,16 +43,16 @@ class Calls:
 
 
 class Backend(Protocol):
-    """Who computes a case. The constructor takes the options of the backend's YAML, `name` among them."""
+    """A backend computes a case. The constructor takes the options of the backend's YAML, `name` among them."""
 
     name: str
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """Why this backend cannot compute `case` on `device` (`cpu` or `cuda`), or None if it can."""
+        """Return why this backend cannot compute `case` on `device` (`cpu` or `cuda`), or None if it can."""
         ...
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Convert layouts, build graphs, compile: all that is done once. Optional packages are imported here.
+        """Do everything that is done once: convert layouts, build graphs, compile. Import optional packages here.
 
         Raises:
             Unavailable: a package is missing.
@@ -58,9 +60,9 @@ class Backend(Protocol):
         ...
 
     def claimed_kernels(self, direction: str, device: str) -> str | None:
-        """A regular expression that the name of at least one kernel of the pass must match; None claims nothing.
+        """Return a regular expression that at least one kernel of the pass must match; None claims nothing.
 
-        On a CPU it is matched against the names of ATen operators.
+        On a CPU it is matched with the names of ATen operators.
         """
         ...
 
@@ -69,24 +71,24 @@ NO_FUNCTION = "a block needs a function of q, k and v, and this backend has none
 
 
 class DeclarativeBackend:
-    """A backend that declares what it supports, which package it needs, and the kernels that it claims.
+    """A backend that declares what it supports, the package that it needs, and the kernels that it claims.
 
-    `claims` has a pattern for (device, pass), as `Backend.claimed_kernels` wants it.
+    `claims` maps (device, pass) to a pattern as `Backend.claimed_kernels` returns it.
     """
 
     supports: ClassVar[Supports]
     package: ClassVar[Package | None] = None
     claims: ClassVar[dict[tuple[str, str], str]] = {}
-    # Whether torch.compile sees into it and makes other kernels of it than it claims.
+    # Whether torch.compile traces into it and generates other kernels than it claims.
     transparent: ClassVar[bool] = False
-    # Whether `prepare` makes a function of q, k and v, which a block or torch.compile can have inside of another.
+    # Whether `prepare` makes a function of q, k and v, which a block or torch.compile can call.
     a_function: ClassVar[bool] = True
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """What `supports` refuses, and on a GPU its compute capability; in one sentence."""
+        """Return what `supports` refuses, and on a GPU what its compute capability rules out, in one sentence."""
         refusal = self.supports.refusal(case, device)
         if refusal is None and device == "cuda":
             refusal = self.supports.capability_refusal(torch.cuda.get_device_capability())
@@ -95,7 +97,7 @@ class DeclarativeBackend:
         return f"{self.name} {refusal}" if refusal else None
 
     def claimed_kernels(self, direction: str, device: str) -> str | None:
-        """The pattern of the pass's main kernel, or operator on a CPU."""
+        """Return the pattern of the pass's main kernel, or operator on a CPU."""
         return self.claims.get((device, direction))
 
 
@@ -105,7 +107,7 @@ def calls_of(
     scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     notes: dict[str, float] | None = None,
 ) -> Calls:
-    """The calls of a differentiable function of its inputs' operands: forward as it is, backward by autograd."""
+    """Return the calls of a differentiable function of the inputs' operands; autograd computes the backward."""
     return Calls(
         forward=partial(attention, *inputs.operands),
         backward=partial(autograd_backward, inputs),
@@ -117,23 +119,23 @@ def calls_of(
 
 
 def supported_passes(backend: Backend, case: Case) -> tuple[str, ...]:
-    """The passes of a backend at a case's dtype; both, of one that declares nothing."""
+    """Return the passes that a backend supports at a case's dtype; both if it declares nothing."""
     supports = getattr(backend, "supports", None)
     return supports.passes_at(case.dtype) if isinstance(supports, Supports) else PASSES
 
 
 def load_backend(config: dict[str, Any]) -> Backend:
-    """The backend that a configuration names by `_target_`; its other keys go to the constructor.
+    """Return the backend that a configuration names by `_target_`, made with its other keys except `about`.
 
     Raises:
         Unavailable: the class cannot be imported or does not take the options.
     """
-    backend: Backend = made_from("backend", config)
+    backend: Backend = made_from("backend", {key: value for key, value in config.items() if key != "about"})
     return backend
 
 
 def made_from(key: str, config: dict[str, Any]) -> Any:
-    """What the node `key` of a configuration names by `_target_`, made with the node's other keys.
+    """Return the object that the node `key` of a configuration names by `_target_`, made with its other keys.
 
     Raises:
         Unavailable: the class cannot be imported or does not take the options.

@@ -1,4 +1,4 @@
-"""What libraries that want (batch, length, heads, dim) share: layouts, and masks in FlashAttention's words."""
+"""Layouts and masks for libraries with tensors (batch, length, heads, dim)."""
 
 from collections.abc import Callable
 
@@ -9,24 +9,25 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, calls_of
 from attn_exp.core.case import Case
 
-# From q, k and v, indexed (batch, length, heads, dim), to the output likewise.
+# Maps q, k and v of shape (batch, length, heads, dim) to an output of the same layout.
 BshdAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-# The same of packed sequences, (tokens, heads, dim).
+# The same for packed sequences of shape (tokens, heads, dim).
 PackedAttention = BshdAttention
 
 
 def flash_window(*, causal: bool, window: int | None) -> tuple[int, int]:
-    """The keys that a query sees before and after its own, as FlashAttention counts them; -1 is without bound.
+    """Return the window (left, right) in FlashAttention's convention.
 
-    Both bounds are inclusive and relative to the key that aligns bottom-right with the query
-    (flash_attn/flash_attn_interface.py, flash_attn_func), so a window of keys kept, the query's own included, is one
-    less to the left. FlashAttention 2, 3 and 4 and TransformerEngine count so.
+    The bounds are the keys visible before and after the query's own, inclusive and relative to the key that aligns
+    bottom-right with the query (flash_attn/flash_attn_interface.py, flash_attn_func); -1 is unbounded. A case's window
+    counts the query's own key, so the left bound is one less. FlashAttention 2, 3 and 4 and TransformerEngine share
+    this convention.
     """
     return window - 1 if window is not None else -1, 0 if causal else -1
 
 
 def sequence_starts(case: Case, device: torch.device) -> torch.Tensor | None:
-    """Where each packed sequence starts, and the last one ends, as int32 (sequences + 1,); None if none are packed."""
+    """Return the cumulative starts of packed sequences, int32 (sequences + 1,); None if the case is not packed."""
     if case.lengths is None:
         return None
     ends = torch.tensor(case.lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -34,12 +35,15 @@ def sequence_starts(case: Case, device: torch.device) -> torch.Tensor | None:
 
 
 def bshd_calls(attention: BshdAttention, inputs: Inputs, notes: dict[str, float] | None = None) -> Calls:
-    """The calls of a function of BSHD tensors. The conversion is not timed, transposed views cost nothing."""
+    """Return the calls of a function of BSHD tensors.
+
+    The layout conversion is not timed; transposed views cost nothing.
+    """
     return calls_of(transposed(attention), inputs.laid_out("bshd"), notes=notes)
 
 
 def transposed(attention: BshdAttention) -> Attention:
-    """A function of BSHD tensors as one of BHSD tensors."""
+    """Wrap a function of BSHD tensors as a function of BHSD tensors."""
 
     def of_bhsd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
@@ -48,7 +52,7 @@ def transposed(attention: BshdAttention) -> Attention:
 
 
 def unbatched(attention: PackedAttention) -> BshdAttention:
-    """A function of packed tensors (tokens, heads, dim) as one of a batch of 1."""
+    """Wrap a function of packed tensors (tokens, heads, dim) as a function of tensors with a batch of 1."""
 
     def of_bshd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attention(q[0], k[0], v[0]).unsqueeze(0)

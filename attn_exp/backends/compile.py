@@ -1,4 +1,4 @@
-"""Compilation: any backend's attention through torch.compile, and what Dynamo made of it."""
+"""Run any backend's attention through torch.compile, and read what Dynamo did."""
 
 import os
 import re
@@ -16,18 +16,17 @@ from attn_exp.core.errors import first_line, nearest
 from attn_exp.core.record import Compile, CompileRecord
 
 _LONGEST_REASON = 300
-# As the user's environment had them when the process began.
+# The user's own settings when the process started.
 _OWN_ALWAYS_COMPILE = os.environ.get("TRITON_ALWAYS_COMPILE", "0")
 _OWN_DISABLED = bool(torch.compiler.config.force_disable_caches)
 _TRACING_ERROR = re.compile(r"got \w+\(['\"](.+?)['\"]\)\s*$", re.MULTILINE)
 
 
 def compile_calls(calls: Calls, compile_: Compile) -> Calls:
-    """The same calls with their attention compiled by Inductor; compiling itself happens in the first calls.
+    """Return the same calls with their attention compiled by Inductor. Compilation happens in the first calls.
 
     Raises:
-        Refused: the backend is no function of q, k and v that could be compiled, or its backward would run on memory
-            that is gone.
+        Refused: the backend has no function of q, k and v, or repeated backwards would read overwritten memory.
     """
     inputs = calls.inputs
     if calls.attention is None or inputs is None:
@@ -42,7 +41,7 @@ def compile_calls(calls: Calls, compile_: Compile) -> Calls:
 
 
 def _check_options(compile_: Compile) -> None:
-    """Raise Refused for an option that Inductor does not have, which torch.compile would answer with all it has."""
+    """Raise Refused for an unknown Inductor option. torch.compile's own error lists every option there is."""
     import torch._inductor
 
     known = torch._inductor.list_options()
@@ -53,17 +52,17 @@ def _check_options(compile_: Compile) -> None:
 
 
 def _options(compile_: Compile) -> dict[str, Any]:
-    """Inductor's options of a mode, and those that were given: torch.compile takes either, not both."""
+    """Return the options of a mode together with the given ones. torch.compile accepts a mode or options, not both."""
     import torch._inductor
 
     return {**torch._inductor.list_mode_options(compile_.mode), **compile_.options}
 
 
 def with_code_of_its_own(function: Function) -> Function:
-    """The same function as one that shares no code with others.
+    """Return a copy of a function with a code object of its own.
 
-    Dynamo keeps what it compiled with the code, a few to each, and what it compiles for the second job or rival of the
-    same code counts as a recompilation of the first.
+    Dynamo caches compilations per code object, and only a few for each. Without the copy, the second job or rival with
+    the same code would count as a recompilation of the first.
     """
 
     def call(*operands: torch.Tensor) -> torch.Tensor:
@@ -74,7 +73,7 @@ def with_code_of_its_own(function: Function) -> Function:
 
 
 def compiled(function: Function, compile_: Compile) -> Function:
-    """A compiled function of tensors; static shapes, since a case has no others."""
+    """Compile a function of tensors with static shapes: a case has no other shapes."""
     call = with_code_of_its_own(function)
     options = _options(compile_)
     made: Function = torch.compile(call, fullgraph=compile_.fullgraph, dynamic=False, options=options or None)
@@ -82,7 +81,7 @@ def compiled(function: Function, compile_: Compile) -> Function:
         return made
 
     def step(*operands: torch.Tensor) -> torch.Tensor:
-        # Its outputs live in the graph's own memory; a new step says that the last ones are done with.
+        # The outputs live in the graph's memory pool. Marking a new step declares the previous outputs dead.
         torch.compiler.cudagraph_mark_step_begin()
         return made(*operands)
 
@@ -90,27 +89,27 @@ def compiled(function: Function, compile_: Compile) -> Function:
 
 
 def forget() -> None:
-    """Make Dynamo forget what earlier jobs compiled: its caches have few places."""
+    """Reset Dynamo, whose caches hold few entries, so that earlier jobs do not fill them."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
 
 def count_anew() -> None:
-    """Begin what `found` tells: what was compiled before stays, and is not counted."""
+    """Reset the counters that `compile_record` reads. Compiled code is kept."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.utils.counters.clear()
         torch._dynamo.utils.clear_compilation_metrics()
 
 
-def found() -> CompileRecord | None:
-    """What Dynamo did since `count_anew`: graphs, breaks with their reasons, recompilations; None if nothing."""
+def compile_record() -> CompileRecord | None:
+    """Return what Dynamo did since `count_anew`, or None if nothing was compiled."""
     if "torch._dynamo" not in sys.modules:
         return None
     counters = torch._dynamo.utils.counters
     graphs = counters["stats"]["unique_graphs"]
     if not graphs:
         return None
-    # A compile id is `frame/attempt`: the first attempt is 0.
+    # A compile id is `frame/attempt`; the first attempt is 0.
     ids = {str(entry.compile_id) for entry in torch._dynamo.utils.get_compilation_metrics() if entry.compile_id}
     return CompileRecord(
         graphs=graphs,
@@ -120,21 +119,21 @@ def found() -> CompileRecord | None:
 
 
 def break_reason(error: Exception) -> str | None:
-    """Why Dynamo could make no graph of it, if that is what an exception says."""
+    """Return why Dynamo could not build a graph, if `error` says so; None otherwise."""
     if "torch._dynamo" not in sys.modules:
         return None
     if isinstance(error, torch._dynamo.exc.Unsupported):
         return f"fullgraph=true, and Dynamo would break the graph: {first_line(error)}"
     if isinstance(error, torch._dynamo.exc.TorchRuntimeError):
-        # Its first line says that an operator failed on tensors without data; what failed stands at the end.
-        told = _TRACING_ERROR.search(str(error))
-        return f"torch.compile cannot trace it: {told[1] if told else first_line(error)}"
+        # The first line only says that an operator failed on fake tensors; the cause stands at the end.
+        cause = _TRACING_ERROR.search(str(error))
+        return f"torch.compile cannot trace it: {cause[1] if cause else first_line(error)}"
     return None
 
 
 @contextmanager
 def without_recompiling(scope: AbstractContextManager[Any]) -> Iterator[None]:
-    """A scope in which whatever Dynamo would compile anew is an error: a timed call must not compile."""
+    """Enter a scope in which any recompilation is an error: a timed call must not compile."""
     with ExitStack() as stack:
         stack.enter_context(scope)
         if "torch._dynamo" in sys.modules:
@@ -143,10 +142,10 @@ def without_recompiling(scope: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def use_caches(wanted: bool) -> None:
-    """Let compilers read what earlier processes compiled, or not. What this process compiled, it keeps.
+    """Let compilers read what earlier processes compiled, as the user's environment says, or not at all.
 
-    If they may, then as the user's own environment says.
+    What this process compiled stays cached either way.
     """
-    # Triton looks at its variable whenever it compiles; PyTorch has read its own before any job came.
+    # Triton reads its variable at every compilation. PyTorch read its own before the first job arrived.
     os.environ["TRITON_ALWAYS_COMPILE"] = _OWN_ALWAYS_COMPILE if wanted else "1"
     torch.compiler.config.force_disable_caches = not wanted or _OWN_DISABLED

@@ -1,4 +1,4 @@
-"""The plain formula through Inductor: what torch.compile makes of attention that nobody fused by hand."""
+"""The unfused formula compiled by Inductor: attention without hand-written kernels."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from attn_exp.core.record import Compile
 
 
 class Compiled(Eager):
-    """`eager` with `compile=default`, under a name of its own."""
+    """`eager` with `compile=default`, as a backend with its own name."""
 
     claims = {}
     a_function = False
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """The formula, compiled in its first calls."""
+        """Return the formula's calls; they compile when first called."""
         calls = compile_calls(super().prepare(case, inputs), Compile(mode="default"))
-        return replace(calls, attention=None)  # it is compiled already
+        return replace(calls, attention=None)  # already compiled

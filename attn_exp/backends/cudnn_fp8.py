@@ -1,8 +1,8 @@
-"""cuDNN's fused attention at fp8: e4m3 codes in and out, and the scales between (`sdpa_fp8`, `sdpa_fp8_backward`).
+"""cuDNN's fused attention at fp8: e4m3 codes in and out, with scales (`sdpa_fp8`, `sdpa_fp8_backward`).
 
-Scales are tensors (1, 1, 1, 1) of float32 on the device. Those of p and of the output are known beforehand: p is at
-most 1, and an output, a mean of values, is at most as large as the largest of them. Those of ds and of the gradients
-are read off two calls that come before the first timed one, as training takes them from the step before.
+Scales are float32 tensors of shape (1, 1, 1, 1) on the device. Those of p and of the output are known in advance: p is
+at most 1, and an output, a mean of values, is at most as large as the largest value. Those of ds and of the gradients
+are measured by two calls before the first timed one, as training takes them from the previous step.
 """
 
 import math
@@ -21,9 +21,9 @@ from attn_exp.backends.cudnn_case import (
     backward_options,
     mask_options,
     operand,
+    operand_of,
     room_for_stats,
     sequence_lengths,
-    told,
 )
 from attn_exp.backends.cudnn_plan import NODE, build
 from attn_exp.backends.package import Refused
@@ -34,9 +34,9 @@ _DIM_MULTIPLE = 16
 
 
 def fp8_refusal(case: Case, capability: tuple[int, int]) -> str | None:
-    """Why cuDNN has no fp8 for this case on a GPU of this compute capability, or None.
+    """Return why cuDNN has no fp8 for this case on a GPU of this compute capability, or None.
 
-    Only what holds in every version (cudnn_frontend/node/sdpa_support_surface.h); the rest cuDNN says itself.
+    Checks only what holds in every version (cudnn_frontend/node/sdpa_support_surface.h); cuDNN reports the rest itself.
     """
     if capability[0] < _HOPPER:
         return f"computes {case.dtype} from compute capability 9.0 on, this GPU has {'.'.join(map(str, capability))}"
@@ -49,10 +49,10 @@ def fp8_refusal(case: Case, capability: tuple[int, int]) -> str | None:
 
 
 def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, deterministic: bool) -> Calls:
-    """The calls of a case in codes; the backward is built, and its scales found, when it is first wanted.
+    """Return the calls of a quantised case.
 
-    The output and the gradients are codes too, of the scales in `Calls.scales`: cuDNN writes other dtypes from
-    Blackwell on only.
+    The backward is built, and its scales are measured, when it is first requested. The output and the gradients are
+    codes with the scales in `Calls.scales`: cuDNN writes other dtypes only from Blackwell on.
     """
     scales = placed.scales
     if scales is None:
@@ -60,7 +60,7 @@ def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, determ
     device = placed.q_bhsd.device
     out_bhsd = torch.empty_like(placed.d_out_bhsd)
     stats = [operand(room_for_stats(case, device))] if placed.q_bhsd.requires_grad else []
-    common = {name: told(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
+    common = {name: operand_of(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
     common |= _operands(_common_scales(scales), device) | sequence_lengths(case, device)
     options = {"attn_scale": case.head_dim**-0.5, **mask_options(cudnn, case)}
     plan = build(
@@ -68,8 +68,8 @@ def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, determ
         api,
         partial(_forward, generate_stats=bool(stats), **options),
         common | _operands({"scale_o": 1 / scales.v}, device),
-        # The largest p is declared although nobody reads it: then cuDNN's own engines alone are candidates.
-        [told(case, out_bhsd), *stats, *_amaxes(2, device)],
+        # Declare the amax of p although nothing reads it: then only cuDNN's own engines are candidates.
+        [operand_of(case, out_bhsd), *stats, *_amaxes(2, device)],
     )
     notes = plan.notes("forward")
     code_scales = {"out": scales.v}
@@ -79,7 +79,7 @@ def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, determ
         return out_bhsd
 
     def backward(out: torch.Tensor) -> Callable[[], Gradients]:
-        saved = {"o": told(case, out), "dO": told(case, placed.d_out_bhsd), "stats": stats[0]}
+        saved = {"o": operand_of(case, out), "dO": operand_of(case, placed.d_out_bhsd), "stats": stats[0]}
         known = _operands({"descale_o": scales.v, "descale_dO": scales.d_out}, device)
         sought = _operands(dict.fromkeys(("descale_dP", "scale_dP", "scale_dQ", "scale_dK", "scale_dV"), 1.0), device)
         gradients = tuple(torch.empty_like(tensor) for tensor in placed.qkv)
@@ -90,13 +90,15 @@ def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, determ
                 api,
                 partial(_backward, **options, **backward_options(case, deterministic=deterministic)),
                 common | saved | known | sought,
-                [*(told(case, gradient) for gradient in gradients), *amaxes],
+                [*(operand_of(case, gradient) for gradient in gradients), *amaxes],
             )
         except Refused as error:
             raise Refused(f"{error}: set passes=[forward]") from error
-        found = _gradient_scales(backward_plan.run, sought, amaxes)
-        code_scales.update(found)
-        notes.update(backward_plan.notes("backward") | {f"scale_{name}": scale for name, scale in found.items()})
+        gradient_scales = _gradient_scales(backward_plan.run, sought, amaxes)
+        code_scales.update(gradient_scales)
+        notes.update(
+            backward_plan.notes("backward") | {f"scale_{name}": scale for name, scale in gradient_scales.items()}
+        )
 
         def call() -> Gradients:
             backward_plan.run()
@@ -108,7 +110,7 @@ def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, determ
 
 
 def _common_scales(scales: Scales) -> dict[str, float]:
-    """What forward and backward are both told: `descale_X` makes numbers of codes, `scale_X` codes of numbers."""
+    """Return the scales of both passes: `descale_X` turns codes into numbers, `scale_X` numbers into codes."""
     inputs = {"descale_q": scales.q, "descale_k": scales.k, "descale_v": scales.v}
     return inputs | {"descale_s": 1 / E4M3_MAX, "scale_s": E4M3_MAX}
 
@@ -116,9 +118,10 @@ def _common_scales(scales: Scales) -> dict[str, float]:
 def _gradient_scales(
     run: Callable[[], None], sought: Mapping[str, Operand], amaxes: Sequence[Operand]
 ) -> dict[str, float]:
-    """Set the scales of ds and then, from a run with it, those of the gradients; what gradients' codes are then worth.
+    """Set the scales of ds and of the gradients, and return the factors of the gradients' codes.
 
-    Each run reports the largest magnitudes of dq, dk, dv and ds before they are scaled.
+    Each run reports the largest magnitudes of dq, dk, dv and ds before scaling; the second run already has the scale of
+    ds.
     """
     *of_gradients, of_ds = amaxes
     run()
@@ -126,15 +129,15 @@ def _gradient_scales(
     sought["descale_dP"].tensor.fill_(ds_scale)
     sought["scale_dP"].tensor.fill_(1 / ds_scale)
     run()
-    found = {name: _scale_of(amax) for name, amax in zip(("dq", "dk", "dv"), of_gradients, strict=True)}
-    for name, scale in zip(("scale_dQ", "scale_dK", "scale_dV"), found.values(), strict=True):
+    gradient_scales = {name: _scale_of(amax) for name, amax in zip(("dq", "dk", "dv"), of_gradients, strict=True)}
+    for name, scale in zip(("scale_dQ", "scale_dK", "scale_dV"), gradient_scales.values(), strict=True):
         sought[name].tensor.fill_(1 / scale)
-    return found
+    return gradient_scales
 
 
 def _scale_of(amax: Operand) -> float:
     largest = amax.tensor.item()
-    # Zero where every query sees one key; what is not finite is found when the result is judged.
+    # Zero where every query sees one key. The accuracy check finds what is not finite.
     return largest / E4M3_MAX if largest > 0 and math.isfinite(largest) else 1.0
 
 
@@ -150,11 +153,11 @@ def _single(value: float, device: torch.device) -> torch.Tensor:
     return torch.full((1, 1, 1, 1), value, dtype=torch.float32, device=device)
 
 
-def _forward(graph: Any, **given: Any) -> Sequence[Any]:
-    made: Sequence[Any] = graph.sdpa_fp8(name=NODE, **given)
-    return made
+def _forward(graph: Any, **options: Any) -> Sequence[Any]:
+    outputs: Sequence[Any] = graph.sdpa_fp8(name=NODE, **options)
+    return outputs
 
 
-def _backward(graph: Any, **given: Any) -> Sequence[Any]:
-    made: Sequence[Any] = graph.sdpa_fp8_backward(name=NODE, **given)
-    return made
+def _backward(graph: Any, **options: Any) -> Sequence[Any]:
+    outputs: Sequence[Any] = graph.sdpa_fp8_backward(name=NODE, **options)
+    return outputs

@@ -1,4 +1,4 @@
-"""cuDNN's fused attention as a graph of its own, by the `cudnn` package: no PyTorch operator in the timed call."""
+"""cuDNN's fused attention as its own graph, through the `cudnn` package: no PyTorch operator in the timed call."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,9 +14,9 @@ from attn_exp.backends.cudnn_case import (
     backward_options,
     mask_options,
     operand,
+    operand_of,
     room_for_stats,
     sequence_lengths,
-    told,
 )
 from attn_exp.backends.cudnn_fp8 import fp8_calls, fp8_refusal
 from attn_exp.backends.cudnn_plan import NODE, build
@@ -25,20 +25,24 @@ from attn_exp.backends.sdpa import Cudnn
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import E4M3, LAYOUTS, Case
 
-# The least cuDNN as `cudnn.backend_version` counts. The wrapper asks for 9.12 itself (cudnn/wrapper.py, Graph).
+# The least `cudnn.backend_version` of each API. The wrapper requires 9.12 itself (cudnn/wrapper.py, Graph).
 LEAST_CUDNN = {"binding": 8903, "wrapper": 91200}
 
 
 class CudnnGraph(DeclarativeBackend):
     """cuDNN's fused attention as a graph of the cudnn package, without PyTorch's dispatch.
 
-    A graph is built once, with statistics only if gradients are wanted; each call writes into the same tensors.
-    `api` is `binding` (`cudnn.pygraph`) or `wrapper` (`cudnn.Graph`); `layout` is how the tensors lie, `bshd`, `bhsd`
-    or None for the case's; `deterministic` sums up dq in a fixed order, for which cuDNN on Hopper keeps the gradients
-    of all scores in its workspace (from 9.25 on not with CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 in the environment).
+    A graph is built once, with statistics only if gradients are requested. Each call writes into the same tensors.
+
+    Args:
+        name: the backend's name.
+        api: `binding` (`cudnn.pygraph`) or `wrapper` (`cudnn.Graph`).
+        layout: the layout of the tensors: `bshd`, `bhsd`, or None for the case's.
+        deterministic: sum dq in a fixed order. On Hopper cuDNN then keeps the gradients of all scores in its workspace;
+            from 9.25 on CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 in the environment avoids that.
     """
 
-    # What depends on the version and the GPU (head dimensions beyond 128, windows, ragged offsets) cuDNN says itself.
+    # cuDNN itself reports what depends on its version and the GPU: head dimensions above 128, windows, ragged offsets.
     supports = Supports(
         dtypes=("bfloat16", "float16", E4M3),
         window=True,
@@ -64,7 +68,7 @@ class CudnnGraph(DeclarativeBackend):
         self.api, self.layout, self.deterministic = api, layout, deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """Besides what is declared: the wrapper cannot be told of packed sequences' offsets, and fp8 has less."""
+        """Also refuse packed sequences through the wrapper, which takes no ragged offsets, and what fp8 lacks."""
         refusal = super().unsupported(case, device)
         if refusal is None and case.lengths is not None and self.api == "wrapper":
             return f"{self.name} has no packed sequences through cudnn.Graph: set backend.api=binding"
@@ -74,9 +78,10 @@ class CudnnGraph(DeclarativeBackend):
         return refusal
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Lay the inputs out, build the forward's graph, allocate outputs; the backward's is built when first wanted.
+        """Convert the layout, build the forward's graph and allocate outputs.
 
-        So that each pass's first call bears its own cost. `notes` get the backward's figures then.
+        The backward is built when it is first requested, so that each pass's first call includes its own build time. It
+        then adds its figures to `notes`.
         """
         cudnn = self.package.load()
         outdated = cudnn_refusal(_cudnn_version(cudnn), self.api)
@@ -85,9 +90,9 @@ class CudnnGraph(DeclarativeBackend):
         placed = inputs.laid_out(self.layout or case.layout)
         if case.quantised:
             return fp8_calls(cudnn, self.api, case, placed, deterministic=self.deterministic)
-        given = {name: told(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
+        operands = {name: operand_of(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
         out_bhsd = torch.empty_like(placed.d_out_bhsd)
-        outputs = [told(case, out_bhsd)]
+        outputs = [operand_of(case, out_bhsd)]
         with_stats = inputs.q_bhsd.requires_grad
         if with_stats:
             outputs.append(operand(room_for_stats(case, out_bhsd.device)))
@@ -96,7 +101,7 @@ class CudnnGraph(DeclarativeBackend):
             cudnn,
             self.api,
             partial(_forward, generate_stats=with_stats, **options),
-            given | sequence_lengths(case, out_bhsd.device),
+            operands | sequence_lengths(case, out_bhsd.device),
             outputs,
         )
         notes = plan.notes("forward")
@@ -106,14 +111,14 @@ class CudnnGraph(DeclarativeBackend):
             return out_bhsd
 
         def backward(out: torch.Tensor) -> Callable[[], Gradients]:
-            saved = {"o": told(case, out), "dO": told(case, placed.d_out_bhsd), "stats": outputs[1]}
+            saved = {"o": operand_of(case, out), "dO": operand_of(case, placed.d_out_bhsd), "stats": outputs[1]}
             gradients = tuple(torch.empty_like(tensor) for tensor in placed.qkv)
             backward_plan = build(
                 cudnn,
                 self.api,
                 partial(_backward, **options, **backward_options(case, deterministic=self.deterministic)),
-                given | saved | sequence_lengths(case, out.device),
-                [told(case, gradient) for gradient in gradients],
+                operands | saved | sequence_lengths(case, out.device),
+                [operand_of(case, gradient) for gradient in gradients],
             )
             notes.update(backward_plan.notes("backward"))
 
@@ -127,7 +132,7 @@ class CudnnGraph(DeclarativeBackend):
 
 
 def cudnn_refusal(version: int, api: str) -> str | None:
-    """Why a cuDNN of this version number is too old, or None."""
+    """Return why this version of cuDNN is too old for an API, or None."""
     least = LEAST_CUDNN[api]
     if version >= least:
         return None
@@ -135,8 +140,8 @@ def cudnn_refusal(version: int, api: str) -> str | None:
 
 
 def dotted(version: int) -> str:
-    """A version number of cuDNN as people write it: 8903 is 8.9.3, 91900 is 9.19.0."""
-    # The major version counts 1,000 up to cuDNN 8, and 10,000 from cuDNN 9 on (cudnn_version.h).
+    """Format a cuDNN version number: 8903 is 8.9.3, 91900 is 9.19.0."""
+    # The major version counts 1,000 up to cuDNN 8 and 10,000 from cuDNN 9 on (cudnn_version.h).
     major, rest = divmod(version, 10_000 if version >= 90_000 else 1_000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
@@ -145,15 +150,15 @@ def _cudnn_version(cudnn: ModuleType) -> int:
     try:
         return int(cudnn.backend_version())
     except RuntimeError as error:
-        # The front end is imported without the library, and says so when it is first asked something.
+        # The front end can be imported without the library; its first request fails.
         raise Unavailable(f"libcudnn was not found ({error}): pip install nvidia-cudnn-cu13") from error
 
 
-def _forward(graph: Any, **given: Any) -> Sequence[Any]:
-    made: Sequence[Any] = graph.sdpa(name=NODE, **given)
-    return made
+def _forward(graph: Any, **options: Any) -> Sequence[Any]:
+    outputs: Sequence[Any] = graph.sdpa(name=NODE, **options)
+    return outputs
 
 
-def _backward(graph: Any, **given: Any) -> Sequence[Any]:
-    made: Sequence[Any] = graph.sdpa_backward(name=NODE, **given)
-    return made
+def _backward(graph: Any, **options: Any) -> Sequence[Any]:
+    outputs: Sequence[Any] = graph.sdpa_backward(name=NODE, **options)
+    return outputs

@@ -1,4 +1,4 @@
-"""Attention as the formula says, softmax(q kT / sqrt(d)) v, one PyTorch operator after another."""
+"""Attention as written, softmax(q kT / sqrt(d)) v, one PyTorch operator after another."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from attn_exp.core.case import PASSES, Case
 
 
 class Eager(DeclarativeBackend):
-    """The plain formula in the case's own dtype; the scores are held in memory, whole."""
+    """The unfused formula in the case's dtype; all scores are held in memory."""
 
     supports = Supports(
         devices=("cuda", "cpu"),
@@ -25,6 +25,6 @@ class Eager(DeclarativeBackend):
     claims = {(device, direction): r"(?i)softmax" for device in ("cuda", "cpu") for direction in PASSES}
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """The mask is built once, and not timed."""
+        """Build the mask once, untimed."""
         mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if masked(case) else None
         return calls_of(partial(formula, case, mask), inputs)

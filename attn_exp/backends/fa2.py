@@ -1,4 +1,4 @@
-"""FlashAttention 2, the package `flash-attn` (SDPA's `flash` is a copy of it that ships with PyTorch)."""
+"""FlashAttention 2 from the package `flash-attn`. SDPA's `flash` is a copy of it that ships with PyTorch."""
 
 from functools import partial
 
@@ -14,8 +14,8 @@ class FlashAttention2(DeclarativeBackend):
     """FlashAttention 2 of the package flash-attn; `flash` is the copy of it that ships with PyTorch.
 
     Not run by the authors: flash-attn has no wheel for the torch they measure with. Written against 2.8.3
-    (flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp); tested with a stand-in for
-    `flash_attn_func` and `flash_attn_varlen_func`. `deterministic` takes the backward that adds up in a fixed order.
+    (flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp); tested with a stand-in for `flash_attn_func`
+    and `flash_attn_varlen_func`. `deterministic` selects the backward that sums in a fixed order.
     """
 
     supports = Supports(
@@ -25,15 +25,16 @@ class FlashAttention2(DeclarativeBackend):
         packed=True,
         # "If the row of the mask is all zero, the output will be zero."
         keyless=True,
-        # Other head dimensions than multiples of 8 are padded at each call.
+        # Head dimensions that are not multiples of 8 are padded at each call.
         largest_head_dim=256,
         capability=(8, 0),
     )
-    # Not of the module `flash_attn`: flash-attn-4 installs into a folder of that name.
+    # Not the module `flash_attn`: flash-attn-4 installs into a folder of that name.
     package = Package(
         "flash-attn", "flash_attn.flash_attn_interface", 'pip install "flash-attn>=2.8,<3" --no-build-isolation'
     )
-    # PyTorch's copy is `pytorch_flash::flash_fwd_kernel`. One query a sequence takes `flash_fwd_splitkv_kernel`.
+    # PyTorch's copy is `pytorch_flash::flash_fwd_kernel`. A single query for each sequence runs
+    # `flash_fwd_splitkv_kernel`.
     claims = {("cuda", "forward"): r"\bflash::flash_fwd", ("cuda", "backward"): r"\bflash::flash_bwd"}
 
     def __init__(self, name: str, deterministic: bool = False) -> None:
@@ -41,7 +42,7 @@ class FlashAttention2(DeclarativeBackend):
         self.deterministic = deterministic
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Sequence starts are made once, and not timed."""
+        """Build the sequence starts once, untimed."""
         flash_attn = self.package.load()
         options = {
             "causal": case.causal,

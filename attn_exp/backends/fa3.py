@@ -1,4 +1,4 @@
-"""FlashAttention 3, for Hopper: `flash_attn_interface` of flash-attention's folder `hopper`."""
+"""FlashAttention 3 for Hopper: `flash_attn_interface` from the folder `hopper` of flash-attention."""
 
 import torch
 
@@ -23,15 +23,15 @@ class FlashAttention3(DeclarativeBackend):
 
     Not run by the authors: FlashAttention 3 is not on the package index, and building it takes hours. Written against
     3.0.0 at commit 01afd16 of Dao-AILab/flash-attention (hopper/flash_attn_interface.py, flash_api_stable.cpp); tested
-    with a stand-in for its two functions. `deterministic` takes the backward that adds up in a fixed order. At fp8 the
+    with a stand-in for its two functions. `deterministic` selects the backward that sums in a fixed order. At fp8 the
     output is bfloat16, and there are no gradients.
     """
 
-    # hopper/flash_api_stable.cpp, mha_fwd and mha_bwd: up to 256, and of different dimensions (128, 192] with
-    # (96, 128], or up to 64 with up to 512, of which the backward has up to 256.
+    # hopper/flash_api_stable.cpp, mha_fwd and mha_bwd: head dimensions up to 256. They may differ as (128, 192] with
+    # (96, 128], or up to 64 with up to 512, of which the backward supports up to 256.
     supports = Supports(
         dtypes=("bfloat16", "float16", E4M3),
-        # mha_bwd takes half precision alone.
+        # mha_bwd supports only half precision.
         forward_only=(E4M3,),
         align=("bottom_right",),
         window=True,
@@ -52,7 +52,7 @@ class FlashAttention3(DeclarativeBackend):
         self.deterministic = deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """As declared; the deterministic backward ends below head dimensions that are rounded up to 256."""
+        """Also refuse a deterministic backward for head dimensions that are rounded up to 256."""
         refusal = super().unsupported(case, device)
         odd = [dim for dim in (case.head_dim, case.value_dim) if case.quantised and dim % 16]
         if refusal is None and odd:
@@ -62,33 +62,33 @@ class FlashAttention3(DeclarativeBackend):
         return refusal
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Sequence starts are made once, and not timed."""
+        """Build the sequence starts once, untimed."""
         self.package.load()
         attention = operator_attention(FA3, case, inputs, deterministic=self.deterministic)
         return bshd_calls(attention, inputs)
 
 
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: AttentionOptions
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    packed = asked.starts is not None
-    left, right = flash_window(causal=asked.causal, window=asked.window)
-    longest = max(asked.lengths) if packed else None
-    q_descale, k_descale, v_descale = (None, None, None) if asked.descales is None else asked.descales
+    packed = options.starts is not None
+    left, right = flash_window(causal=options.causal, window=options.window)
+    longest = max(options.lengths) if packed else None
+    q_descale, k_descale, v_descale = (None, None, None) if options.descales is None else options.descales
     out, lse, *_ = PACKAGE.load()._flash_attn_forward(
         *((q[0], k[0], v[0]) if packed else (q, k, v)),
-        cu_seqlens_q=asked.starts,
-        cu_seqlens_k=asked.starts,
+        cu_seqlens_q=options.starts,
+        cu_seqlens_k=options.starts,
         max_seqlen_q=longest,
         max_seqlen_k=longest,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
         softmax_scale=q.shape[-1] ** -0.5,
-        causal=asked.causal,
+        causal=options.causal,
         window_size_left=left,
         window_size_right=right,
-        softcap=asked.softcap or 0.0,
+        softcap=options.softcap or 0.0,
     )
     return (out.unsqueeze(0), lse.unsqueeze(0)) if packed else (out, lse)
 
@@ -100,31 +100,31 @@ def _backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    asked: AttentionOptions,
+    options: AttentionOptions,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    packed = asked.starts is not None
-    left, right = flash_window(causal=asked.causal, window=asked.window)
-    longest = max(asked.lengths) if packed else None
+    packed = options.starts is not None
+    left, right = flash_window(causal=options.causal, window=options.window)
+    longest = max(options.lengths) if packed else None
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
     def rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(tensor[0] for tensor in tensors) if packed else tensors
 
     into = dict(zip(("dq", "dk", "dv"), rows(dq, dk, dv), strict=True))
-    # It writes dq, dk and dv; what it returns differs between versions.
+    # It writes into dq, dk and dv; its return value differs between versions.
     PACKAGE.load()._flash_attn_backward(
         *rows(d_out, q, k, v, out, lse),
-        cu_seqlens_q=asked.starts,
-        cu_seqlens_k=asked.starts,
+        cu_seqlens_q=options.starts,
+        cu_seqlens_k=options.starts,
         max_seqlen_q=longest,
         max_seqlen_k=longest,
         **into,
         softmax_scale=q.shape[-1] ** -0.5,
-        is_causal=asked.causal,
+        is_causal=options.causal,
         window_size_left=left,
         window_size_right=right,
-        softcap=asked.softcap or 0.0,
-        deterministic=asked.deterministic,
+        softcap=options.softcap or 0.0,
+        deterministic=options.deterministic,
     )
     return dq, dk, dv
 

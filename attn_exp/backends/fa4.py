@@ -18,12 +18,13 @@ _HOPPER = 9
 class FlashAttention4(DeclarativeBackend):
     """FlashAttention 4 of the package flash-attn-4, called directly; compiled at the first call of each pass.
 
-    Run on an H200 with 4.0.0b36, the release that this is written against. `deterministic` takes the backward that adds
-    up in a fixed order.
+    Written against 4.0.0b36, and run with it on an H200. `deterministic` selects the backward that sums in a fixed
+    order.
     """
 
-    # flash_attn/cute/interface.py, _validate_head_dims, allows 8 to 256 in steps of 8 on Hopper, any with any. These
-    # are right on an H200 with 4.0.0b36; 40 and 72 get a wrong dq, 128 with 64 a poor one, 64 with 128 no backward.
+    # flash_attn/cute/interface.py, _validate_head_dims, allows all pairs of 8 to 256 in steps of 8 on Hopper. The pairs
+    # here are correct on an H200 with 4.0.0b36. Of the others, 40 and 72 get a wrong dq, 128 with 64 an inaccurate one,
+    # and 64 with 128 has no backward.
     supports = Supports(
         align=("bottom_right",),
         window=True,
@@ -31,13 +32,14 @@ class FlashAttention4(DeclarativeBackend):
         packed=True,
         head_dims=(64, 96, 128, 256),
         value_dims=((192, 128), (256, 128)),
-        # 8.x and 12.x have kernels too, but 8.x no backward and 12.x neither splits nor a deterministic one.
+        # 8.x and 12.x have kernels too, but 8.x has no backward and 12.x neither splits nor a deterministic backward.
         capabilities=(9, 10, 11),
     )
-    # The same place.
+    # Also from _validate_head_dims.
     on_blackwell = replace(supports, value_dims=((192, 128),))
     package = Package("flash-attn-4", "flash_attn.cute", 'pip install --pre "flash-attn-4>=4.0.0b36,<5"')
-    # FlashAttentionBackwardPreprocess runs before any backward, so the claim names the one that computes.
+    # FlashAttentionBackwardPreprocess runs before any backward, so the claim names the kernel that computes the
+    # gradients.
     claims = {
         ("cuda", "forward"): r"FlashAttentionForwardSm",
         ("cuda", "backward"): r"FlashAttentionBackwardSm|BlackwellFusedMultiHeadAttentionBackward",
@@ -48,7 +50,7 @@ class FlashAttention4(DeclarativeBackend):
         self.deterministic = deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """As declared; Blackwell pairs fewer head dimensions. What has no backward alone is refused in `prepare`."""
+        """Also refuse pairs of head dimensions that Blackwell lacks. `prepare` refuses what lacks only a backward."""
         refusal = super().unsupported(case, device)
         if refusal is not None or case.head_dim == case.value_dim:
             return refusal
@@ -58,7 +60,7 @@ class FlashAttention4(DeclarativeBackend):
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Sequence starts are made once, and not timed."""
+        """Build the sequence starts once, untimed."""
         cute = self.package.load()
         unlike = case.head_dim != case.value_dim and case.q_heads != case.kv_heads
         if unlike and inputs.q_bhsd.requires_grad and torch.cuda.get_device_capability()[0] == _HOPPER:
@@ -86,7 +88,7 @@ class FlashAttention4(DeclarativeBackend):
 
 
 def _output(attention: BshdAttention) -> BshdAttention:
-    """It returns the log-sum-exp too."""
+    """Drop the log-sum-exp, which the library returns with the output."""
 
     def output(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attention(q, k, v)[0]

@@ -1,4 +1,4 @@
-"""PyTorch's FlexAttention, compiled: the mask as a function that becomes part of a generated Triton kernel."""
+"""PyTorch's FlexAttention, compiled: the mask is a function that becomes part of a generated Triton kernel."""
 
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from attn_exp.core.case import Case
 class Flex(DeclarativeBackend):
     """`torch.nn.attention.flex_attention` under torch.compile; `kernel_options` go to its kernels.
 
-    With `kernel_options={BACKEND: FLASH}` the kernels are FlashAttention 4's (flash-attn-4 has to be installed).
+    `kernel_options={BACKEND: FLASH}` selects FlashAttention 4's kernels and needs flash-attn-4.
     """
 
     supports = Supports(
@@ -36,7 +36,7 @@ class Flex(DeclarativeBackend):
         self.kernel_options = kernel_options or {}
 
     def claimed_kernels(self, direction: str, device: str) -> str | None:
-        """Inductor's template kernels, or with `BACKEND=FLASH` those of FlashAttention 4."""
+        """Return the pattern of Inductor's template kernels, or with `BACKEND=FLASH` of FlashAttention 4's."""
         if self.kernel_options.get("BACKEND") == "FLASH":
             return FlashAttention4.claims.get((device, direction))
         return super().claimed_kernels(direction, device)
@@ -48,7 +48,7 @@ class Flex(DeclarativeBackend):
 
 
 def flex_function(case: Case, device: torch.device, kernel_options: dict[str, Any]) -> Attention:
-    """FlexAttention of a case as a function of q, k and v, not compiled yet."""
+    """Return FlexAttention of a case as a function of q, k and v, not compiled yet."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     block_mask = None
@@ -69,18 +69,18 @@ def flex_function(case: Case, device: torch.device, kernel_options: dict[str, An
 
 
 def _mask(case: Case, device: torch.device) -> Any:
-    """Whether query index `q` sees key index `k`, for `create_block_mask`."""
+    """Return a function that says whether query index `q` sees key index `k`, for `create_block_mask`."""
     causal, offset, window = case.causal, case.offset, case.window
     sequence = sequence_ids(case, device) if case.lengths is not None else None
 
     def seen(b: Any, h: Any, q: Any, k: Any) -> Any:
-        found = k >= 0
+        visible = k >= 0
         if causal:
-            found = found & (k <= q + offset)
+            visible = visible & (k <= q + offset)
         if window is not None:
-            found = found & (k > q + offset - window)
+            visible = visible & (k > q + offset - window)
         if sequence is not None:
-            found = found & (sequence[q] == sequence[k])
-        return found
+            visible = visible & (sequence[q] == sequence[k])
+        return visible
 
     return seen

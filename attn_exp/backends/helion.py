@@ -1,4 +1,4 @@
-"""This package's own attention in Helion, PyTorch's language for kernels that compiles to Triton."""
+"""This package's attention in Helion, PyTorch's kernel language that compiles to Triton."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ AUTOTUNE = ("none", "quick", "full")
 class Helion(DeclarativeBackend):
     """Our own fused attention in Helion, forward and backward, without atomics.
 
-    Run on an H200 with Helion 1.0.0, which fits torch 2.11; Helion 1.5 wants a newer one. `autotune=none` takes tiles
-    that were measured there; `quick` and `full` let Helion search for the case's own, for minutes, at the first call.
-    Not run by the authors: that search.
+    Run on an H200 with Helion 1.0.0, which fits torch 2.11; Helion 1.5 requires a newer torch. `autotune=none` uses
+    tiles that were measured there. `quick` and `full` let Helion search tiles for the case at the first call, which
+    takes minutes; the authors have not run that search.
     """
 
     supports = Supports(
@@ -42,13 +42,13 @@ class Helion(DeclarativeBackend):
         self.autotune = autotune
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """As declared; Helion 1.0 gets dimensions of size 1 wrong."""
+        """Also refuse dimensions of size 1, which Helion 1.0 computes incorrectly."""
         if 1 in (case.q_len, case.kv_len):
             return f"{self.name} needs at least 2 queries and 2 keys, not {case.q_len} and {case.kv_len}"
         return super().unsupported(case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Kernels are compiled at the first call of each pass."""
+        """Return the calls; kernels are compiled at the first call of each pass."""
         self.package.load()
         from attn_exp.kernels import helion_attention
 
@@ -76,22 +76,22 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernels: Any, problem: Any
     ) -> torch.Tensor:
-        """The output; queries, keys, values, output and log-sum-exp are kept for the backward."""
+        """Return the output; save queries, keys, values, output and log-sum-exp for the backward."""
         ctx.kernels, ctx.problem = kernels, problem
         flat = [tensor.flatten(0, 1) for tensor in (q, k, v)]
         out, lse = kernels.forward(*flat, *problem.constants)
         ctx.save_for_backward(*flat, out, lse)
         ctx.shapes = q.shape, k.shape, v.shape
-        made: torch.Tensor = out.view(*q.shape[:-1], v.shape[-1])
-        return made
+        output: torch.Tensor = out.view(*q.shape[:-1], v.shape[-1])
+        return output
 
     @staticmethod
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Row sums first, which both kernels need."""
+        """Compute the row sums first, which both gradient kernels need."""
         q, k, v, out, lse = ctx.saved_tensors
         d_out = d_out.contiguous().flatten(0, 1)
         row_sums = ctx.kernels.row_sums(out, d_out)
         dk, dv = ctx.kernels.dk_dv(q, k, v, d_out, lse, row_sums, *ctx.problem.constants)
         dq = ctx.kernels.dq(q, k, v, d_out, lse, row_sums, *ctx.problem.constants)
-        made = (gradient.view(shape) for gradient, shape in zip((dq, dk, dv), ctx.shapes, strict=True))
-        return (*made, None, None)
+        gradients = (gradient.view(shape) for gradient, shape in zip((dq, dk, dv), ctx.shapes, strict=True))
+        return (*gradients, None, None)

@@ -19,10 +19,12 @@ from attn_exp.core.case import Case
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What an operator is to compute besides its tensors: `Case`'s fields; `starts` is where packed sequences start.
+    """What an operator computes besides its tensors, in terms of `Case`'s fields.
 
-    `descales` (3, batch, kv_heads) in float32 make numbers of q, k and v that are codes; a packed case's batch is its
-    sequences.
+    Attributes:
+        starts: where packed sequences start, int32 (sequences + 1,), or None.
+        descales: float32 (3, batch, kv_heads) that q, k and v are multiplied by if they are codes. The batch of a
+            packed case is its sequences.
     """
 
     starts: torch.Tensor | None
@@ -34,16 +36,17 @@ class AttentionOptions:
     descales: torch.Tensor | None = None
 
 
-# From q, k, v (batch, length, heads, dim) to the output likewise and the log-sum-exp (batch, heads, length) in float32.
+# Maps q, k, v (batch, length, heads, dim) to the output in the same layout and the log-sum-exp (batch, heads, length)
+# in float32.
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], tuple[torch.Tensor, torch.Tensor]]
-# From d_out, q, k, v, the output and the log-sum-exp to dq, dk and dv.
+# Maps d_out, q, k, v, the output and the log-sum-exp to dq, dk and dv.
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 def register(name: str, forward: Forward, backward: Backward) -> Any:
-    """Register `attn_exp::NAME_attention` and `attn_exp::NAME_attention_backward`; returns the first.
+    """Register `attn_exp::NAME_attention` and `attn_exp::NAME_attention_backward`, and return the first.
 
-    The log-sum-exp is for the backward alone: no gradient flows through it.
+    The log-sum-exp is only for the backward: no gradient flows through it.
     """
 
     @torch.library.custom_op(f"attn_exp::{name}_attention", mutates_args=())
@@ -79,8 +82,8 @@ def register(name: str, forward: Forward, backward: Backward) -> Any:
         deterministic: bool,
         descales: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        asked = AttentionOptions(starts, tuple(lengths), causal, window, softcap, deterministic, descales)
-        return backward(d_out, q, k, v, out, lse, asked)
+        options = AttentionOptions(starts, tuple(lengths), causal, window, softcap, deterministic, descales)
+        return backward(d_out, q, k, v, out, lse, options)
 
     attention.register_fake(_fake_attention)
     attention_backward.register_fake(_fake_backward)
@@ -89,16 +92,16 @@ def register(name: str, forward: Forward, backward: Backward) -> Any:
 
 
 def operator_attention(operator: Any, case: Case, inputs: Inputs, *, deterministic: bool = False) -> BshdAttention:
-    """An operator as the attention of a case."""
+    """Return an operator as the attention of a case."""
     device = inputs.q_bhsd.device
     starts, descales = sequence_starts(case, device), _descales(case, inputs.scales, device)
     lengths = list(case.lengths or ())
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        made: tuple[torch.Tensor, torch.Tensor] = operator(
+        outputs: tuple[torch.Tensor, torch.Tensor] = operator(
             q, k, v, starts, lengths, case.causal, case.window, case.softcap, deterministic, descales
         )
-        return made[0]
+        return outputs[0]
 
     return attention
 
@@ -113,7 +116,7 @@ def _descales(case: Case, scales: Scales | None, device: torch.device) -> torch.
 
 def _fake_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     batch, length, heads, _dim = q.shape
-    # Libraries that take codes give bfloat16.
+    # Libraries that take fp8 codes return bfloat16.
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
     out = q.new_empty(batch, length, heads, v.shape[-1], dtype=dtype)
     return out, q.new_empty(batch, heads, length, dtype=torch.float32)

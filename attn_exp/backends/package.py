@@ -1,4 +1,4 @@
-"""Package: what a backend needs installed, and how a missing one is reported."""
+"""The package that a backend needs, and how a missing one is reported."""
 
 import importlib
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from attn_exp.core.errors import first_line
 
 
 class Unavailable(Exception):
-    """The backend's package or hardware is not there; the message says what would bring it."""
+    """The backend's package or hardware is missing; the message says what to install or set."""
 
 
 class Refused(Exception):
-    """The backend finds out while it prepares that it cannot compute the case; the message says why."""
+    """The backend cannot compute the case, which only its preparation could tell; the message says why."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution that a backend imports: its name for pip, the module, and the command that installs it."""
+    """A distribution that a backend imports: its name for pip, its module, and the command that installs it."""
 
     distribution: str
     module: str
     install: str
 
     def version(self) -> str | None:
-        """The installed version; None if it is not installed."""
+        """Return the installed version; None if it is not installed."""
         try:
             return version(self.distribution)
         except PackageNotFoundError:
@@ -35,7 +35,8 @@ class Package:
         """Import the module.
 
         Raises:
-            Unavailable: it is not installed, or does not fit what is; with the command that would bring it.
+            Unavailable: it is not installed, or does not fit the installed torch or GPU; the message has the install
+                command.
         """
         try:
             return importlib.import_module(self.module)
@@ -43,6 +44,6 @@ class Package:
             if error.name is not None and self.module.split(".")[0] == error.name.split(".")[0]:
                 raise Unavailable(f"{self.distribution} is not installed: {self.install}") from error
             raise Unavailable(f"{self.distribution} misses {error.name}: {self.install}") from error
-        except Exception as error:  # a build for another torch or GPU fails in ways of its own while it is imported
-            said = f"{self.distribution} {self.version()} cannot be imported here: {first_line(error)}"
-            raise Unavailable(said) from error
+        except Exception as error:  # a build for another torch or GPU may raise anything when it is imported
+            message = f"{self.distribution} {self.version()} cannot be imported here: {first_line(error)}"
+            raise Unavailable(message) from error

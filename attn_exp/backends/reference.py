@@ -1,9 +1,4 @@
-"""The reference that accuracy is judged against: the formula in float32, in slices that fit in memory.
-
-A backend like any other, so it can be measured too. Forward and backward are written out, so that neither needs the
-scores of more than one slice: dv = pT dO, ds = p (dO vT - sum(dO o)), dq = ds k, dk = dsT q (FlashAttention,
-arXiv:2205.14135, appendix B.2).
-"""
+"""The float32 reference of the accuracy check as a backend, so that it can be measured too."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +22,7 @@ class Reference(DeclarativeBackend):
     a_function = False
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Nothing to prepare."""
+        """Return the reference's calls."""
         return Calls(partial(reference_forward, case, inputs), partial(_backward, case, inputs))
 
 

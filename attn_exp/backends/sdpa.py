@@ -1,4 +1,4 @@
-"""PyTorch's `scaled_dot_product_attention`, its own choice of kernel or one of its backends forced."""
+"""PyTorch's `scaled_dot_product_attention`, with its own choice of kernel or one of its backends forced."""
 
 import re
 import warnings
@@ -24,7 +24,7 @@ from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 from attn_exp.core.record import Kernel
 
-# What PyTorch says of the backends that were not asked for.
+# PyTorch's messages about backends that were not requested.
 _OTHERS = re.compile(r"(not used because:|has been runtime disabled\.)$")
 CHOICES = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -35,33 +35,36 @@ CHOICES = {
 
 
 class Sdpa(DeclarativeBackend):
-    """SDPA's own choice (`auto`): nothing is forced, no kernel is claimed, and the record names what it took."""
+    """SDPA's own choice (`auto`): nothing is forced or claimed, and the record names the backend that ran."""
 
     supports = Supports(
         devices=("cuda", "cpu"), dtypes=("bfloat16", "float16", "float32"), align=("top_left",), value_dims="any"
     )
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """What SDPA cannot be told (its causal mask is aligned top-left), then PyTorch's reasons in its own words."""
+        """Return what SDPA cannot express, else why PyTorch refuses, in its own words.
+
+        SDPA aligns a causal mask top-left.
+        """
         return super().unsupported(case, device) or self._refusal(case, device)
 
     def _refusal(self, case: Case, device: str) -> str | None:
-        """Why PyTorch would not take what is forced here; nothing is."""
+        """Return why PyTorch refuses the forced backend; None here, where none is forced."""
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """The SDPA call with the choice forced around it, not inside it."""
+        """Return the SDPA call; the choice of backend is forced around it, outside the timed call."""
         attention = partial(
             F.scaled_dot_product_attention, is_causal=not case.dense, enable_gqa=case.q_heads != case.kv_heads
         )
         return calls_of(attention, inputs, self._scope)
 
     def _scope(self) -> AbstractContextManager[Any]:
-        # Not nullcontext: an outer choice must not leak into "its own choice".
+        # Not nullcontext: a choice made outside must not change SDPA's own.
         return sdpa_kernel(list(CHOICES.values()))
 
     def kernel_provider(self, direction: str, device: str, kernels: Sequence[Kernel]) -> str | None:
-        """Which of SDPA's backends these kernels belong to; None if they are nobody's."""
+        """Return which of SDPA's backends these kernels belong to, or None."""
         for name, forced in (("cudnn", Cudnn), ("flash", Flash), ("efficient", Efficient), ("math", Math)):
             claim = forced.claims.get((device, direction))
             if claim and any(re.search(claim, kernel.name) for kernel in kernels):
@@ -70,7 +73,7 @@ class Sdpa(DeclarativeBackend):
 
 
 class Priority(Sdpa):
-    """SDPA with an order of preference: the first of `order` that can compute the case is taken."""
+    """SDPA with an order of preference: it runs the first backend of `order` that can compute the case."""
 
     def __init__(self, name: str, order: Sequence[str]) -> None:
         super().__init__(name)
@@ -84,7 +87,7 @@ class Priority(Sdpa):
 
 
 class Forced(Sdpa):
-    """One of SDPA's backends, whatever SDPA would have chosen."""
+    """One of SDPA's backends, forced."""
 
     choice: SDPBackend
 
@@ -111,7 +114,7 @@ class Flash(Forced):
 
 
 class Efficient(Forced):
-    """The memory-efficient attention that PyTorch took over from xFormers (CUTLASS)."""
+    """The memory-efficient attention that PyTorch adopted from xFormers (CUTLASS)."""
 
     supports = replace(Sdpa.supports, devices=("cuda",))
     choice = SDPBackend.EFFICIENT_ATTENTION
@@ -152,10 +155,10 @@ class Math(Forced):
 
 
 class AtenCudnn(Cudnn):
-    """cuDNN's fused attention by the ATen operator that SDPA calls, without SDPA's dispatch."""
+    """cuDNN's fused attention through the ATen operator that SDPA calls, without SDPA's dispatch."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """The operator's call; it saves the log-sum-exp if a backward will need it."""
+        """Return the operator's call; it saves the log-sum-exp if a backward will need it."""
         return calls_of(
             partial(_aten_cudnn, saves_lse=inputs.q_bhsd.requires_grad, causal=not case.dense), inputs, self._scope
         )
@@ -167,7 +170,10 @@ def _aten_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, saves_lse:
 
 
 def _ask(can_use: Any, choice: SDPBackend, case: Case) -> str | None:
-    """PyTorch's reasons for refusing, in its own words; tensors of the case's shapes are made and never read."""
+    """Return PyTorch's reasons for refusing a case, in its own words.
+
+    Tensors of the case's shapes are allocated and never read.
+    """
     dtype: torch.dtype = getattr(torch, case.dtype)
 
     def empty(heads: int, length: int, dim: int) -> torch.Tensor:
@@ -180,13 +186,13 @@ def _ask(can_use: Any, choice: SDPBackend, case: Case) -> str | None:
     causal = not case.dense
     if can_use(SDPAParams(q, k, v, None, 0.0, causal, grouped), False):
         return None
-    # The reasons come as Python warnings from the call alone; can_use_* prints them past Python (torch 2.11).
+    # Only the call reports its reasons as Python warnings; can_use_* prints them from C++ (torch 2.11).
     with warnings.catch_warnings(record=True) as caught, sdpa_kernel(choice):
         warnings.simplefilter("always")
         try:
             F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
         except RuntimeError as error:
-            # "... (Triggered internally at <file>:<line>.)" says where in PyTorch, not why.
+            # "... (Triggered internally at <file>:<line>.)" locates the check in PyTorch; it gives no reason.
             reasons = [str(warning.message).split(" (Triggered internally")[0].strip() for warning in caught]
             return " ".join(reason for reason in reasons if not _OTHERS.search(reason)) or str(error)
     return None

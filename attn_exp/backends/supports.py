@@ -1,4 +1,4 @@
-"""Supports: what a backend can compute, declared once; refusals, the overview and the docs page are made of it."""
+"""Declare once what a backend can compute; refusals, `attn-exp backends` and the docs are derived from it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,12 +14,22 @@ _DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
 class Supports:
     """What a backend can compute.
 
-    `head_dims` lists all head dimensions there are, None for any up to `largest_head_dim` that is a multiple of
-    `head_dim_multiple`; `value_dims` says which pairs (head_dim, value_dim) may differ: `equal`, `any`, or the pairs.
-    `align` has the causal alignments that the backend knows where q_len != kv_len, `keyless` says that queries without
-    keys get zeros. `capability` is the least CUDA
-    compute capability, `capabilities` the only major ones, where code exists for some alone. `forward_only` are the
-    dtypes of the forward alone.
+    Attributes:
+        devices: `cuda`, `cpu`.
+        dtypes: dtypes of the inputs.
+        passes: `forward`, `backward`.
+        forward_only: dtypes without a backward.
+        align: the causal alignments that it supports where q_len != kv_len.
+        grouped: fewer key-value heads than query heads.
+        window: a sliding window.
+        softcap: capped scores.
+        packed: packed sequences of different lengths.
+        keyless: zeros for queries that see no key.
+        head_dims: all head dimensions there are; None for every multiple of `head_dim_multiple` up to
+            `largest_head_dim`.
+        value_dims: which pairs (head_dim, value_dim) may differ: `equal` for none, `any`, or the pairs.
+        capability: the least CUDA compute capability.
+        capabilities: the only major compute capabilities that have code.
     """
 
     devices: tuple[str, ...] = ("cuda",)
@@ -40,7 +50,7 @@ class Supports:
     capabilities: tuple[int, ...] | None = None
 
     def passes_at(self, dtype: str) -> tuple[str, ...]:
-        """The passes there are for inputs of a dtype."""
+        """Return the passes for inputs of a dtype."""
         return ("forward",) if dtype in self.forward_only else self.passes
 
     def summary(self) -> str:
@@ -66,9 +76,9 @@ class Supports:
         return ", ".join(filter(None, words))
 
     def refusal(self, case: Case, device: str) -> str | None:
-        """Why a case is beyond this, in one sentence that says what to set instead; None if it is not."""
+        """Return why a case is not supported, in one sentence that says what to set instead; None if it is."""
         checks = (
-            (device in self.devices, f"runs on {_DEVICES[self.devices[0]]} alone: see attn-exp backends"),
+            (device in self.devices, f"runs only on {_DEVICES[self.devices[0]]}: see attn-exp backends"),
             (case.dtype in self.dtypes, f"computes {_words(self.dtypes)}, not {case.dtype}"),
             (self.grouped or case.q_heads == case.kv_heads, "has no grouped heads: set model.kv_heads=null"),
             (
@@ -113,7 +123,7 @@ class Supports:
         return None
 
     def capability_refusal(self, capability: tuple[int, int]) -> str | None:
-        """Why a GPU of this compute capability is not enough, or None."""
+        """Return why a GPU of this compute capability is not supported, or None."""
         have = ".".join(map(str, capability))
         if self.capability is not None and capability < self.capability:
             return f"needs compute capability {'.'.join(map(str, self.capability))}, this GPU has {have}"

@@ -1,4 +1,4 @@
-"""TransformerEngine's `DotProductAttention`, which itself chooses between cuDNN, FlashAttention and a plain formula."""
+"""TransformerEngine's `DotProductAttention`, which chooses between cuDNN, FlashAttention and an unfused formula."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ class TransformerEngine(DeclarativeBackend):
 
     supports = Supports(
         window=True,
-        # cuDNN's path has none: a softcap takes FlashAttention, where that is installed.
+        # cuDNN's path has no softcap; FlashAttention computes it where it is installed.
         softcap=True,
         packed=True,
         largest_head_dim=256,
@@ -36,7 +36,7 @@ class TransformerEngine(DeclarativeBackend):
         "transformer_engine.pytorch",
         'pip install --no-build-isolation "transformer-engine[pytorch]>=2.20,<3"',
     )
-    # The plain formula, which it falls back to, launches kernels of other names.
+    # The unfused formula, its fallback, launches kernels with other names.
     claims = {
         (
             "cuda",
@@ -49,7 +49,7 @@ class TransformerEngine(DeclarativeBackend):
     }
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """The module is made once; sequence starts likewise, and not timed."""
+        """Build the module and the sequence starts once, untimed."""
         engine = self.package.load()
         left, right = flash_window(causal=case.causal, window=case.window)
         module = engine.DotProductAttention(
@@ -71,7 +71,10 @@ class TransformerEngine(DeclarativeBackend):
 
 
 def mask_type(case: Case) -> str:
-    """`attn_mask_type`; packed sequences are `padding` without any, and square each, so their alignments agree."""
+    """Return `attn_mask_type`.
+
+    Packed sequences need a `padding` type although nothing is padded. Each of them is square, so alignments agree.
+    """
     if case.lengths is not None:
         return "padding_causal" if case.causal else "padding"
     if not case.causal:
@@ -80,7 +83,7 @@ def mask_type(case: Case) -> str:
 
 
 def _split_heads(module: BshdAttention, case: Case) -> BshdAttention:
-    """It returns (..., heads * dim)."""
+    """Split the heads of an output (..., heads * dim)."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = module(q, k, v).unflatten(-1, (case.q_heads, case.value_dim))

@@ -20,7 +20,7 @@ class Triton(DeclarativeBackend):
     claims = {("cuda", "forward"): r"^forward_kernel", ("cuda", "backward"): r"^(dkdv_kernel|dq_kernel)"}
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """The operator's call; Triton compiles and tunes in the first calls."""
+        """Return the operator's calls; Triton compiles and tunes in the first calls."""
         assert self.package is not None
         self.package.load()
         from attn_exp.kernels.triton_attention import attention

@@ -1,4 +1,4 @@
-"""xFormers' `memory_efficient_attention`, one of its operators forced: CUTLASS, or FlashAttention 3."""
+"""xFormers' `memory_efficient_attention` with one operator forced: CUTLASS or FlashAttention 3."""
 
 import importlib
 from dataclasses import replace
@@ -16,17 +16,18 @@ from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 
-# With flash-attn-4 alone beside it xFormers cannot be imported: it takes that package's folder for flash-attn.
+# If only flash-attn-4 is installed beside it, xFormers cannot be imported: it takes that package's folder for
+# flash-attn.
 PACKAGE = Package("xformers", "xformers.ops.fmha", 'pip install "xformers>=0.0.35,<0.1"')
 
 
 class XformersCutlass(DeclarativeBackend):
     """xFormers' `memory_efficient_attention` forced to CUTLASS; since 0.0.35 these are PyTorch's own kernels.
 
-    Run on an H200 with 0.0.35 (xformers/ops/fmha/cutlass.py, attn_bias.py), whose wheel is built for CUDA 12: beside a
-    CUDA 13 build of torch its extension wants `libcudart.so.12` (nvidia-cuda-runtime-cu12) on the library path.
-    Grouped heads are experimental there and have no backward, a sliding window has none outside of packed sequences:
-    both are refused.
+    Run on an H200 with 0.0.35 (xformers/ops/fmha/cutlass.py, attn_bias.py). Its wheel is built for CUDA 12: with a CUDA
+    13 build of torch its extension needs `libcudart.so.12` (nvidia-cuda-runtime-cu12) on the library path. Its grouped
+    heads are experimental and have no backward, and a sliding window has a backward only for packed sequences: both are
+    refused.
     """
 
     supports = Supports(
@@ -36,16 +37,16 @@ class XformersCutlass(DeclarativeBackend):
         value_dims="any",
         # check_lastdim_alignment_stride1 with 16 bytes of a 16-bit type.
         head_dim_multiple=8,
-        # bfloat16 needs 8.0, CUDA_MAXIMUM_COMPUTE_CAPABILITY is 9.0.
+        # bfloat16 needs 8.0; CUDA_MAXIMUM_COMPUTE_CAPABILITY is 9.0.
         capabilities=(8, 9),
     )
     package = PACKAGE
     claims = {("cuda", "forward"): r"fmha_cutlassF", ("cuda", "backward"): r"fmha_cutlassB"}
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """The mask is an object of xFormers', made once, and not timed."""
+        """Build xFormers' mask object once, untimed."""
         fmha = loaded("cutlass")
-        # In decoding a mask hides nothing, and a window that hides nothing would have no backward.
+        # The mask of a decode step hides nothing, and a window that hides nothing would have no backward.
         bias = None
         if not case.dense:
             bias = attention_bias(
@@ -63,9 +64,9 @@ class XformersCutlass(DeclarativeBackend):
 class XformersFlash3(DeclarativeBackend):
     """xFormers forced to FlashAttention 3, as a custom operator that breaks no graph under torch.compile.
 
-    Not run by the authors: xFormers calls FlashAttention 3 where `flash_attn_3` is installed, and that is not on the
+    Not run by the authors: xFormers calls FlashAttention 3 where `flash_attn_3` is installed, which is not on the
     package index. Written against 0.0.35 (xformers/ops/fmha/flash3.py); tested with a stand-in for its two functions.
-    Grouped heads are experimental there and have no backward: they are refused.
+    Its grouped heads are experimental and have no backward: they are refused.
     """
 
     supports = Supports(
@@ -76,23 +77,23 @@ class XformersFlash3(DeclarativeBackend):
         # SUPPORTED_MIN_K of the backward and SUPPORTED_MAX_K; FlashAttention 3 rounds up to these.
         head_dims=(64, 96, 128, 192, 256),
         value_dims=((192, 128), (64, 128), (64, 256)),
-        # 8.x is allowed there, but FlashAttention 3 is for Hopper.
+        # xFormers allows 8.x, but FlashAttention 3 is for Hopper.
         capabilities=(9,),
     )
     package = replace(PACKAGE, install=f"{PACKAGE.install}, and flash_attn_3 as for backend=fa3")
     claims = {("cuda", "forward"): r"FlashAttnFwdSm", ("cuda", "backward"): r"FlashAttnBwdSm"}
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """The mask is made at the first call and kept."""
+        """Return the calls; the mask is built at the first call and kept."""
         loaded("flash3")
         return bshd_calls(operator_attention(XFORMERS_FA3, case, inputs), inputs)
 
 
 def loaded(operator: str) -> ModuleType:
-    """`xformers.ops.fmha`, with its `cutlass` or `flash3` operator built and its extension loaded.
+    """Return `xformers.ops.fmha`, with its `cutlass` or `flash3` operator built and its extension loaded.
 
     Raises:
-        Unavailable: one of them is missing; without its extension xFormers warns, and refuses every call.
+        Unavailable: a part is missing. Without its extension xFormers only warns, and refuses every call.
     """
     fmha = PACKAGE.load()
     failed = importlib.import_module("xformers._cpp_lib")._cpp_library_load_exception
@@ -114,7 +115,7 @@ def attention_bias(
     window: int | None,
     align: str = "bottom_right",
 ) -> Any:
-    """A case's mask as xFormers' object; its windows count keys kept, the query's own included, as a case's do."""
+    """Return a case's mask as xFormers' object. Its windows count the query's own key, as a case's do."""
     masks = fmha.attn_bias
     if lengths:
         blocks = masks.BlockDiagonalMask.from_seqlens(list(lengths), device=device)
@@ -132,15 +133,18 @@ def attention_bias(
 def _kept_bias(
     fmha: ModuleType, lengths: tuple[int, ...], device: torch.device, causal: bool, window: int | None
 ) -> Any:
-    """An operator takes no objects, and making one of packed lengths copies them to the GPU."""
+    """Return a cached mask.
+
+    Operators take no objects, and building the mask of packed lengths copies them to the GPU.
+    """
     return attention_bias(fmha, lengths, device, causal=causal, window=window)
 
 
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: AttentionOptions
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
     fmha = PACKAGE.load()
-    bias = _kept_bias(fmha, asked.lengths, q.device, asked.causal, asked.window)
+    bias = _kept_bias(fmha, options.lengths, q.device, options.causal, options.window)
     out, lse = fmha.memory_efficient_attention_forward_requires_grad(q, k, v, bias, op=fmha.flash3.FwOp)
     return out, lse
 
@@ -152,10 +156,10 @@ def _backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    asked: AttentionOptions,
+    options: AttentionOptions,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     fmha = PACKAGE.load()
-    bias = _kept_bias(fmha, asked.lengths, q.device, asked.causal, asked.window)
+    bias = _kept_bias(fmha, options.lengths, q.device, options.causal, options.window)
     dq, dk, dv = fmha.memory_efficient_attention_backward(d_out, out, lse, q, k, v, bias, op=fmha.flash3.BwOp)
     return dq, dk, dv
 

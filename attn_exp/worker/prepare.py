@@ -15,7 +15,7 @@ from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.tolerance import Expected
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
-from attn_exp.backends.compile import compile_calls, count_anew, found, use_caches, without_recompiling
+from attn_exp.backends.compile import compile_calls, compile_record, count_anew, use_caches, without_recompiling
 from attn_exp.core.record import Kernel, PassRecord, Request, TensorError
 from attn_exp.timers.kernel import operators, trace
 from attn_exp.timers.loop import Call
@@ -86,7 +86,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         with attempt.stage("accuracy"):
             errors, wrong = _judged(request, inputs, expected, tensors, calls.scales)
         del tensors
-        attempt.compiled, attempt.notes = found(), calls.notes
+        attempt.compiled, attempt.notes = compile_record(), calls.notes
         own_bytes = machine.held_bytes() - held_before
     work = workload.work(case)
     for direction in request.measuring.passes:
