@@ -1,6 +1,7 @@
 """The duels that would decide: every command that is printed composes to the very case and backends it is about."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 import sweeps
@@ -101,8 +102,30 @@ def test_rivals_that_are_compiled_alike_are_compiled_in_the_duel(tmp_path):
     how = Compile(mode="max-autotune", fullgraph=True, options={"epilogue_fusion": False})
     requests = asked(command(tmp_path / "a", *(sweeps.job(name, compile=how) for name in ("flex", "eager"))))
     assert [request.compile for request in requests] == [how, how]
-    said = command(tmp_path / "b", sweeps.job("flex", compile=how), sweeps.job("flash"))
-    assert said == "# flash and flex+max-autotune are compiled differently: no duel can set that for one rival"
+
+
+def test_a_backend_that_is_compiled_in_its_own_way_is_so_in_the_duel(tmp_path):
+    how = Compile(mode="max-autotune", fullgraph=True, options={"epilogue_fusion": False, "triton": {"cudagraphs": 1}})
+    other = Compile(mode="default")
+    words = command(tmp_path / "a", sweeps.job("flex", compile=how), sweeps.job("flash"))
+    assert "b.compile=max-autotune" in words and " compile=" not in words
+    assert [request.compile for request in asked(words)] == [Compile(), how]
+    both = asked(command(tmp_path / "b", sweeps.job("flex", compile=how), sweeps.job("eager", compile=other)))
+    assert [request.compile for request in both] == [other, how]
+
+
+def without_caches(record):
+    return replace(record, request=replace(record.request, caches=False))
+
+
+def test_caches_that_compilers_may_not_read_are_not_read_in_the_duel(tmp_path):
+    jobs = [without_caches(sweeps.job(name)) for name in ("flex", "flash")]
+    words = command(tmp_path / "a", *jobs)
+    assert [request.caches for request in asked(words)] == [False, False]
+    assert "caches" not in command(tmp_path / "b", sweeps.job("flex"), sweeps.job("flash"))
+    assert command(tmp_path / "c", jobs[0], sweeps.job("flash")) == (
+        "# flash and flex differ in caches=, which a duel sets for all its backends"
+    )
 
 
 def test_the_command_really_runs_dry(tmp_path, capsys, monkeypatch):

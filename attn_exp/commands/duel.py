@@ -56,8 +56,10 @@ def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
 
 
 def _option(option: str) -> str:
-    """A rival's own option as an override. What the backend's file does not name is added to it."""
-    return option.removeprefix(".") if _COMPILE.match(option) else f"++backend{option}"
+    """Return a backend's own option as an override that may add keys, of the backend or of its compiler."""
+    if not _COMPILE.match(option):
+        return f"++backend{option}"
+    return option[1:] if option.startswith(".compile=") else f"++{option[1:]}"
 
 
 COMMAND = Command(

@@ -41,12 +41,12 @@ def duels(pairs: Sequence[tuple[Cell, Cell]]) -> tuple[Duel, ...]:
 
 
 def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
-    """The command that measures two backends side by side on the case of `a`, which is that of `b`.
+    """Return the command that measures two backends side by side on the case of `a`, which is that of `b`.
 
-    A comment of the shell's where there is none: a duel compiles all its rivals alike, or none.
+    It is a shell comment if there is no such command: all backends of a duel run in one worker with the same caches.
     """
-    if a.compile != b.compile:
-        return _comment(f"{a.label} and {b.label} are compiled differently: no duel can set that for one rival")
+    if a.caches != b.caches:
+        return _comment(f"{a.label} and {b.label} differ in caches=, which a duel sets for all its backends")
     words = ["attn-exp", "duel", *_rival("a", a), *_rival("b", b), *case_words(a.case, a.model)]
     if set(passes) == {"forward"}:
         # The backward needs its forward.
@@ -59,7 +59,14 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         words.append(f"regime={a.measuring.regime}")
     if a.device == "cuda" and a.measuring.l2 != "cold":
         words.append(f"l2={a.measuring.l2}")
-    return shlex.join([*words, *_compile_words(a.compile)])
+    if not a.caches:
+        words.append("caches=false")
+    if a.compile == b.compile:
+        words += _compile_words(a.compile, added="++")
+    else:
+        words += [f"a.{word}" for word in _compile_words(a.compile)]
+        words += [f"b.{word}" for word in _compile_words(b.compile)]
+    return shlex.join(words)
 
 
 def _comment(text: str) -> str:
@@ -67,10 +74,11 @@ def _comment(text: str) -> str:
     return f"# {' '.join(text.split())}"
 
 
-def _compile_words(compiled: Compile) -> list[str]:
+def _compile_words(compiled: Compile, added: str = "") -> list[str]:
+    """Return the overrides that compose to `compiled`; `added` is the prefix of keys that the configuration lacks."""
     if compiled.mode == "none":
         return []
-    more = [f"++compile.options.{name}={word(value)}" for name, value in flat(compiled.options).items()]
+    more = [f"{added}compile.options.{name}={word(value)}" for name, value in flat(compiled.options).items()]
     return [f"compile={compiled.mode}", *(["compile.fullgraph=true"] if compiled.fullgraph else []), *more]
 
 
