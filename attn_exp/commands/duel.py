@@ -56,10 +56,10 @@ def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
 
 
 def _option(option: str) -> str:
-    """Return a backend's own option as an override that may add keys, of the backend or of its compiler."""
+    """Return a backend's own option as an override, which may add keys to the backend and to compile.options."""
     if not _COMPILE.match(option):
         return f"++backend{option}"
-    return option[1:] if option.startswith(".compile=") else f"++{option[1:]}"
+    return f"++{option[1:]}" if option.startswith(".compile.options.") else option[1:]
 
 
 COMMAND = Command(
