@@ -1,1 +1,1 @@
-"""Explain: one page about a job: what ran, for how long, what bounds it, and who is faster."""
+"""Explain a job on one page: what ran, for how long, what limits it, and which backend is faster."""

@@ -1,4 +1,4 @@
-"""Find: what a word stands for: a job's folder, a sweep's, a job in a sweep, or an MLflow run."""
+"""Find what the user named: a job's folder, a sweep's folder, a job in a sweep, or an MLflow run."""
 
 import re
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ _RUN = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Found:
-    """What a page is about: the jobs of a sweep, and among them the one that was asked for; None for the sweep.
+    """The jobs of a sweep, and the one among them that the page is about; None for a page about the sweep.
 
-    `broken` are sentences about those of the sweep's records that cannot be read.
+    `broken` says which of the sweep's records could not be read, and why.
     """
 
     results: tuple[Result, ...]
@@ -28,10 +28,10 @@ class Found:
 
 
 def find(word: str, home: Path, uri: str | None) -> Found:
-    """What `word` stands for; `home` is where sweeps lie, `uri` the MLflow store that a run's identifier is of.
+    """Return what `word` names; sweeps are in `home`, and a run's identifier belongs to the MLflow store `uri`.
 
     Raises:
-        UserError: nothing of that name; the nearest is in the message.
+        UserError: nothing has that name. The message suggests the nearest.
     """
     try:
         return _find(word, home, uri)
@@ -53,7 +53,7 @@ def _find(word: str, home: Path, uri: str | None) -> Found:
     if job and not own.is_dir() and (home / sweep).is_dir():
         return _in_sweep(home / sweep, job)
     if not own.is_dir() and not (home / word).is_dir():
-        # A job by its name alone, wherever it was measured last.
+        # The name of a job alone: take its latest measurement in any sweep.
         plain = not any(mark in word for mark in "*?[")
         places = sorted(home.glob(f"*/{word}*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime) if plain else []
         if places:
@@ -70,7 +70,7 @@ def _find(word: str, home: Path, uri: str | None) -> Found:
 
 
 def _in_sweep(folder: Path, name: str) -> Found:
-    """A job in a sweep's folder by its name, or by what it begins with if that is one job alone."""
+    """Return a job in a sweep's folder by its name or by an unambiguous beginning of it."""
     sweep = read_folder(folder)
     jobs = {result.path.parent.name: result for result in sweep.results}
     matching = [job for job in jobs if job == name] or [job for job in jobs if job.startswith(name)]

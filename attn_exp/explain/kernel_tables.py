@@ -1,4 +1,4 @@
-"""Kernel tables: what ran in each pass, as the timing's own trace saw it, and then each profiler."""
+"""Kernel tables: what ran in each pass, according to the timing's own trace and to each profiler."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from attn_exp.core.record import Record
 from attn_exp.core.text import SHORT, WIDTH, figures, fitted
 from attn_exp.explain.rivals import short
 
-# More do not fit on one page; the files have all.
+# More rows do not fit on a page; the files have all.
 _ROWS = 8
 _LEAST_SHARE = 0.005
 _NAME = 52
-# Columns that a narrow table can do without, the first first; whatever is not named here stays in the files.
+# Columns that a narrow table may omit, the least important first. Other figures are only in the files.
 _COLUMNS = (
     *("grid", "block", "registers", "shared_memory_bytes", "occupancy_percent", "occupancy", "gap_before_us"),
     *(
@@ -47,20 +47,20 @@ _HEADS = {
     "l2_hit_rate": "L2\nhits",
     "tflops": "TFLOPS",
 }
-# Of one, as `share` is.
+# Fractions of one, like `share`.
 _SHARES = ("occupancy", "dram_throughput", "sm_throughput", "tensor_active", "l2_hit_rate")
 _DISPENSABLE = ("block", "shared\nbytes", "L2\nhits", "registers", "grid", "DRAM\nshare", "occupancy\n%", "occupancy")
 
 
 def kernel_tables(record: Record) -> list[str]:
-    """A table by the timing's trace, and one by each profiler that names kernels, each under a line that says so."""
+    """Return a table of the timing's trace and one of each profiler that names kernels, each with a title."""
     timed = [
         ProfiledKernel(direction=direction, name=kernel.name, count=kernel.count, time_us=kernel.time_us)
         for direction, measured in record.passes.items()
         for kernel in measured.kernels
     ]
     what = "kernels" if record.request.device == "cuda" else "operators, those inside of others counted twice"
-    # Few calls, while the clock still settles: the times need not add up to the one above.
+    # A profiler sees few calls, before the clock has settled, so its times may not add up to those above.
     found = [f"By the trace of two calls before the timing ({what}):", _table(timed)] if timed else []
     for name, profile in record.profiles.items():
         if profile.kernels:
@@ -70,16 +70,17 @@ def kernel_tables(record: Record) -> list[str]:
 
 
 def _notes(profile: Profile) -> list[str]:
-    """What has to be known about the columns shown."""
+    """Return the notes that explain the columns shown."""
     known = {name for kernel in profile.kernels for name in kernel.figures}
     copied = any({IN_PLACE, "ms"} <= set(kernel.figures) for kernel in profile.kernels)
     return [*([_GAPS] if "gap_before_us" in known else []), *([_COPIES] if copied else [])]
 
 
 def _tuned_anew(profile: Profile, record: Record) -> list[str]:
-    """Which kernels ran in another configuration than in the worker that timed them, where PyTorch's profiler looked.
+    """Return which kernels ran in another configuration than in the worker that timed them.
 
-    The other profilers have a process of their own, in which a kernel that tunes itself does so once more.
+    PyTorch's profiler ran in that worker. The other profilers have a process of their own, in which a self-tuning
+    kernel tunes itself again.
     """
     timed = {(one.direction, one.name): one.figures.get("grid") for one in _kernels(record, "torch")}
     said = []
@@ -96,7 +97,7 @@ def _kernels(record: Record, profiler: str) -> tuple[ProfiledKernel, ...]:
 
 
 def _rates(profile: Profile, record: Record) -> list[str]:
-    """Each pass as a whole, where the profiler knows its rates: of several kernels nobody knows whose the work was."""
+    """Return a line per pass that a profiler measured as a whole; rates of single kernels are unknown."""
     said = []
     for direction in record.request.measuring.passes:
         units = (("kernel_time_us", "us in kernels"), ("tflops", "TFLOPS"), ("gb_per_s", "GB/s of compulsory bytes"))
@@ -143,5 +144,5 @@ def _cell(name: str, value: float | str) -> float | str:
         return value
     if name in _SHARES:
         return f"{value:.2f}"
-    # Registers and bytes are counts, which records keep as floats.
+    # Registers and bytes are counts, which records store as floats.
     return f"{value:.0f}" if value == int(value) else figures(value)

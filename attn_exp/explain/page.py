@@ -1,4 +1,4 @@
-"""The page of one job."""
+"""The pages of a job and of a sweep."""
 
 import textwrap
 import time
@@ -24,12 +24,12 @@ from attn_exp.results.result import Result, named
 from attn_exp.results.store import near
 from attn_exp.results.table import duration, time_text
 
-# One page: a sweep of more cases has comparisons.
+# A page shows this many cases; `attn-exp compare` shows all.
 _CASES = 6
 
 
 def sweep_page(found: Found) -> str:
-    """A table a case, the fastest first, and below it who ran the same kernel."""
+    """Return the page of a sweep: a table per case, the fastest first, and which backends ran the same kernel."""
     groups: dict[Any, list[Result]] = defaultdict(list)
     for result in found.results:
         groups[result.case, way(result), result.device_name].append(result)
@@ -38,7 +38,7 @@ def sweep_page(found: Found) -> str:
     for key, results in list(groups.items())[:_CASES]:
         passes = results[0].measuring.passes
         several = sorted(named(results), key=lambda one: (one.status != "ok", _sum_us(one), one.label))
-        # Without a device: what could not be measured knows none.
+        # Without a device, because failed jobs have none.
         parts.append(
             "\n".join([f"{key[0].label()}, {results[0].device_name}".rstrip(", "), "", _table(several, passes)])
         )
@@ -51,9 +51,9 @@ def sweep_page(found: Found) -> str:
 
 
 def same_kernels(results: Sequence[Result]) -> list[str]:
-    """For each pass, who spent most of it in which kernel; those of one kernel stand together.
+    """Return for each pass which backends spent most of their time in which kernel.
 
-    Nothing is said of operators: SDPA's are one wrapper around whatever computes it.
+    CPU operators are omitted: SDPA's is one wrapper around different implementations.
     """
     lines: list[str] = []
     if kind(results[0]) != "kernel":
@@ -86,24 +86,24 @@ def _sum_us(result: Result) -> float:
 
 
 PAGE = "explain.txt"
-# No further picture is begun after so long; a page takes milliseconds.
+# No further chart is started after this time; a page itself takes milliseconds.
 LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The files of one job, by the name of its folder."""
+    """The files written for one job, by the name of its folder."""
 
     job: str
     files: tuple[Path, ...]
 
 
 def keep_pages(results: Sequence[Result], *, pictures: bool) -> list[Kept]:
-    """Write `explain.txt`, `roofline.svg` and `.png` into the `profiles/` of each of a sweep's jobs that has one."""
+    """Write page and roofline chart into `profiles/` of each profiled job, and return the files by job."""
     began, kept = time.monotonic(), []
     rivals: dict[Any, list[Result]] = defaultdict(list)
     for result in results:
-        # Every page looks at its own rivals alone: a thousand times a thousand is a million.
+        # Each page takes only the results of its own case: all pairs of a thousand jobs would be a million.
         rivals[result.case, way(result), result.device_name].append(result)
     for job in results:
         same = rivals[job.case, way(job), job.device_name]
@@ -126,16 +126,16 @@ def _picture(job: Result, results: tuple[Result, ...], folder: Path) -> list[Pat
 
 
 def write_picture(found: Found, folder: Path) -> list[Path]:
-    """Write `roofline.svg` and `.png` into `folder`; their paths, none where there is no rate to draw.
+    """Write `roofline.svg` and `.png` into `folder` and return their paths; none if no rate is known.
 
     Raises:
-        UserError: there is no matplotlib, or the folder cannot be written.
+        UserError: matplotlib is not installed, or the folder cannot be written.
     """
     if not available():
         raise UserError(MISSING)
     job = found.job
     shown = [one for one in found.results if job is None or (one.case, way(one)) == (job.case, way(job))]
-    # The last is the one whose device and data type count.
+    # The chart takes device and data type from the last result.
     chart = roofline_chart([*(one for one in shown if one is not job), *([job] if job else [])], _measured(found))
     if chart is None:
         return []
@@ -147,7 +147,7 @@ def write_picture(found: Found, folder: Path) -> list[Path]:
 
 
 def _measured(found: Found) -> dict[str, Roof]:
-    """By pass, where a job stands by the bytes that DRAM really moved."""
+    """Return by pass where a job is on the roofline according to counted DRAM bytes."""
     if found.job is None:
         return {}
     try:
@@ -162,10 +162,10 @@ _BEYOND = "there is no job on the same case beside it"
 
 
 def job_page(job: Result, results: Iterable[Result]) -> str:
-    """What ran, how long each kernel, what bounds it, and how it differs from the fastest of `results`.
+    """Return the page of a job: what ran, each kernel's time, what limits it, and how it compares with `results`.
 
     Raises:
-        UserError: the record is gone or broken.
+        UserError: the record was deleted or is broken.
     """
     try:
         record = job.record()
@@ -230,11 +230,11 @@ def _bounds(record: Record) -> list[str]:
 
 
 def _stall(record: Record, direction: str) -> list[str]:
-    """What warps wait for most, where `ncu` counted it."""
+    """Return what warps wait for most, if `ncu` counted it."""
     counted = record.profiles["ncu"].metrics if "ncu" in record.profiles else {}
     begin, end = f"{direction}/stall_", "_share"
     shares = {name: value for name, value in counted.items() if name.startswith(begin) and name.endswith(end)}
-    # Of a warp that is chosen to issue nobody says that it waits.
+    # `selected` warps issue an instruction: they do not wait.
     shares.pop(f"{begin}selected{end}", None)
     if not shares:
         return []
@@ -252,7 +252,7 @@ def _profiles(job: Result, record: Record) -> list[str]:
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
-    """Sentences in the tables' width; tables have several lines and are left alone."""
+    """Wrap sentences to the tables' width, but not tables."""
     return [
         line if "\n" in line or line.startswith("  ") else textwrap.fill(line, WIDTH, subsequent_indent="  ")
         for line in lines

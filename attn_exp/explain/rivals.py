@@ -1,4 +1,4 @@
-"""Rivals: the jobs on the same case, measured in the same way on the same kind of machine, the fastest first."""
+"""Other jobs on the same case, measured in the same way on the same kind of machine."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from attn_exp.results.result import Result, named
 
 
 def rivals_of(job: Result, results: Iterable[Result], direction: str) -> list[Result]:
-    """The ok results of one pass on a job's case, the job among them, the fastest first; labels are made unique."""
+    """Return the ok results of one pass on a job's case, the fastest first, with unique labels."""
     key = f"{direction}/time_us"
     same = [
         one
@@ -23,7 +23,7 @@ def rivals_of(job: Result, results: Iterable[Result], direction: str) -> list[Re
 
 
 def standing(job: Result, results: Iterable[Result], direction: str) -> list[str]:
-    """How a job's pass differs from the fastest one's, in sentences; none without a rival."""
+    """Return sentences on how a job's pass compares with the fastest; none if there is no other job."""
     several = rivals_of(job, results, direction)
     own = next((one for one in several if one.path == job.path), None)
     if own is None or len(several) < 2:
@@ -50,7 +50,7 @@ def _time(result: Result, direction: str) -> str:
 
 
 def _doubt(slow: Result, fast: Result, direction: str) -> str:
-    """What is said where two medians cannot be told apart, as the README has it."""
+    """Return a remark if two medians differ by no more than their intervals."""
     halves = [one.metrics.get(f"{direction}/time_half_width", 0.0) for one in (slow, fast)]
     ratio = slow.metrics[f"{direction}/time_us"] / fast.metrics[f"{direction}/time_us"] - 1
     if ratio > max(0.01, sum(halves)):
@@ -69,14 +69,15 @@ def _kernels(own: Result, other: Result, direction: str) -> list[str]:
 
 
 def kind(result: Result) -> str:
-    """What a record's `kernels` are on its device."""
+    """Return what a record's `kernels` are on its device: kernels, or a CPU's operators."""
     return "kernel" if result.device == "cuda" else "operator"
 
 
 def _unmangled(name: str) -> str:
-    """`a::b` for `_ZN1a1bI...` and `b` for `_Z1bPf`; any other name as it is.
+    """Return `a::b` for `_ZN1a1bI...` and `b` for `_Z1bPf`; any other name unchanged.
 
-    The nested names of the Itanium C++ ABI (section 5.1.2): lengths and identifiers, as Proton leaves them.
+    These are nested names of the Itanium C++ ABI (section 5.1.2): lengths and identifiers. Proton reports kernels by
+    them.
     """
     rest = name.removeprefix("_ZN") if name.startswith("_ZN") else name.removeprefix("_Z")
     found: list[str] = []
@@ -90,7 +91,7 @@ def _unmangled(name: str) -> str:
 
 
 def short(name: str, width: int = 72) -> str:
-    """A kernel's name without its C++ arguments, its middle left out where it is too long."""
+    """Return a kernel's name without its C++ arguments, shortened in the middle if it is too long."""
     text = _unmangled(name.removeprefix("void ").split("(")[0] or name)
     if len(text) <= width:
         return text

@@ -1,4 +1,4 @@
-"""Trackers: where records go besides their folders. Chosen by `tracker.name`, imported when asked for."""
+"""Trackers: where records are stored in addition to their folders. `tracker.name` selects one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,10 @@ NAMES = ("mlflow", "none")
 
 
 def make_tracker(config: Mapping[str, Any]) -> Tracker:
-    """The tracker that a configuration's `tracker` asks for.
+    """Return the tracker that a configuration's `tracker` selects.
 
     Raises:
-        UserError: a name that is no tracker's, or an MLflow location that cannot be meant.
+        UserError: there is no such tracker, or the MLflow location is invalid.
     """
     name = str(config.get("name", "none"))
     if name == "none":

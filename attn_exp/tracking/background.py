@@ -1,12 +1,12 @@
-"""Background: the thread in which a tracker stores, beside the measuring and never in its way."""
+"""A background thread that stores records while the next job is measured."""
 
 import queue
 import threading
 import time
 from collections.abc import Callable
 
-# So many failures in a row mean a store that is gone, and so does one that took so long: each further item would cost
-# the store's own time limit. It is then asked anew only after a pause, of which the asking is a small part.
+# After this many consecutive failures, or one that took this long, the store counts as unreachable, since each further
+# item would cost the store's own time limit. It is tried again after a pause that is long compared with a try.
 _FAILURES_IN_A_ROW = 3
 _LONG_S = 5.0
 _PAUSE_S = 30.0
@@ -14,7 +14,7 @@ _PAUSE_PER_FAILURE = 10.0
 
 
 class Background:
-    """One daemon thread that runs tasks in order. An exception is kept, and the next task is still tried."""
+    """One daemon thread that runs tasks in order. After an exception, which is kept, it tries the next task."""
 
     def __init__(self, name: str) -> None:
         self.errors: list[Exception] = []
@@ -25,29 +25,29 @@ class Background:
         self._thread.start()
 
     def put(self, store: Callable[[], object]) -> None:
-        """Queue something to store; it is not tried while the store seems gone, or once it was given up."""
+        """Queue an item to store; it is skipped while the store is unreachable, or after `give_up`."""
         self._tasks.put(lambda: self._try(store))
 
     def put_always(self, action: Callable[[], object]) -> None:
-        """Queue an action that is tried whatever happened before."""
+        """Queue an action that runs in any case."""
         self._tasks.put(lambda: self._keep(action))
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that is queued so far was tried; whether it was within the time."""
+        """Wait until everything queued so far was tried, and return whether that was within the time limit."""
         done = threading.Event()
         self._tasks.put(done.set)
         return done.wait(timeout_s)
 
     def ask_again(self) -> None:
-        """Try the next item even if the store seemed gone a moment ago."""
+        """Try the next item even if the store was unreachable."""
         self._tasks.put(self._end_pause)
 
     def give_up(self) -> None:
-        """Skip what is still to be stored; actions are still tried."""
+        """Skip items that are still queued; actions still run."""
         self._given_up.set()
 
     def stop(self) -> None:
-        """End the thread once it has come this far; does not wait."""
+        """End the thread after everything queued so far, without waiting for it."""
         self._tasks.put(None)
 
     def _try(self, store: Callable[[], object]) -> None:
@@ -67,7 +67,7 @@ class Background:
         self._next_try = 0.0
 
     def _keep(self, action: Callable[[], object]) -> bool:
-        # Whatever the store's libraries raise is no reason to end a sweep: it is told once, when the sweep is closed.
+        # No exception of the store's libraries ends a sweep: it is reported once, when the sweep ends.
         try:
             action()
         except Exception as error:

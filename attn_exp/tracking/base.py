@@ -1,4 +1,4 @@
-"""What a tracker is, and the flat view of a record that trackers show."""
+"""The interface of trackers, and the flat view of a record that they store."""
 
 import getpass
 import math
@@ -16,7 +16,7 @@ _OF_A_PAIR = ("effect", "low", "high", "p")
 
 
 def duel_metrics(records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Numbers by name, from the records that were measured and the verdicts as `duel.json` has them, by pass."""
+    """Return the metrics of a duel: those of its records, and of the verdicts in `duel.json`, by pass."""
     found: dict[str, float] = {}
     for record in records:
         found |= {f"{record.request.label[0]}/{name}": value for name, value in record.metrics.items()}
@@ -34,9 +34,9 @@ _LONGEST_KERNEL_NAME = 250
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """What a tracker is told of a sweep: its name, its folder, and the command line that started it.
+    """What a tracker needs to know of a sweep: its name, its folder, and the command that started it.
 
-    `began` is when, in seconds since 1970; None is now.
+    `began` is its start in seconds since 1970; None means now.
     """
 
     name: str
@@ -48,9 +48,9 @@ class SweepInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Numbers of one backend against sequence length: (length, value) by metric, in the order of the lengths.
+    """One backend's metrics over sequence length: (length, value) pairs by metric, ordered by length.
 
-    `moment` is where it stands in time among the sweep's jobs, in seconds since 1970.
+    `moment` is its position in time among the sweep's jobs, in seconds since 1970.
     """
 
     name: str
@@ -61,23 +61,23 @@ class Curve:
 
 
 class Tracker(Protocol):
-    """Stores the records of one sweep somewhere, beside the measuring and never in its way."""
+    """Stores the records of one sweep without delaying its measurements."""
 
     def open(self, sweep: SweepInfo) -> str | None:
-        """Check what can be checked, then open the store in the background; one sentence if it does not answer.
+        """Check the location, then open the store in the background; return a sentence if it does not answer.
 
         Raises:
-            UserError: the store cannot be meant, cannot be written, or refuses this user.
+            UserError: the location is invalid, cannot be written, or refuses this user.
         """
 
     def log(self, record: Record, folder: Path) -> None:
-        """Queue one job that is done, with the files in its folder; returns at once."""
+        """Queue a finished job with the files in its folder, and return at once."""
 
     def settle(self) -> None:
-        """Wait until everything queued is stored, so that nothing runs beside the next measurement."""
+        """Wait until everything queued is stored, so that nothing runs during the next measurement."""
 
     def look(self) -> str | None:
-        """Where the runs can be looked at, as words after "look at them"; None where there are none."""
+        """Return how to view the runs, as the end of the sentence "look at them ..."; None if there are none."""
 
     def close(
         self,
@@ -89,21 +89,21 @@ class Tracker(Protocol):
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
-        """Store what is left and end the sweep; one sentence if something could not be stored, and never an exception.
+        """Store what is left and end the sweep; return a sentence if something could not be stored. Never raise.
 
-        `artifacts` are files of the whole sweep, `of_jobs` of single jobs by their folders' names, stored where they
-        lie in them; `metrics` are the sweep's own numbers, `curves` those against length. After
-        `timeout_s` what is not stored is given up: it is in its folder.
+        `artifacts` are files of the whole sweep, `of_jobs` those of single jobs by folder name, `metrics` the sweep's
+        own metrics, and `curves` metrics over sequence length. What is not stored after `timeout_s` is given up; it
+        remains in its folder.
         """
 
 
 def run_name(record: Record) -> str:
-    """Backend and case in a few characters."""
+    """Return the name of a record's run: backend and case."""
     return f"{record.label} · {record.request.case.label()}"
 
 
 def params(record: Record) -> dict[str, str]:
-    """The resolved configuration of a job under flat names that sort and filter well."""
+    """Return the resolved configuration of a job, under flat names that are easy to sort and filter."""
     request, measuring = record.request, record.request.measuring
     found: dict[str, Any] = {field.name: getattr(request.case, field.name) for field in fields(request.case)}
     found |= {"backend" if key == "name" else f"backend.{key}": value for key, value in flat(request.backend).items()}
@@ -118,7 +118,7 @@ def params(record: Record) -> dict[str, str]:
 
 
 def metrics(record: Record) -> dict[str, float]:
-    """A record's metrics, its profiles' and its roofline's, but none that a store would turn into another number."""
+    """Return the metrics of a record, its profiles and its roofline, without values that are not finite."""
     found = record.metrics | roof_metrics(record)
     for profiler, profile in record.profiles.items():
         found |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
@@ -126,7 +126,7 @@ def metrics(record: Record) -> dict[str, float]:
 
 
 def tags(record: Record) -> dict[str, str]:
-    """What one filters a record by besides its configuration: outcome, flags, hardware, versions, kernels."""
+    """Return the tags of a record: outcome, flags, hardware, versions, kernels."""
     request, environment = record.request, record.environment
     found: dict[str, Any] = {
         "sweep": request.sweep,
@@ -154,7 +154,7 @@ def tags(record: Record) -> dict[str, str]:
 
 
 def samples_csv(record: Record) -> str:
-    """Every raw sample of a record, in time order within each pass and timer."""
+    """Return all samples of a record as CSV, in chronological order for each pass and timer."""
     lines = ["pass,timer,round,index,time_us"]
     for direction, measured in record.passes.items():
         for timing in measured.timings:
@@ -164,7 +164,7 @@ def samples_csv(record: Record) -> str:
 
 
 def user_name() -> str | None:
-    """The user's name, or None where the system does not know one (a container with a bare number)."""
+    """Return the user's name, or None if the system does not know it (a container with a numeric user)."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):

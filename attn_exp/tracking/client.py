@@ -1,4 +1,4 @@
-"""MLflow's client as all of the tracker uses it: silent, its names and values made to fit, runs whole or not at all."""
+"""MLflow's client as the tracker uses it: silent, names and values made valid, each run stored wholly or not at all."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-# Read by MLflow when it is imported: nothing printed, nothing sent, and a lost server noticed within seconds.
+# MLflow reads these when it is imported: print nothing, send nothing, notice a lost server within seconds.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -22,41 +22,41 @@ ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    # Read by PostgreSQL's own library.
+    # PostgreSQL's own library reads these.
     "PGCONNECT_TIMEOUT": "10",
 }
-# How often MLflow tries to reach a database server before it says that it cannot. Its own ten tries take 100 s, and a
-# sweep on a CPU waits for each.
+# How often MLflow tries to reach a database server. Its default of ten tries takes 100 s, and a sweep on a CPU waits
+# for each.
 _DATABASE_TRIES = 2
-# Beyond these MLflow refuses a batch or cuts a value.
+# MLflow refuses larger batches and cuts longer values.
 PARAMS_BATCH, METRICS_BATCH, PARAM_LENGTH = 100, 900, 6000
 _TAG_LENGTH = 8000
-# Small pages: a thousand runs at once take 100 MB on their way through the database layer.
+# Small pages, because a thousand runs at once take 100 MB in the database layer.
 _PAGE = 100
 
 
 def silence() -> None:
-    """Let MLflow print and send nothing; before it is imported."""
+    """Stop MLflow from printing and sending anything. Call this before MLflow is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # It prints each retry; what could not be stored is told when the sweep is closed.
+    # urllib3 prints each retry; the sweep's end reports what could not be stored.
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 
 def client_of(uri: str) -> "MlflowClient":
-    """The client of a store. It notices within a second that a database server is gone."""
+    """Return the client of a store, which notices within a second that a database server is gone."""
     from mlflow import MlflowClient
 
     if uri.startswith(DATABASES):
         from mlflow.store.db import utils
 
-        # A constant of mlflow 3.13 to 3.17.
+        # A constant in mlflow 3.13 to 3.17.
         utils.MAX_RETRY_COUNT = _DATABASE_TRIES
     return MlflowClient(tracking_uri=uri)
 
 
 def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
-    """The id of the experiment of this name, made if there is none."""
+    """Return the id of the experiment of this name, creating it if there is none."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -64,7 +64,7 @@ def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) ->
         try:
             return client.create_experiment(name, artifact_location=artifacts)
         except MlflowException:
-            # Another process may have made it meanwhile.
+            # Another process may have created it meanwhile.
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise
@@ -74,7 +74,7 @@ def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) ->
 
 
 def search(client: "MlflowClient", experiment: str, wanted: Mapping[str, str]) -> "list[Run]":
-    """All live runs that have these tags, the newest first."""
+    """Return all active runs that have these tags, the newest first."""
     condition = " and ".join(f"tags.`{key}` = {quoted(value)}" for key, value in wanted.items())
     found: list[Run] = []
     token = None
@@ -95,7 +95,7 @@ def whole_run(
     status: str,
     fill: Callable[["Run"], None],
 ) -> str:
-    """Make a run, let `fill` store what belongs into it, and end it; it is deleted if any of that fails.
+    """Create a run, let `fill` store its content, and end it; delete it if any of that fails.
 
     `moments` are its start and end in seconds since 1970.
     """
@@ -113,22 +113,22 @@ def whole_run(
 
 
 def source() -> dict[str, str]:
-    """The tags that MLflow shows as a run's source and user."""
+    """Return the tags that MLflow shows as a run's source and user."""
     user = user_name()
     return {"mlflow.source.name": "attn_exp"} | ({"mlflow.user": user} if user else {})
 
 
 def legal(key: str) -> str:
-    """A key with the characters alone that MLflow takes in names."""
+    """Return a key with the characters that MLflow accepts in names."""
     return re.sub(r"[^\w\-. :/]", "_", key)
 
 
 def fitting(values: Mapping[str, str]) -> dict[str, str]:
-    """Tags under names that MLflow takes, no longer than it takes them."""
+    """Return tags with names and lengths that MLflow accepts."""
     return {legal(key): value[:_TAG_LENGTH] for key, value in values.items()}
 
 
 def quoted(value: str) -> str:
-    """A value as MLflow's filters take it."""
+    """Return a value quoted for MLflow's filters."""
     mark = '"' if "'" in value else "'"
     return f"{mark}{value}{mark}"

@@ -1,4 +1,4 @@
-"""Location: where an MLflow store is meant to be, checked without importing MLflow and without asking a server."""
+"""Location of an MLflow store, checked without importing MLflow and without contacting a server."""
 
 import contextlib
 import importlib.util
@@ -18,14 +18,14 @@ HOME = "multirun"
 
 
 def replay_command(folder: Path, uri: str, experiment: str, artifacts: str | None) -> str:
-    """What to type here to store the sweep in `folder` later: no passwords, but a word on how to give them."""
+    """Return the command that stores the sweep in `folder` later, with a note on passwords instead of them."""
     words = ["attn-exp", "log", _typed(folder)]
     if uri != absolute_uri(DEFAULT_URI):
         words.append(f"uri={redacted(uri)}")
     if experiment != "attn_exp":
         words.append(f"mlflow_experiment={experiment}")
     if artifacts != artifacts_place(None, uri):
-        # The experiment may be made only then.
+        # The experiment may be created by then.
         words.append(f"tracker.artifacts={artifacts}")
     if not has_password(uri):
         return shlex.join(words)
@@ -34,7 +34,7 @@ def replay_command(folder: Path, uri: str, experiment: str, artifacts: str | Non
 
 
 def _typed(folder: Path) -> str:
-    """A sweep's folder as the command takes it: by its name if it is where sweeps are."""
+    """Return a sweep's folder as the command accepts it: by name if it is in the usual place."""
     folder = folder.absolute()
     if folder.parent == Path(HOME).absolute():
         return folder.name
@@ -48,10 +48,10 @@ _EXAMPLE = "write tracker.uri=http://HOST:5000"
 
 
 def absolute_uri(uri: str) -> str:
-    """The URI with a sqlite path made absolute: a relative one is another database in every folder.
+    """Return the URI with an absolute sqlite path, because a relative one depends on the current folder.
 
     Raises:
-        UserError: a URI that MLflow has no store for.
+        UserError: MLflow has no store for this URI.
     """
     kind, _, rest = uri.partition("://")
     scheme = kind.split("+")[0] if rest else urlsplit(uri).scheme
@@ -63,7 +63,7 @@ def absolute_uri(uri: str) -> str:
         return f"{kind}:///{Path(name).absolute()}{question}{query}"
     if rest and scheme in (*_SERVERS, *DATABASES):
         if re.search(r"\s", uri):
-            # Not shown: nobody can tell where a password in it ends.
+            # The address is not shown, because the end of a password in it cannot be recognised.
             raise UserError("tracker.uri has a blank in it: write %20, in a password too")
         _check_host(uri, shown)
         return uri.rstrip("/") if scheme in _SERVERS else uri
@@ -78,20 +78,20 @@ def absolute_uri(uri: str) -> str:
 
 
 def is_server(uri: str) -> bool:
-    """Whether an address is that of a tracking server, which places artifacts itself."""
+    """Return whether an address is that of a tracking server, which chooses the location of artifacts itself."""
     return uri.startswith(tuple(f"{scheme}://" for scheme in _SERVERS))
 
 
 def database_file(uri: str) -> Path | None:
-    """The file of a sqlite URI that `absolute_uri` gave, None for any other store."""
+    """Return the file of a sqlite URI from `absolute_uri`, or None for any other store."""
     return Path(uri.partition(":///")[2].partition("?")[0]) if uri.startswith("sqlite") else None
 
 
 def artifacts_place(given: str | None, uri: str) -> str | None:
-    """Where a new experiment's artifacts go; None where a server places them itself.
+    """Return where a new experiment's artifacts are stored, or None if a server decides that.
 
     Raises:
-        UserError: an address with a password, which MLflow would show to everybody.
+        UserError: the address contains a password, which MLflow would show to everybody.
     """
     place = given or "mlruns/artifacts"
     if "://" in place:
@@ -101,15 +101,15 @@ def artifacts_place(given: str | None, uri: str) -> str | None:
                 "leave it out, and give it as the store's own variables, such as AWS_ACCESS_KEY_ID"
             )
         return place
-    # A path of this machine would mean nothing to a server.
+    # A path on this machine means nothing to a server.
     return None if is_server(uri) else str(Path(place).absolute())
 
 
 def check_writable(uri: str, artifacts: str | None) -> None:
-    """Make the folders of a store on this machine, and see that they and the database can be written.
+    """Create the folders of a local store, and check that they and the database can be written.
 
     Raises:
-        UserError: what cannot be made, written or read, or a database of a newer MLflow.
+        UserError: something cannot be created, written or read, or a newer MLflow wrote the database.
     """
     path = database_file(uri)
     if path is not None:
@@ -122,10 +122,10 @@ def check_writable(uri: str, artifacts: str | None) -> None:
 
 
 def check_database(path: Path) -> None:
-    """See that the installed MLflow can use a database file, without importing MLflow.
+    """Check without importing MLflow that the installed version can use a database file.
 
     Raises:
-        UserError: the file is no sqlite database, or a newer MLflow wrote it.
+        UserError: the file is not a sqlite database, or a newer MLflow wrote it.
     """
     if not path.exists():
         return
@@ -134,7 +134,7 @@ def check_database(path: Path) -> None:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=0)) as database:
             revisions = [row[0] for row in database.execute("SELECT version_num FROM alembic_version")]
     except sqlite3.OperationalError:
-        return  # empty, or just being written by another process: MLflow waits for that
+        return  # empty, or another process is writing it: MLflow waits
     except sqlite3.DatabaseError as error:
         raise UserError(f"{path} is not a sqlite database ({error}): {elsewhere}") from error
     spec = importlib.util.find_spec("mlflow")
@@ -165,7 +165,7 @@ def _make_writable(folder: Path, option: str) -> None:
     except OSError as error:
         raise UserError(f"{folder} cannot be made ({error.strerror}): choose another place with {option}") from error
     try:
-        # Tried, since there are places that even who may do everything cannot write.
+        # Tested by writing, because on some file systems permissions do not tell.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

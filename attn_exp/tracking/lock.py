@@ -1,4 +1,4 @@
-"""Writers: processes that store into one sweep's runs at once, so that two never store one job."""
+"""Locks between processes that store into one sweep's runs, so that no job is stored twice."""
 
 import contextlib
 import fcntl
@@ -10,13 +10,13 @@ from pathlib import Path
 
 LOCK_NAME = ".mlflow.lock"
 _TOKEN_BYTES = 16
-# Bytes of the lock file: first the token of whoever stored last, a byte to lock while that is read or written, then a
-# byte to lock for each thing that is stored.
+# Bytes of the lock file: the token of the process that stored last, a byte to lock while it is read or written, then a
+# byte to lock for each stored item.
 _TOKEN_LOCK, _FIRST_LOCK = 512, 1024
 
 
 class Writers:
-    """One tracker among those that store the sweep in `folder`."""
+    """One of the processes that store the sweep in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK_NAME
@@ -25,10 +25,10 @@ class Writers:
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[bool]:
-        """Hold `what` against other processes; whether others may have stored since this one looked.
+        """Hold `what` against other processes; yield whether others may have stored since this process looked.
 
-        The kernel lets go of it when the process ends, however it ends. Where the folder cannot be written there is
-        nothing to hold, and others may always have stored.
+        The kernel releases the lock when the process ends for any reason. If the folder cannot be written there is no
+        lock, and others may always have stored.
         """
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -39,17 +39,17 @@ class Writers:
             _lock(file, _FIRST_LOCK + zlib.crc32(what.encode()))
             self._mark(file)
             yield self._others
-            # Again, so that whoever looked meanwhile learns of it.
+            # Again, for processes that looked meanwhile.
             self._mark(file)
         finally:
             os.close(file)
 
     def looked(self) -> None:
-        """What was stored until now is known; to be called with something held."""
+        """Mark everything stored until now as known. Call this while holding a lock."""
         self._others = False
 
     def _mark(self, file: int) -> None:
-        """Leave our token as the last one; another one there says that others have stored."""
+        """Store our token as the last one, and return whether another one was there."""
         _lock(file, _TOKEN_LOCK)
         self._others = self._others or os.pread(file, _TOKEN_BYTES, 0) not in (b"", self._token)
         os.pwrite(file, self._token, 0)

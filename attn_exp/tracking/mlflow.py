@@ -1,6 +1,6 @@
-"""Records as MLflow runs: one parent run a sweep, one child run a job, all from one background thread.
+"""Store records as MLflow runs: one parent run per sweep and one child run per job, in a background thread.
 
-Each job becomes a run when it is done, in one go: a process that is killed between jobs leaves no job RUNNING.
+A job's run is created when the job is done, in one step, so a killed process leaves no job RUNNING.
 """
 
 import importlib.util
@@ -30,14 +30,14 @@ from attn_exp.tracking.location import (
 from attn_exp.tracking.runs import Runs
 from attn_exp.tracking.trouble import refusal, trouble
 
-# How long a store elsewhere may take to answer before the sweep begins without it; torch is imported meanwhile.
+# How long a remote store may take to answer before the sweep starts without it; torch is imported meanwhile.
 _ANSWER_LIMIT_S = 15.0
-# Share of a closing's time limit that records get; the rest ends the sweep's run.
+# Share of the time limit at the end that records get; the rest is for the sweep's run.
 _FLUSH_SHARE = 0.6
 
 
 class MlflowPlace:
-    """Where a configuration (`uri`, `artifacts`, `experiment`) wants runs stored. Raises UserError for no place."""
+    """Where a configuration (`uri`, `artifacts`, `mlflow_experiment`) stores runs. Raises UserError if invalid."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.uri = absolute_uri(str(config.get("uri") or DEFAULT_URI))
@@ -50,10 +50,10 @@ class MlflowPlace:
         return redacted(self.uri)
 
     def runs(self, sweep: SweepInfo) -> Runs:
-        """The runs of a sweep there, not asked for yet.
+        """Return the runs of a sweep in this store, which is not contacted yet.
 
         Raises:
-            UserError: MLflow is not installed, or the place cannot be written.
+            UserError: MLflow is not installed, or the location cannot be written.
         """
         if importlib.util.find_spec("mlflow") is None:
             raise UserError("MLflow is not installed: pip install mlflow, or use tracker=none")
@@ -63,17 +63,17 @@ class MlflowPlace:
 
 
 class MlflowTracker:
-    """Stores the records of a sweep in MLflow. `config` has `uri`, `artifacts` and `experiment`."""
+    """Stores the records of a sweep in MLflow. `config` has `uri`, `artifacts` and `mlflow_experiment`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._place = MlflowPlace(config)
         self._runs: Runs | None = None
         self._thread: Background | None = None
-        # Jobs that are not stored, with their folders; taken out by the thread.
+        # Jobs that are not stored yet, with their folders; the thread removes them.
         self._waiting: dict[str, Path] = {}
 
     def open(self, sweep: SweepInfo) -> str | None:
-        """Check the location, then import MLflow and open the store in the background; wait for one elsewhere."""
+        """Check the location, then import MLflow and open the store in the background; wait for a remote one."""
         self._runs = self._place.runs(sweep)
         self._thread = Background("mlflow")
         self._thread.put_always(self._runs.connect)
@@ -96,7 +96,7 @@ class MlflowTracker:
         )
 
     def log(self, record: Record, folder: Path) -> None:
-        """Queue one job that is done."""
+        """Queue a finished job."""
         if self._runs is not None and self._thread is not None:
             self._waiting[record.request.job] = folder
             self._thread.put(lambda: self._add(record, folder))
@@ -107,7 +107,7 @@ class MlflowTracker:
             self._thread.settle()
 
     def look(self) -> str | None:
-        """A server's address, or the command that opens a database."""
+        """Return the address of a server, or the command that opens a database."""
         place = self._place
         if is_server(place.uri):
             return f"at {place.shown}"
@@ -125,7 +125,7 @@ class MlflowTracker:
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
-        """Store what is left, end the sweep's run; one sentence if something is missing in MLflow."""
+        """Store what is left and end the sweep's run; return a sentence if something is missing in MLflow."""
         runs, thread = self._runs, self._thread
         if runs is None or thread is None:
             return None
@@ -139,7 +139,7 @@ class MlflowTracker:
         thread.put_always(end)
         thread.settle(None if timeout_s is None else timeout_s * (1 - _FLUSH_SHARE))
         thread.stop()
-        # Not earlier: whoever is interrupted while waiting above may close again, with less time.
+        # Not earlier: after an interrupt while waiting above, this may be called again with a shorter limit.
         self._runs = self._thread = None
         count = len(self._waiting)
         if ended.is_set() and not count:
@@ -152,7 +152,7 @@ class MlflowTracker:
         )
 
     def _flush(self, thread: Background, limit_s: float | None) -> None:
-        """Wait for what is queued; what failed meanwhile is tried once more, as the store may be back."""
+        """Wait for the queue, then retry what failed, because the store may be back."""
         began = time.monotonic()
         in_time = thread.settle(limit_s)
         if in_time and self._waiting:
@@ -169,7 +169,7 @@ class MlflowTracker:
         self._waiting.pop(record.request.job, None)
 
     def _add_again(self, folder: Path) -> None:
-        # Why one that cannot be read was not stored has been said.
+        # A record that cannot be read was reported before.
         if (record := sound_record(folder)) is not None:
             self._add(record, folder)
 

@@ -1,7 +1,7 @@
-"""Reading from an MLflow store: the records that jobs left there as artifacts.
+"""Read from an MLflow store the records that jobs left there as artifacts.
 
-A sqlite database is asked directly, read-only: MLflow's own search takes 16 s for 10,000 runs, and its import alone
-1 to 3 s. Any other store is asked through MLflow's client.
+A sqlite database is read directly and read-only: MLflow's own search takes 16 s for 10,000 runs, and its import 1 to 3
+s. Any other store is read through MLflow's client.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ WHERE tags.key = 'attn_exp.sweep' AND runs.lifecycle_stage = 'active'
 
 
 def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
-    """The sweeps of these names in an experiment of an MLflow store.
+    """Return the sweeps of these names in an experiment of an MLflow store.
 
     Raises:
-        UserError: no such store, experiment or sweep.
+        UserError: there is no such store, experiment or sweep.
     """
     from attn_exp.tracking.location import absolute_uri, check_database, database_file
 
@@ -60,10 +60,10 @@ def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
 
 
 def read_run(uri: str, run: str) -> tuple[Path, str, str]:
-    """A job's run by its identifier: where its record lies, its experiment's name and its sweep's.
+    """Return the path of the record of a job's run, and the names of its experiment and sweep.
 
     Raises:
-        UserError: no such store or run, or one that is no job's.
+        UserError: there is no such store or run, or the run is not a job's.
     """
     from attn_exp.tracking.location import absolute_uri, check_database, database_file
 
@@ -89,16 +89,16 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
 
 
 def _of_job(run: str, kind: str | None, sweep: str | None) -> str:
-    """The sweep of a run that is a job's. Raises UserError for any other."""
+    """Return the sweep of a job's run. Raises UserError for any other run."""
     if kind != "job" or sweep is None:
         raise UserError(f"run {run} is no job's but of kind {kind}: give a job's run, or the sweep's name {sweep}")
     return sweep
 
 
 def check_sweep(path: Path, experiment: str, sweep: str) -> None:
-    """See that an experiment of a sqlite database has this sweep. Raises UserError with the nearest name.
+    """Check that an experiment of a sqlite database has this sweep. Raises UserError with the nearest name.
 
-    Called by a command with flags, whose names the message has.
+    Its messages name the options of `attn-exp ui`, which calls it.
     """
     try:
         with _opened(path) as database:
@@ -133,7 +133,7 @@ def _from_database(path: Path, uri: str, experiment: str, names: Sequence[str]) 
 
 
 def _artifact(database: Path, run: str, place: str) -> Path:
-    """Where a run's record lies; beside the database if the whole was moved since."""
+    """Return the path of a run's record; next to the database if both were moved."""
     parts = urlsplit(place)
     folder = Path(unquote(parts.path) if parts.scheme == "file" else place)
     moved = database.parent / "artifacts" / run / "artifacts"
@@ -141,7 +141,7 @@ def _artifact(database: Path, run: str, place: str) -> Path:
 
 
 def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
-    """Through MLflow's client: one request a page of runs, and one a record."""
+    """Read through MLflow's client: one request per page of runs, and one per record."""
     import tempfile
 
     from attn_exp.core.redaction import redacted
@@ -172,7 +172,7 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
 
 
 def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
-    """What `read_run` says, of a run whose files are fetched into a folder that goes with this process."""
+    """Return what `read_run` returns, with the run's files fetched into a temporary folder."""
     import atexit
     import shutil
     import tempfile
@@ -193,7 +193,7 @@ def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
         sweep = _of_job(run, tags.get("attn_exp.kind"), tags.get("attn_exp.sweep"))
         folder = Path(tempfile.mkdtemp(prefix=f"attn_exp_{owner_mark()}"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        # All of them: the page has tables of profilers too.
+        # All files: the page shows tables of profilers too.
         for name in client.list_artifacts(run):
             client.download_artifacts(run, name.path, str(folder))
         return folder / FILE_NAME, client.get_experiment(found.info.experiment_id).name, sweep
@@ -201,7 +201,7 @@ def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
 
 @contextlib.contextmanager
 def _asked(uri: str, otherwise: str) -> "Iterator[MlflowClient]":
-    """MLflow's client; what the store refuses becomes a sentence that ends with what to do otherwise."""
+    """Yield MLflow's client, and turn the store's errors into a sentence that says what to do."""
     from attn_exp.core.redaction import redacted
     from attn_exp.tracking.client import client_of, silence
     from attn_exp.tracking.trouble import trouble
@@ -213,21 +213,21 @@ def _asked(uri: str, otherwise: str) -> "Iterator[MlflowClient]":
         yield client_of(uri)
     except UserError:
         raise
-    except Exception as error:  # what is below MLflow raises errors of its own
+    except Exception as error:  # libraries below MLflow raise exceptions of their own
         raise UserError(f"MLflow at {redacted(uri)}: {trouble(error)}; or {otherwise}") from error
 
 
 def _download(client: "MlflowClient", run: str, own: Path) -> Path:
-    """The run's record as a file in a folder of its own; a path without a file if the run has none."""
+    """Download the run's record into a temporary folder; the path has no file if the run has no record."""
     own.mkdir()
-    with contextlib.suppress(Exception):  # what one run lacks is named as missing, whatever the store says of it
+    with contextlib.suppress(Exception):  # a missing record is reported as such, whatever the store raises
         client.download_artifacts(run, FILE_NAME, str(own))
     return own / FILE_NAME
 
 
 def _sweep(name: str, place: str, paths: Iterable[Path]) -> Sweep:
     results, broken = read_files(paths, missing_is_broken=True)
-    # A record says the name that it was measured under; here it is the one it was stored under.
+    # A record has the name under which it was measured; here the name under which it was stored counts.
     return Sweep(name, place, tuple(r if r.sweep == name else replace(r, sweep=name) for r in results), broken)
 
 

@@ -1,4 +1,4 @@
-"""The tracker that does nothing: records stay in the sweep's folder alone."""
+"""The tracker that stores nothing: records stay in the sweep's folder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,17 +12,17 @@ class NoTracker:
     """Every call returns at once."""
 
     def open(self, sweep: SweepInfo) -> str | None:
-        """Nothing to check."""
+        """Do nothing."""
         return None
 
     def log(self, record: Record, folder: Path) -> None:
-        """Nothing to queue."""
+        """Do nothing."""
 
     def settle(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def look(self) -> str | None:
-        """Nothing to look at."""
+        """Return None: there is nothing to view."""
         return None
 
     def close(
@@ -35,5 +35,5 @@ class NoTracker:
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
-        """Nothing to warn of."""
+        """Return None: nothing can fail."""
         return None

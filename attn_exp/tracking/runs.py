@@ -1,7 +1,7 @@
-"""Runs: a sweep in MLflow, one parent run and one child a job. Every call is a matter of the store's own speed.
+"""Runs: a sweep in MLflow, with one parent run and a child run per job. Calls take as long as the store does.
 
-Whoever stores a sweep again, or beside others, stores nothing twice: a job's run says when its record was finished, and
-what is stored is held against other processes meanwhile.
+Storing a sweep again, or from several processes, stores nothing twice: a job's run has the time at which its record was
+finished, and items are locked against other processes while they are stored.
 """
 
 import tempfile
@@ -42,11 +42,11 @@ _FILES = (FILE_NAME, REQUEST_NAME, LOG_NAME)
 
 
 class ArtifactError(RuntimeError):
-    """The store took the numbers, and not the files."""
+    """The store accepted the metrics but not the files."""
 
 
 def create_job_run(client: "MlflowClient", experiment: str, parent: str, record: Record, folder: Path) -> str:
-    """Store a record, with the files in its job's folder, as a run that is ended; its id."""
+    """Store a record and the files in its job's folder as a finished run, and return its id."""
 
     def fill(run: "Run") -> None:
         _log_batches(client, run.info.run_id, record)
@@ -75,7 +75,8 @@ def _log_files(client: "MlflowClient", run: "Run", record: Record, folder: Path)
         profiled = [name for profile in record.profiles.values() for name in profile.files]
         for name in (*_FILES, *profiled):
             path, place = folder / name, Path(temporary, name)
-            # Names in somebody's record, and links in somebody's folder, must not send a file of ours along.
+            # Names in a record and links in a folder may be somebody else's: they must not select other files for
+            # upload.
             if ".." in path.parts or not path.is_file() or not is_inside(path, folder):
                 continue
             if place.is_relative_to(temporary) and not place.exists():
@@ -83,18 +84,18 @@ def _log_files(client: "MlflowClient", run: "Run", record: Record, folder: Path)
                 place.symlink_to(path.absolute())
         Path(temporary, "samples.csv").write_text(samples_csv(record))
         try:
-            # Not the client's own way, which asks the store for the run that it has just made: a tenth of a job's cost.
+            # Not through the client's method, which requests the new run again: a tenth of a job's cost.
             get_artifact_repository(run.info.artifact_uri, client.tracking_uri).log_artifacts(temporary)
         except Exception as error:
             raise ArtifactError(str(error)) from error
 
 
 def keep_curves(client: "MlflowClient", experiment: str, parent: "Run", curves: Sequence[Curve]) -> None:
-    """Store the curves of a sweep: those that are there stay, others of the sweep go."""
+    """Store the curves of a sweep; those that are there stay, outdated ones are deleted."""
     wanted = {_digest(curve): curve for curve in curves}
     of_parent = {"mlflow.parentRunId": parent.info.run_id, "attn_exp.kind": "curve"}
     for run in search(client, experiment, of_parent):
-        # What was cut short holds nothing that could be wanted.
+        # An incomplete run contains nothing of value.
         digest = run.data.tags.get("attn_exp.curve", "") if run.info.status == "FINISHED" else ""
         if wanted.pop(digest, None) is None:
             client.delete_run(run.info.run_id)
@@ -123,7 +124,7 @@ def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve
 
 
 def _digest(curve: Curve) -> str:
-    """What tells a curve from any other, so that the same sweep again stores none twice."""
+    """Return a digest of a curve, so that storing the same sweep again adds none."""
     what = [curve.name, sorted(curve.params.items()), sorted(curve.points.items())]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
@@ -140,7 +141,7 @@ _WAIT_S = 20.0
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A job's run below a sweep's: its status (`FINISHED`, `RUNNING`, ...), and its tags, those that say what it is."""
+    """A run below a sweep's run: its status (`FINISHED`, `RUNNING`, ...), and its identifying tags."""
 
     run: str
     status: str
@@ -148,7 +149,7 @@ class StoredRun:
 
 
 def jobs_in_database(path: Path, parent: str) -> list[StoredRun]:
-    """The jobs' runs below `parent` that are not deleted, in a sqlite database of MLflow's. Raises sqlite3.Error."""
+    """Return the active runs below `parent` in MLflow's sqlite database. Raises sqlite3.Error."""
     found: dict[str, StoredRun] = {}
     with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_WAIT_S)) as database:
         for run, status, key, value in database.execute(_CHILDREN, (parent,)):
@@ -162,27 +163,27 @@ _LOCK_WAIT_S = 300.0
 
 
 class Runs:
-    """The runs of one sweep in the store at `uri`; used by one thread alone."""
+    """The runs of one sweep in the store at `uri`, for use by one thread."""
 
     def __init__(self, uri: str, artifacts: str | None, experiment: str, sweep: SweepInfo) -> None:
         self.sweep = sweep
-        # Whether the sweep had no run there before.
+        # Whether the sweep had no run in the store before.
         self.fresh = False
         self._uri, self._artifacts, self._experiment_name = uri, artifacts, experiment
         self._writers = Writers(sweep.folder)
         self._client: MlflowClient | None = None
         self._experiment = self._parent = ""
-        # job: its runs, each with the `finished_at` of the record it holds; None for one that was cut short
+        # job: its runs, each with `finished_at` of its record, None for an incomplete run
         self._runs: dict[str, list[tuple[str, str | None]]] = {}
 
     def connect(self) -> "MlflowClient":
-        """The client, with the experiment and the sweep's run there; tried again after a failure."""
+        """Return the client, once the experiment and the sweep's run exist; retried after a failure."""
         if self._client is None:
             from filelock import FileLock
 
-            # Seconds, during which no other process has to wait for the lock.
+            # This takes seconds, so it happens before the lock is taken.
             importlib.import_module("mlflow")
-            # Several processes that open a fresh database at once would break it.
+            # Several processes that create the same new database would break it.
             with contextlib.ExitStack() as held:
                 if (path := database_file(self._uri)) is not None:
                     held.enter_context(FileLock(f"{path}.lock", timeout=_LOCK_WAIT_S))
@@ -195,9 +196,9 @@ class Runs:
         return self._client
 
     def add(self, record: Record, folder: Path) -> bool:
-        """Store one job as a run that is ended, unless it is there; a run of another try is replaced.
+        """Store one job as a finished run, unless it is there; a run of an earlier attempt is replaced.
 
-        Where there is one, what lies in the folder counts: another process may have measured the job meanwhile.
+        If the job's folder has a record, that one counts: another process may have measured the job meanwhile.
 
         Returns:
             Whether it was new.
@@ -230,10 +231,9 @@ class Runs:
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         ended: float | None = None,
     ) -> None:
-        """End the sweep's run with its files, numbers and curves, and refresh the database's statistics.
+        """End the sweep's run with its files, metrics and curves, and refresh the database's statistics.
 
-        `of_jobs` are files of single jobs by their folders' names; `ended` is when it ended, in
-        seconds since 1970; None is now.
+        `of_jobs` are files of single jobs by folder name; `ended` is the end in seconds since 1970; None means now.
         """
         client = self.connect()
         try:
@@ -256,17 +256,17 @@ class Runs:
         finally:
             client.set_terminated(self._parent, status, None if ended is None else int(ended * 1000))
         if (path := database_file(self._uri)) is not None:
-            # Without them sorting by a metric takes 4 s at 10,000 runs instead of 0.2 s. Where others keep the database
-            # locked, nothing that was measured is lacking.
+            # Without statistics, sorting by a metric takes 4 s at 10,000 runs instead of 0.2 s. If another process
+            # keeps the database locked, they are skipped.
             busy = contextlib.suppress(sqlite3.OperationalError)
             with busy, contextlib.closing(sqlite3.connect(path, timeout=2)) as database:
                 database.execute("PRAGMA analysis_limit=400")
                 database.execute("ANALYZE")
 
     def _open_parent(self, client: "MlflowClient") -> str:
-        """The sweep's run: the one it had if it is resumed, together with the runs of its jobs, else a new one."""
+        """Return the sweep's run and the runs of its jobs if it is resumed, else a new run."""
         identity = {"attn_exp.sweep": self.sweep.name, "attn_exp.kind": self.sweep.kind}
-        # On a shared server two people's sweeps may have one name.
+        # On a shared server, sweeps of two users may have the same name.
         own = {
             "attn_exp.sweep_id": sweep_identity(self.sweep.folder),
             "attn_exp.folder": str(self.sweep.folder.absolute()),
@@ -303,7 +303,7 @@ def _run_of(record: Record, there: Sequence[tuple[str, str | None]]) -> str | No
 
 
 def _is_same(run: "Run", own: Mapping[str, str], folder: Path) -> bool:
-    """Whether a run of the sweep's name is the sweep's, also if its folder got an identity only later."""
+    """Return whether a run with the sweep's name is the sweep's, also if its folder got an identity later."""
     known = run.data.tags.get("attn_exp.sweep_id")
     if known is None:
         return run.data.tags.get("attn_exp.folder") == own["attn_exp.folder"]
@@ -311,6 +311,6 @@ def _is_same(run: "Run", own: Mapping[str, str], folder: Path) -> bool:
 
 
 def _place(file: Path, folder: Path) -> str | None:
-    """Where a file of the sweep lies among the run's: as in the sweep's folder."""
+    """Return the artifact path of one of the sweep's files: its path in the sweep's folder."""
     own = file.parent
     return own.relative_to(folder).as_posix() if own != folder and own.is_relative_to(folder) else None

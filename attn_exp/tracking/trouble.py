@@ -1,4 +1,4 @@
-"""Trouble: what is wrong with a store, in words, out of what MLflow and the libraries below it raise."""
+"""Describe in words what is wrong with a store, from the exceptions of MLflow and the libraries below it."""
 
 import re
 
@@ -8,7 +8,7 @@ from attn_exp.core.redaction import redacted
 _LONGEST = 300
 _LOGIN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 _REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
-# In the words of urllib3 and the C library, from the one that says most.
+# In the words of urllib3 and the C library, the most specific first.
 _UNREACHABLE = re.compile(
     r"Connection refused|Failed to resolve '[^']*'|Name or service not known|Network is unreachable|No route to host"
     r"|timed out|Connection reset by peer|Remote end closed connection|certificate verify failed|WRONG_VERSION_NUMBER"
@@ -17,7 +17,7 @@ _UNREACHABLE = re.compile(
 
 
 def refusal(error: Exception) -> str | None:
-    """What to do, if a store refused who asks, or is no MLflow at all; None for trouble that may pass."""
+    """Return what to do if a store refused the user or is not MLflow; None for trouble that may pass."""
     code, text = getattr(error, "error_code", None), str(error)
     if code in _REFUSALS:
         body = re.search(r"Response body: '(.*)", text, re.DOTALL)
@@ -31,7 +31,7 @@ def refusal(error: Exception) -> str | None:
 
 
 def trouble(error: Exception) -> str:
-    """What went wrong, in a few words without passwords."""
+    """Return what went wrong, in a few words without passwords."""
     from attn_exp.tracking.runs import ArtifactError
 
     text = str(error)

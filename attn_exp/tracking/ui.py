@@ -1,4 +1,4 @@
-"""MLflow's own pages over the runs of this project: its server, and the address of a list to begin with."""
+"""MLflow's own web pages for this project's runs: its server, and the address of the list to open."""
 
 import importlib.util
 import json
@@ -20,10 +20,10 @@ from attn_exp.core.redaction import redacted
 from attn_exp.tracking.client import ENVIRONMENT
 from attn_exp.tracking.location import absolute_uri, check_database, database_file
 
-# A state of MLflow's run list that an address can name: kept as a tag of the experiment, under the key after the dot.
+# A state of MLflow's run list that an address can name: stored as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."
-# Beside the columns that MLflow always shows; the name says backend and case, so the outcome comes first. Widths in
-# pixels: a window of 1,400 shows all up to the passes' numbers.
+# Columns in addition to those that MLflow always shows. The name has backend and case, so the outcome comes first.
+# Widths in pixels: a window 1,400 wide shows everything up to the passes' metrics.
 _NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 310
 _COLUMNS = {
     "tags.`attn_exp.status`": 110,
@@ -32,16 +32,17 @@ _COLUMNS = {
     **{f"params.`{name}`": 90 for name in ("backend", "batch", "q_len", "kv_len", "head_dim", "dtype", "causal")},
     "tags.`attn_exp.gpu`": 150,
 }
-# The charts to begin with, out of one for each of some 60 metrics: a regular expression on their names.
+# The charts to show first, of some 60 metrics: a regular expression for their names.
 _CHARTS = "/(time_us|tflops)(_by_length)?$"
 _START_LIMIT_S, _STOP_LIMIT_S, _POLL_S = 90.0, 5.0, 0.2
 
 
 def checked(uri: str, host: str, port: int) -> str:
-    """The absolute URI of a database that is there and that the installed MLflow can show on a port that is free.
+    """Return the absolute URI of an existing database that the installed MLflow can show on a free port.
 
     Raises:
-        UserError: no MLflow, no database yet, one of a newer MLflow, a server's address, or a port in use.
+        UserError: MLflow is not installed, the database is missing or newer, the URI is a server's, or the port is in
+            use.
     """
     if importlib.util.find_spec("mlflow") is None:
         raise UserError("MLflow is not installed: pip install mlflow")
@@ -61,9 +62,9 @@ def checked(uri: str, host: str, port: int) -> str:
 
 
 def view_state(sweep: str | None) -> dict[str, Any]:
-    """The state of MLflow's run list: the sweeps, newest first, with their jobs in them; or one sweep's jobs alone.
+    """Return the state of MLflow's run list: sweeps, newest first, with their jobs; or one sweep's jobs.
 
-    MLflow nests jobs under their sweep only in the order of time; by any other order the list is flat.
+    MLflow nests jobs below their sweep only if the list is sorted by time; otherwise the list is flat.
     """
     state: dict[str, Any] = {
         "selectedColumns": list(_COLUMNS),
@@ -85,8 +86,8 @@ def view_state(sweep: str | None) -> dict[str, Any]:
 
 def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None) -> int:
     """Run MLflow's server until Ctrl-C; return 0, or 1 if it did not run."""
-    # The URI by the environment: command lines are seen by everybody. One worker without job execution takes a quarter
-    # of the memory and starts in seconds.
+    # The URI is passed by the environment, because all users can see command lines. One worker without job execution
+    # takes a quarter of the memory and starts in seconds.
     command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--host={host}", f"--port={port}"]
     own = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     if (path := database_file(uri)) is not None:
@@ -96,7 +97,8 @@ def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None)
     base = f"http://{_reached(host)}:{port}"
     print(f"starting MLflow over {redacted(uri)} ...", flush=True)
     with tempfile.TemporaryFile("w+") as log:
-        # In a session of its own: Ctrl-C comes here alone, and one signal to the group ends the server's children too.
+        # In a session of its own: Ctrl-C reaches only this process, and one signal to the group ends all of the
+        # server's processes.
         server = subprocess.Popen(
             command, env=ENVIRONMENT | os.environ | own, stdout=log, stderr=log, start_new_session=True
         )
@@ -126,7 +128,7 @@ def _answers(base: str, server: "subprocess.Popen[bytes]") -> bool:
 
 
 def _address(base: str, experiment: str, sweep: str | None) -> str:
-    """The address of the experiment's run list, in the state we give it; the front page if there is no experiment."""
+    """Return the address of the experiment's run list in the given state, or the front page if it does not exist."""
     api = f"{base}/api/2.0/mlflow/experiments"
     key = "attn_exp" if sweep is None else "attn_exp_sweep"
     try:
@@ -137,14 +139,14 @@ def _address(base: str, experiment: str, sweep: str | None) -> str:
             f"{api}/set-experiment-tag", json.dumps(tag).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request):
-            # The workflow leaves MLflow's pages for language models out of the sidebar.
+            # This workflow removes MLflow's pages for language models from the sidebar.
             return f"{base}/#/experiments/{number}/runs?workflowType=machine_learning&viewStateShareKey={key}"
     except (urllib.error.URLError, KeyError):
         return f"{base}/#/experiments"
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)
