@@ -91,7 +91,7 @@ def test_with_company_on_the_machine_only_large_differences_are_told():
     for flag in ("busy_host", "shared_gpu"):
         said, text = verdict(1.04, flag)
         assert said == "undecided"
-        assert f"{flag}: " in text and "nothing below 25 % is told" in text
+        assert f"{flag}: " in text and "only differences above 25 % are reported" in text
         assert max(map(len, text.splitlines())) <= 120
         assert verdict(1.0, flag)[0] == "undecided"
         assert verdict(1.5, flag)[0] == "faster"

@@ -219,7 +219,7 @@ def test_a_record_of_an_earlier_try_is_no_record_of_this_one(tmp_path, jobs):
     made(profilers=({"name": "ncu"},)).give_up(SimpleNamespace(name="slurm"), {})
     found = read_record(folder)
     assert (found.status, found.finished_at) == ("unsupported", 2.0)
-    assert found.profiles["ncu"].reason == "measuring anew for it ended as crashed: all tasks of slurm had ended"
+    assert found.profiles["ncu"].reason == "repeating the job for it ended as crashed: all tasks of slurm had ended"
 
 
 def test_a_process_that_has_another_s_number_is_not_taken_for_it(board):

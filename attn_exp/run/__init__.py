@@ -1,1 +1,1 @@
-"""The parent process of one command: session, job queue, worker process, GPUs, progress."""
+"""The parent process of a run or a duel: its context, its jobs, the worker process, GPUs and progress."""

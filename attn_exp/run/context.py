@@ -54,12 +54,12 @@ class SweepContext:
         worker: Worker | None = None,
         run_folder: RunFolder | None = None,
     ) -> Isolation:
-        """Lease a GPU if jobs run on one, and return the isolation that the configuration asks for.
+        """Lease a GPU if jobs run on one, and return the configured isolation.
 
         Args:
             device: `cpu` or `cuda`.
-            gpus: those that may be used.
-            worker: used if it serves as well as a new one, else closed.
+            gpus: the GPUs that may be used.
+            worker: used if it was started as the configuration wants it, else closed.
             run_folder: measures jobs in this process, for `isolation=none`.
         """
         isolation = make_isolation(isolation_options(self._options), run_folder)
@@ -81,7 +81,7 @@ class SweepContext:
             self._lease.release()
 
     def abandon(self, status: EndStatus) -> None:
-        """Stop, and end the tracker's run at once: none may be left that looks as if it went on."""
+        """Stop, and end the tracker's run at once, so that it does not look as if it were still running."""
         self.stop()
         self.tracker.close(status, [], timeout_s=1.0)
 
@@ -93,17 +93,17 @@ def open_context(
     kind: Literal["sweep", "duel"] = "sweep",
     run_folder: RunFolder | None = None,
 ) -> SweepContext:
-    """Make the folder of a sweep or duel and open its tracker. The user's mistakes show here, before any work.
+    """Make the folder of a sweep or duel and open its tracker. Mistakes of the user's are found here, before any work.
 
     Args:
         options: the resolved configuration of its first job.
         command: the command line as typed, without secrets.
         say: prints a line.
-        kind: a sweep goes on in a folder that is there already, a duel never does.
+        kind: a sweep continues in a folder that is there already, a duel never does.
         run_folder: as for `SweepContext.start`.
 
     Raises:
-        UserError: an isolation or tracker that is not there, or a folder or store that cannot be written.
+        UserError: the isolation or the tracker does not exist, or the folder or the store cannot be written.
     """
     make_isolation(isolation_options(options), run_folder)
     tracker = make_tracker(options["tracker"])

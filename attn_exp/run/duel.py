@@ -1,4 +1,4 @@
-"""Duel: two or more backends of one case side by side in one process, and the verdicts about each pair."""
+"""Duel: measure two or more backends of one case interleaved in one process, and decide about each pair."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from attn_exp.run.gpus import visible_gpus
 from attn_exp.run.worker_process import Outcome
 from attn_exp.tracking.base import EndStatus, duel_metrics
 
-# What equal things were seen to differ by on a busy machine, with a wide margin.
+# More than equal backends were observed to differ by on a busy machine.
 BUSY_MARGIN = 0.25
 
 
@@ -41,28 +41,32 @@ def compare_pairs(records: Sequence[Record], direction: str, margin: float) -> l
     medians = [ranking_medians(record, direction) for record in records]
     if not _interference(records):
         return compare_all(medians, margin)
-    found = compare_all(medians, max(margin, BUSY_MARGIN))
-    return [replace(one, verdict="undecided") if one.verdict == "equivalent" else one for one in found]
+    comparisons = compare_all(medians, max(margin, BUSY_MARGIN))
+    return [replace(one, verdict="undecided") if one.verdict == "equivalent" else one for one in comparisons]
 
 
 def _interference(records: Sequence[Record]) -> list[str]:
-    """The flags that say that other programs ran on the device meanwhile."""
+    """Return the interference flags: other programs ran on the device."""
     return sorted(INTERFERENCE.intersection(flag for record in records for flag in record.flags))
 
 
 def run_duel(
     rivals: Mapping[str, Sequence[str]], shared: Sequence[str], own_choices: Path | None, arguments: Sequence[str]
 ) -> int:
-    """Measure the rivals, given by letter with their own overrides, and print the verdicts; return the exit code.
+    """Measure the rivals, print the verdicts, and return the exit code.
 
-    `own_choices` is the folder that `--config-dir` names, `arguments` the command line as typed, for the sweep's files.
+    Args:
+        rivals: the overrides of each rival by its letter.
+        shared: the overrides of all rivals.
+        own_choices: the folder that `--config-dir` names.
+        arguments: the command line as typed, for `command.txt`.
 
     Raises:
-        UserError: a choice that does not exist, or a folder that cannot be written.
+        UserError: a choice does not exist, or the folder cannot be written.
     """
     name = new_sweep_name("duel-")
     gpus = visible_gpus()
-    # A duel is there to decide: it may take longer than one cell of a sweep.
+    # A duel may take longer than a job of a sweep, in order to decide.
     configs = {
         letter: compose_config([*own, "stopping.budget_s=5", *shared], name, own_choices)
         for letter, own in rivals.items()
@@ -73,7 +77,7 @@ def run_duel(
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return 0
     options = resolved_config(first)
-    # Every duel in a process of its own, whatever the isolation of sweeps is.
+    # A duel always runs in a process of its own.
     options["isolation"] |= {"name": "fresh"}
     command = redacted(shlex.join(["attn-exp", "duel", *arguments]))
     context = open_context(options, command, print, kind="duel")
@@ -100,21 +104,21 @@ def run_duel(
         _close(context, "FAILED", files)
         return 1
     margin = margin_for(device_key(measured[0].environment))
-    found = {direction: compare_pairs(measured, direction, margin) for direction in requests[0].measuring.passes}
-    text = report(measured, found)
+    by_pass = {direction: compare_pairs(measured, direction, margin) for direction in requests[0].measuring.passes}
+    text = report(measured, by_pass)
     print(text)
-    files += _write(measured, found, text, folder)
-    _close(context, "FINISHED", files, duel_metrics(measured, _verdicts(measured, found)))
+    files += _write(measured, by_pass, text, folder)
+    _close(context, "FINISHED", files, duel_metrics(measured, _verdicts(measured, by_pass)))
     print(f"samples, verdicts and the plot are in {near(folder)}")
     return 0
 
 
 def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo]) -> Outcome:
-    """Run the duel in a process of its own, which writes a record a rival."""
+    """Run the duel in a worker process, which writes a record for each rival."""
     context.tracker.settle()
     isolation = context.start(requests[0].device, gpus)
-    asked = [replace(request, gpu_uuid=context.gpu_uuid) for request in requests]
-    write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(asked))
+    on_gpu = [replace(request, gpu_uuid=context.gpu_uuid) for request in requests]
+    write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(on_gpu))
     isolation.submit(context.folder)
     return isolation.wait()
 
@@ -131,18 +135,18 @@ def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
     request = request_from_config(config, gpus)
     if request.profilers:
         raise UserError("a duel only times: leave profiler=... out, and profile with python -m attn_exp")
-    who = backend_label(request.backend["name"], request.compile)
-    # Two option sets of one backend, or one backend against itself, need two folders.
-    return replace(request, job=f"{letter}-{request.job}", label=f"{letter}={who}")
+    backend = backend_label(request.backend["name"], request.compile)
+    # One backend with different options, or against itself, needs two folders.
+    return replace(request, job=f"{letter}-{request.job}", label=f"{letter}={backend}")
 
 
-def report(records: Sequence[Record], found: dict[str, list[PairedComparison]]) -> str:
-    """The duel as a person reads it: times and clocks of all rivals, then a verdict a pair and pass."""
+def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]) -> str:
+    """Return the printed report: times and clocks of all rivals, then a verdict for each pass and pair."""
     case = records[0].request.case
     lines = [f"{records[0].device_name}, {case.label()}, timer {records[0].request.measuring.timer}", ""]
     rows = []
     for record in records:
-        for direction in found:
+        for direction in by_pass:
             half = record.metrics.get(f"{direction}/time_half_width")
             rate, clock = record.metrics.get(f"{direction}/tflops"), median_clock(record.telemetry)
             rows.append(
@@ -158,50 +162,52 @@ def report(records: Sequence[Record], found: dict[str, list[PairedComparison]]) 
             )
     headers = ["rival", "pass", "time", "+-%", "TFLOPS", "SM MHz", "flags"]
     lines += [tabulate(rows, headers, disable_numparse=True), ""]
-    for direction, comparisons in found.items():
+    for direction, comparisons in by_pass.items():
         lines += [f"{direction:<9} {verdict_line(records, comparison)}" for comparison in comparisons]
-    company = _interference(records)
-    if not company and any(one.verdict == "undecided" for comparisons in found.values() for one in comparisons):
+    flags = _interference(records)
+    if not flags and any(one.verdict == "undecided" for comparisons in by_pass.values() for one in comparisons):
         lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
-    for flag in company:
-        lines.append(f"{flag}: {FLAGS[flag][1]}, so nothing below {100 * BUSY_MARGIN:.0f} % is told: let it be idle")
+    for flag in flags:
+        lines.append(f"{flag}: {FLAGS[flag][1]}, so only differences above {100 * BUSY_MARGIN:.0f} % are reported")
     if any("clock_mismatch" in record.flags for record in records):
         lines.append(f"clock_mismatch: {FLAGS['clock_mismatch'][1]}")
     return "\n".join(lines)
 
 
 def verdict_line(records: Sequence[Record], comparison: PairedComparison) -> str:
-    """One verdict: who, what, by how much, and how sure."""
+    """Return one verdict as a line: which rival is faster, by how much, and the confidence interval."""
     first, second = (records[index].request.label for index in (comparison.a, comparison.b))
-    told = comparison.verdict in ("faster", "slower")
+    decided = comparison.verdict in ("faster", "slower")
     how = f"takes {100 * abs(comparison.effect):.2f} % {'more' if comparison.effect > 0 else 'less'} time"
-    # No direction where none is told.
-    seen = how if told else f"takes {first}'s time {100 * comparison.effect:+.2f} %"
+    # No direction without a verdict.
+    effect = how if decided else f"takes {first}'s time {100 * comparison.effect:+.2f} %"
     figures = (
-        f"{seen} [{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
+        f"{effect} [{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
         f"{comparison.rounds} rounds, margin {100 * comparison.margin:.1f} %"
     )
-    said = {
+    verdict = {
         "faster": f"{first} is faster than {second}",
         "slower": f"{first} is slower than {second}",
         "equivalent": f"{first} and {second} are equivalent",
         "undecided": f"{first} and {second} are undecided",
     }[comparison.verdict]
-    return f"{said}: {second} {figures}"
+    return f"{verdict}: {second} {figures}"
 
 
-def _verdicts(records: Sequence[Record], found: dict[str, list[PairedComparison]]) -> dict[str, list[dict[str, Any]]]:
+def _verdicts(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]) -> dict[str, list[dict[str, Any]]]:
     return {
         direction: [
             asdict(comparison) | {"a": records[comparison.a].request.label, "b": records[comparison.b].request.label}
             for comparison in comparisons
         ]
-        for direction, comparisons in found.items()
+        for direction, comparisons in by_pass.items()
     }
 
 
-def _write(records: Sequence[Record], found: dict[str, list[PairedComparison]], text: str, folder: Path) -> list[Path]:
+def _write(
+    records: Sequence[Record], by_pass: dict[str, list[PairedComparison]], text: str, folder: Path
+) -> list[Path]:
     (folder / "duel.txt").write_text(text + "\n")
-    write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(_verdicts(records, found)), indent=1))
-    plot = plot_ratios(records, found, folder / "ratios.png")
+    write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(_verdicts(records, by_pass)), indent=1))
+    plot = plot_ratios(records, by_pass, folder / "ratios.png")
     return [folder / "duel.txt", folder / VERDICTS_NAME, *([plot] if plot else [])]

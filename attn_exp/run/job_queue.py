@@ -1,4 +1,4 @@
-"""JobQueue: jobs of one sweep, one after another through one isolation; each ends as a record in its folder."""
+"""The queue of jobs that one isolation runs, one after another. Each ends as a record in its folder."""
 
 import contextlib
 import shutil
@@ -32,12 +32,19 @@ from attn_exp.run.worker_process import Isolation, Outcome
 class _Pending:
     request: Request
     submitted_at: float
-    # What `record.json` was if it was final: measured anew for its profiles, it stays until there is another.
+    # The content of a final `record.json`. If the job is repeated for its profiles, this record is kept until it is
+    # replaced.
     before: bytes | None
 
 
 class JobQueue:
-    """Submits requests below the sweep's `folder`, on the GPU `gpu_uuid` if one is leased; answers in that order."""
+    """Hands requests to an isolation and collects their records in the same order.
+
+    Args:
+        isolation: runs the jobs.
+        folder: the sweep's folder, which holds the jobs' folders.
+        gpu_uuid: the GPU that is leased, if one is.
+    """
 
     def __init__(self, isolation: Isolation, folder: Path, gpu_uuid: str | None = None) -> None:
         self._isolation = isolation
@@ -47,23 +54,23 @@ class JobQueue:
 
     @property
     def waiting(self) -> int:
-        """How many jobs are submitted and not answered for."""
+        """The number of jobs that are submitted and not collected."""
         return len(self._pending)
 
     @property
     def oldest(self) -> Request:
-        """The job that `wait` answers for next."""
+        """The job that `wait` waits for."""
         return self._pending[0].request
 
     def has(self, job: str) -> bool:
-        """Whether a job of this name is submitted and not answered for."""
+        """Return whether a job of this name is submitted and not collected."""
         return any(pending.request.job == job for pending in self._pending)
 
     def submit(self, request: Request) -> None:
-        """Write the job's folder, without what an earlier try left, and hand it over; a final record stays meanwhile.
+        """Write the job's folder, remove what an earlier attempt left, and hand the folder over; keep a final record.
 
         Raises:
-            UserError: the folder is a link that leads out of the sweep's.
+            UserError: the folder is a link to somewhere outside the sweep's folder.
         """
         folder = self._folder / request.job
         if self._gpu_uuid is not None:
@@ -89,20 +96,20 @@ class JobQueue:
         return self._isolation.wait()
 
     def record(self, outcome: Outcome) -> Record:
-        """The record of the oldest job: the worker's, or one that says why there is none.
+        """Return the record of the oldest job: the worker's, or a new one that says why the worker wrote none.
 
-        A worker that dies after it has written one has lost nothing. Where a final record was to get profiles, and the
-        worker left no other, it stays, and its profiles say why they are not there.
+        If a job with a final record was repeated for its profiles and the worker wrote nothing, the record is kept and
+        its profiles say why they failed.
         """
         pending = self._pending.popleft()
         status, reason = outcome.status, outcome.reason
         try:
-            found = _newer(outcome.folder, pending.before)
+            record = _new_record(outcome.folder, pending.before)
         except RecordError as error:
-            found, reason = None, reason or str(error)
-        if found is not None:
-            _remove_others(outcome.folder / PROFILES, found)
-            return _with_lost_profiles(found, outcome)
+            record, reason = None, reason or str(error)
+        if record is not None:
+            _remove_old_profiles(outcome.folder / PROFILES, record)
+            return _with_lost_profiles(record, outcome)
         status, reason = status or "error", reason or "the worker ended the job without a record"
         if pending.before is not None:
             record = with_failed_profiles(
@@ -121,7 +128,7 @@ class JobQueue:
 
 
 def _final(folder: Path) -> bytes | None:
-    """The content of a job's record if that is final."""
+    """Return the content of a job's record if it is final."""
     path = folder / FILE_NAME
     with contextlib.suppress(RecordError, OSError):
         content = path.read_bytes()
@@ -129,8 +136,8 @@ def _final(folder: Path) -> bytes | None:
     return None
 
 
-def _newer(folder: Path, before: bytes | None) -> Record | None:
-    """The record in a job's folder if it is another than the one before."""
+def _new_record(folder: Path, before: bytes | None) -> Record | None:
+    """Return the record in a job's folder unless it is the one from before."""
     path = folder / FILE_NAME
     if before is not None and path.exists() and path.read_bytes() == before:
         return None
@@ -138,25 +145,25 @@ def _newer(folder: Path, before: bytes | None) -> Record | None:
 
 
 def with_failed_profiles(record: Record, request: Request, status: Status, reason: str) -> Record:
-    """A final record whose measuring anew for other profiles failed."""
-    said = Profile(status="failed", reason=f"measuring anew for it ended as {status}: {reason}")
-    asked = replace(record.request, profilers=request.profilers)
-    return replace(record, request=asked, profiles=record.profiles | dict.fromkeys(record.lacking(request), said))
+    """Return a final record whose repetition for more profiles failed."""
+    failed = Profile(status="failed", reason=f"repeating the job for it ended as {status}: {reason}")
+    repeated = replace(record.request, profilers=request.profilers)
+    return replace(record, request=repeated, profiles=record.profiles | dict.fromkeys(record.lacking(request), failed))
 
 
-def _remove_others(profiles: Path, record: Record) -> None:
-    """Remove what profilers left that an earlier record of the job had, and this one has not."""
+def _remove_old_profiles(profiles: Path, record: Record) -> None:
+    """Remove the files of profilers that an earlier record of the job had and this one does not."""
     for folder in profiles.iterdir() if profiles.is_dir() else ():
         if folder.is_dir() and folder.name not in record.profiles:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _with_lost_profiles(record: Record, outcome: Outcome) -> Record:
-    """The record, with a reason for each profile that the worker did not come to write."""
+    """Return the record with a reason for each profile that the worker did not write."""
     lost = record.lacking(record.request)
     if record.status != "ok" or not lost or not outcome.profiling:
         return record
-    reasons = [outcome.reason, *(f"not tried: the worker was lost in profiler={lost[0]}" for _ in lost[1:])]
+    reasons = [outcome.reason, *(f"not tried: the worker died in profiler={lost[0]}" for _ in lost[1:])]
     profiles = {name: Profile(status="failed", reason=reason) for name, reason in zip(lost, reasons, strict=True)}
     record = replace(record, profiles=record.profiles | profiles)
     write_record(record, outcome.folder)

@@ -1,4 +1,4 @@
-"""Progress: a line a finished job, and on a terminal one that says what is running and how long it will take."""
+"""Progress: one line per finished job, and on a terminal a line about the running job and the time left."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from attn_exp.results.table import duration, job_line
 
 
 class Progress:
-    """Prints to `stream`; the passing line only if that is a terminal."""
+    """Prints to `stream`. The line about the running job is printed only if that is a terminal."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stdout
@@ -20,28 +20,28 @@ class Progress:
         self.total = 1
         self.kept = 0
         self.done = 0
-        # Of the backend, those that jobs of the sweep differ in.
+        # The backend's options in which the sweep's jobs differ.
         self.options: tuple[str, ...] = ()
         self._started = time.monotonic()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         try:
             self._clear()
             print(text, file=self._stream, flush=True)
         except OSError:
-            # Whoever read along has left, or the disk is full that this goes to; the sweep goes on.
+            # The reader of the output has left, or its disk is full; the sweep goes on.
             self._stream, self._passing = open(os.devnull, "w"), False  # noqa: SIM115
 
     def finished(self, record: Record) -> None:
-        """One job is over."""
+        """Print the line of a finished job."""
         self.done += 1
         width = len(str(self.total))
         left = f"  {self._left()}" if self.done + self.kept < self.total else ""
         self.say(f"[{self.done + self.kept:>{width}}/{self.total}] {job_line(result_of(record), self.options)}{left}")
 
     def running(self, label: str) -> None:
-        """What is being measured now."""
+        """Show what is being measured."""
         if self._passing:
             left = f", {self._left()}" if self.done else ""
             with contextlib.suppress(OSError):
@@ -50,7 +50,7 @@ class Progress:
                 self._stream.flush()
 
     def end(self) -> None:
-        """Leave no passing line behind."""
+        """Remove the line about the running job."""
         with contextlib.suppress(OSError):
             self._clear()
 

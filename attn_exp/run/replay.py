@@ -1,4 +1,4 @@
-"""Replay: stores records that were measured before into MLflow."""
+"""Replay: store records that were measured before in MLflow."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,20 +18,24 @@ from attn_exp.tracking.base import SweepInfo, duel_metrics
 if TYPE_CHECKING:
     from attn_exp.tracking.runs import Runs
 
-# The whole sweep's files, beside those of its jobs.
+# The files of a sweep as a whole.
 _OF_A_SWEEP = ("table.txt", "table.csv", "command.txt", "plots/*")
-# What was written about a profiled job at the sweep's end; its profilers' own files go with its record.
+# The pages that the sweep's end writes about a profiled job; its profilers' files are stored with its record.
 _OF_A_PROFILED_JOB = (f"{PROFILES}/*",)
 _OF_A_DUEL = (DUEL_NAME, LOG_NAME, "command.txt", "duel.txt", VERDICTS_NAME, "ratios.png", f"*/{FILE_NAME}")
-# So many failures in a row mean a store that is gone.
+# After so many failures in a row the store is taken to be gone.
 _FAILURES_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What came of one folder: records `new` to the store, `there` already, and `lacking`, with the last `error`.
+    """The result of one folder.
 
-    `broken` names each file that is no record, and why. A duel is one record here.
+    Attributes:
+        new: how many records were stored. A duel counts as one record.
+        there: how many were stored already.
+        lacking: how many could not be stored; `error` is the last reason.
+        broken: each file that is not a record, and why.
     """
 
     name: str
@@ -44,11 +48,11 @@ class Replayed:
 
 
 def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
-    """Store what the store lacks of the sweep or duel in a folder.
+    """Store the records of the sweep or duel in a folder that the store does not have.
 
     Raises:
-        UserError: no record in the folder, or a place that cannot be meant.
-        Exception: whatever the store raises when it is first asked.
+        UserError: there is no record in the folder, or the store's location is invalid.
+        Exception: what the store raises when it is opened.
     """
     sweep = read_folder(folder)
     kind = "duel" if (folder / DUEL_NAME).is_file() else "sweep"
@@ -75,7 +79,7 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
         if failures >= _FAILURES_IN_A_ROW:
             lacking += 1
             continue
-        # Whatever the store's libraries raise: what is lacking is counted, and the rest is tried.
+        # The store's libraries may raise anything: count what is lacking, and try the rest.
         try:
             added = runs.add(record, job)
         except Exception as error:
@@ -114,7 +118,7 @@ def _duel(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
 
 
 def _own_record(job: Path, folder: Path) -> Record:
-    """The record in a job's folder. Raises RecordError also for one that belongs elsewhere."""
+    """Return the record in a job's folder. Raises RecordError if there is none, or it is another job's."""
     path = job / FILE_NAME
     if not is_inside(path, folder):
         raise RecordError(f"{path} is a link that leads out of the sweep's folder")
@@ -132,7 +136,7 @@ def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
 
 
 def _verdicts(folder: Path) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """What a duel's folder says of its pairs; nothing if it says it no more."""
+    """Return the verdicts in a duel's folder; none if they cannot be read."""
     kind = dict[str, list[dict[str, float | int | str | None]]]
     try:
         return msgspec.json.decode((folder / VERDICTS_NAME).read_bytes(), type=kind)

@@ -1,4 +1,4 @@
-"""Session: what one `python -m attn_exp` does: runs jobs one after another, keeps and stores their records."""
+"""The session of one `attn-exp run`: it runs jobs one after another, and keeps and logs their records."""
 
 import contextlib
 import math
@@ -29,9 +29,9 @@ from attn_exp.run.worker_process import RunFolder, Worker
 from attn_exp.tracking.base import Curve, EndStatus
 
 FOLDER = "plots"
-# No further plot is begun after so long: nobody should wait for pictures that they did not ask for.
+# No further plot is started after so long: nobody should have to wait for plots that they did not ask for.
 LIMIT_S = 2.5
-# One job needs no picture.
+# A single job needs no plot.
 _FEWEST = 2
 _LONGEST = 300
 
@@ -42,28 +42,28 @@ def plots_and_curves(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Pat
     from attn_exp.compare.choice import Choice
     from attn_exp.plots.curves import curves
 
-    # Whatever goes wrong here, the records and tables are what the sweep was run for.
+    # Nothing that fails here may cost the records and tables, which the sweep was run for.
     try:
         if sum(result.status == "ok" for result in sweep.results) < _FEWEST:
             return [], []
-        found = curves(sweep.results)
+        drawn = curves(sweep.results)
     except Exception as error:
         say(f"no curves or plots: {first_line(error)[:_LONGEST]}")
         return [], []
     try:
         from attn_exp.plots.all import write_charts
 
-        return write_charts(compare_read(Choice(), [sweep]), Path(sweep.place) / FOLDER, limit_s=LIMIT_S), found
+        return write_charts(compare_read(Choice(), [sweep]), Path(sweep.place) / FOLDER, limit_s=LIMIT_S), drawn
     except Exception as error:
         say(f"no plots: {first_line(error)[:_LONGEST]}")
-        return [], found
+        return [], drawn
 
 
 def write_pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
     """Write the page and picture of each profiled job; return them by job. Failures are reported, never raised."""
     from attn_exp.explain.page import keep_pages
 
-    # As above: what is written about records must not cost them.
+    # As above.
     try:
         return {kept.job: kept.files for kept in keep_pages(results, pictures=pictures)}
     except Exception as error:
@@ -78,13 +78,13 @@ class Session:
     """Runs the jobs of one `attn-exp run` one after another, and keeps their records.
 
     Args:
-        arguments: the command line as typed, for `command.txt` and for the command that goes on after an interrupt.
+        arguments: the command line as typed, for `command.txt` and for the command that finishes the sweep.
         worker: used if the configuration asks for a warm one; it may have been started already.
         run_folder: measures jobs in this process, for `isolation=none`.
 
     Attributes:
-        ahead: how many jobs the worker may know of beyond the one it measures.
-        context: what the sweep holds; None until its first job.
+        ahead: how many jobs may be queued behind the one that is measured.
+        context: the folder, tracker, GPU and worker of the sweep; None until its first job.
     """
 
     def __init__(
@@ -102,33 +102,35 @@ class Session:
         self._runner: JobQueue | None = None
 
     def request(self, config: DictConfig) -> Request:
-        """The request of a composed configuration. Raises UserError."""
+        """Return the request that a composed configuration describes. Raises UserError."""
         return request_from_config(resolved_config(config), self.gpus)
 
     def submit(self, request: Request, config: Callable[[], DictConfig]) -> float:
-        """Run one job, or hand it to the worker and return as soon as not more than `ahead` others wait.
+        """Queue a job, and return as soon as no more than `ahead` jobs are waiting.
 
-        `config` composes the job's configuration; only the first job's is asked for, since all jobs of a sweep have
-        their folder, tracker and isolation in common.
+        Args:
+            request: the job.
+            config: composes its configuration. It is called for the first job only, since all jobs of a sweep share
+                their folder, tracker and isolation.
 
         Returns:
-            The sum of the passes' median times in microseconds for sweepers that optimise; infinity where there is
-            none, or not yet.
+            The sum of the passes' median times in microseconds, for sweepers that optimise; infinity if there is none,
+            or none yet.
 
         Raises:
-            UserError: the configuration cannot be measured as typed.
+            UserError: the job cannot be measured as typed.
         """
         runner = self._runner or self._start(config(), request)
         context = self.opened
         if runner.has(request.job):
-            # Two choices that are one job: its record is what the second one is about.
+            # Two combinations of choices may be the same job: the second one uses the first one's record.
             self._await(runner, 0)
         done = done_record(request, context.folder / request.job)
         if done is not None:
             self.keep(done, request)
             return _objective(done)
         if request.device == "cpu":
-            # The CPU is what is measured: nothing of ours may run beside it.
+            # Nothing of ours may run while the CPU is measured.
             context.tracker.settle()
         with self.writing():
             runner.submit(request)
@@ -136,22 +138,22 @@ class Session:
         return _objective(self._await(runner, self.ahead if request.device == "cuda" else 0))
 
     def drain(self) -> None:
-        """Wait for the jobs that are submitted and not over yet."""
+        """Wait for all queued jobs."""
         if self._runner is not None:
             self._await(self._runner, 0)
 
     def keep(self, record: Record, request: Request) -> None:
-        """Count a job that needs no run; its MLflow run is made if it is missing. `stop_on` may end the sweep here."""
+        """Count a job that is done already, and log it if the tracker does not have it. `stop_on` may end the sweep."""
         self.progress.kept += 1
         self.log(record)
         if self.progress.kept % _KEPT_AT_ONCE == 0:
-            # Records queue up while the store is still being opened, and each holds all of its samples.
+            # Records queue up in memory, with all of their samples, while the store is still being opened.
             self.opened.tracker.settle()
-        # As it is asked now: the same command ends where it ended before.
+        # With the present `stop_on`: the same command ends where it ended before.
         self._halt(replace(record, request=request))
 
     def close(self, status: EndStatus) -> None:
-        """End the session: print and write the table, leave nothing behind; jobs that still run are killed."""
+        """End the session: kill jobs that still run, write the tables, and close the tracker."""
         self.progress.end()
         if self._worker is not None:
             self._worker.close()
@@ -164,12 +166,12 @@ class Session:
             self.context.abandon("KILLED")
             raise
         except Exception:
-            # What is queued is stored all the same, and no run is left RUNNING.
+            # Queued records are still stored, and no run is left RUNNING.
             self.context.tracker.close("FAILED", [])
             raise
 
     def open(self, config: DictConfig) -> SweepContext:
-        """Open the context on the first job. Raises UserError for what cannot be meant, before any work."""
+        """Return the context, which the first call opens. Raises UserError for mistakes, before any work."""
         if self.context is None:
             options = resolved_config(config)
             if not isinstance(options["save_plots"], bool):
@@ -180,25 +182,25 @@ class Session:
         return self.context
 
     def resume_command(self) -> str:
-        """Return the command that goes on with this sweep."""
+        """Return the command that finishes this sweep."""
         given = [argument for argument in self._arguments if override_key(argument) != "sweep"]
         return _command([*given, f"sweep={self.opened.name}"])
 
     @property
     def opened(self) -> SweepContext:
-        """The context, which `open` or the first job has made."""
+        """The context of a sweep that is open."""
         assert self.context is not None
         return self.context
 
     def _start(self, config: DictConfig, request: Request) -> JobQueue:
-        """What jobs of this process run through: on the first job a GPU is leased, and the worker is chosen."""
+        """Lease a GPU, choose the worker, and return the queue for this session's jobs."""
         context = self.open(config)
         isolation = context.start(request.device, self.gpus, worker=self._worker, run_folder=self._run_folder)
         self._runner = JobQueue(isolation, context.folder, context.gpu_uuid)
         return self._runner
 
     def _await(self, runner: JobQueue, ahead: int) -> Record | None:
-        """Wait until no more than `ahead` jobs wait; the last that got over. `stop_on` may end the sweep here."""
+        """Wait until no more than `ahead` jobs are queued; return the last record. `stop_on` may end the sweep."""
         record = None
         while runner.waiting > ahead:
             record = self._collect(runner)
@@ -206,16 +208,16 @@ class Session:
         return record
 
     def _collect(self, runner: JobQueue) -> Record:
-        """Wait for the oldest job, make sure that it has a record, and pass that on."""
+        """Wait for the oldest job, and return its record after logging it."""
         with self.writing():
             record = runner.record(runner.wait())
-        self.take(record)
+        self.finish(record)
         if runner.waiting:
             self.progress.running(runner.oldest.label)
         return record
 
-    def take(self, record: Record) -> None:
-        """Count a job that is over; its MLflow run is made."""
+    def finish(self, record: Record) -> None:
+        """Count a job that has ended, and log it."""
         self.progress.finished(record)
         for name, profile in record.profiles.items():
             if profile.reason:
@@ -229,7 +231,7 @@ class Session:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn a full or broken disk into the sweep's end: jobs that leave no record would be measured for nothing."""
+        """Raise UserError for a full or broken disk: jobs that leave no record would be measured in vain."""
         try:
             yield
         except OSError as error:
@@ -239,7 +241,7 @@ class Session:
             ) from error
 
     def _halt(self, record: Record) -> None:
-        """End the sweep if this record has a status that `stop_on` names."""
+        """End the sweep if `stop_on` names the record's status."""
         if stops(record):
             self.progress.say(stop_line(record))
             raise SystemExit(1)
@@ -255,7 +257,7 @@ class Session:
             files += write_tables(results, folder)
         except OSError as error:
             say(f"table.txt and table.csv are not written: {error.strerror}")
-        # Only now, when nothing is measured any more; whoever interrupts does not wait for pictures.
+        # Only now, when nothing is being measured; and not after an interrupt, which should end at once.
         plots, curves = plots_and_curves(sweep, say) if self._plots and status == "FINISHED" else ([], ())
         profiled = any(result.profiles for result in results) and status == "FINISHED"
         of_jobs = write_pages(results, say, pictures=self._plots) if profiled else {}
@@ -267,14 +269,14 @@ class Session:
         else:
             if self.progress.kept and (status == "FINISHED" or self.progress.done):
                 say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
-            # Else nothing was measured here, and a sentence says why.
+            # Otherwise nothing was measured, and an error says why.
             if self.progress.done or status == "FINISHED":
                 say(f"\n{table(results)}")
             for line in self.impossible:
                 say(f"left out, impossible: {line}")
         for broken in sweep.broken:
             say(f"skipped: {broken}")
-        if warning and status != "KILLED":  # the same command stores what an interrupt left out
+        if warning and status != "KILLED":  # after an interrupt the same command stores the rest
             say(warning)
         if status == "FINISHED":
             self._say_what_next(results, folder, None if warning else tracker.look())
@@ -290,17 +292,17 @@ class Session:
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """A command as one would type it, passwords in URIs left out."""
+    """Return the command as typed, without passwords in URIs."""
     return redacted(shlex.join(["python", "-m", "attn_exp", *arguments]))
 
 
 def stops(record: Record) -> bool:
-    """Whether this record has a status that `stop_on` names."""
+    """Return whether `stop_on` names the record's status."""
     return record.status in (record.request.config.get("stop_on") or ())
 
 
 def stop_line(record: Record) -> str:
-    """Why the sweep goes no further."""
+    """Return the line that says why the sweep ends here."""
     return f"stopped at the first {record.status} job (stop_on), {record.request.job}: {record.reason}"
 
 

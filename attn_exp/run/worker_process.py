@@ -1,4 +1,4 @@
-"""Isolation: runs jobs in a worker process, and says how each ended when the worker cannot say it itself."""
+"""Isolation: run jobs in a worker process, and find out how a job ended if the worker could not write its record."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ _NAMES = (
     *("TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES", "CC", "CXX"),
 )
-# By the programs that read them: CUDA and its tools, torch and its compilers, kernel packages, CPU libraries, Python.
+# Grouped by reader: CUDA and its tools, torch and its compilers, kernel packages, CPU libraries, Python.
 _PREFIXES = (
     *("CUDA", "CUDNN", "CUBLAS", "CUTLASS_", "CUTE_", "NVIDIA_", "NV_", "NVTX_", "NVTE_", "NCCL_", "NSYS_", "KINETO_"),
     *("TORCH", "PYTORCH_", "ATEN_", "TRITON_", "HELION_", "XFORMERS_", "FLASH_ATTENTION_", "FLASH_ATTN_"),
@@ -37,15 +37,19 @@ _PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
 
 
 def worker_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
-    """The variables of `environ` that a worker gets: the needed ones, and those that `more` names (`*` is any text).
+    """Return the variables that a worker gets: those that computing needs, and those that `more` names.
 
-    A needed one whose name says secret is left out all the same, unless `more` names it.
+    A needed variable whose name sounds like a secret is left out, unless `more` names it.
+
+    Args:
+        environ: the environment.
+        more: names and patterns, in which `*` is any text.
     """
     return {name: value for name, value in environ.items() if _needed(name) or _named(name, more)}
 
 
 def check_patterns(given: Any) -> tuple[str, ...]:
-    """The names and patterns of `isolation.variables`. Raises UserError for what cannot name a variable."""
+    """Return the names and patterns of `isolation.variables`. Raises UserError for one that cannot name a variable."""
     names = [given] if isinstance(given, str) else given or []
     for name in names if isinstance(names, (list, tuple)) else [names]:
         if not isinstance(name, str) or not _PATTERN.fullmatch(name):
@@ -62,7 +66,7 @@ def _named(name: str, patterns: Sequence[str]) -> bool:
 
 
 START_LIMIT_S = 300.0
-# What a worker is at once it has said a word; it says `profile` before each profiler.
+# The worker's phase after each of its messages; it sends `profile` before each profiler.
 _PHASES = {"begin": "job", "profile": "profile"}
 # The module that runs as the worker process.
 WORKER = "attn_exp.worker"
@@ -70,9 +74,12 @@ WORKER = "attn_exp.worker"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job's folder was left. `status` and `reason` are None if the worker wrote a record itself.
+    """How a job ended.
 
-    `profiling` if what ended badly was a profiler: the record of the timing is there.
+    Attributes:
+        folder: the job's folder.
+        status: None if the worker wrote the record itself, as is `reason`.
+        profiling: whether a profiler failed; the record of the timing exists then.
     """
 
     folder: Path
@@ -82,27 +89,34 @@ class Outcome:
 
 
 class Isolation(Protocol):
-    """Where jobs run. Jobs may be submitted ahead; `wait` answers for the oldest."""
+    """Where jobs run. Several may be submitted; `wait` waits for the oldest."""
 
     def start(self) -> None:
-        """Get ready ahead of the first job."""
+        """Start before the first job is known."""
         ...
 
     def submit(self, folder: Path) -> None:
-        """Run the job in `folder` after those submitted before."""
+        """Queue the job in `folder`."""
         ...
 
     def wait(self) -> Outcome:
-        """Wait until the oldest submitted job is over."""
+        """Wait until the oldest job has ended."""
         ...
 
     def close(self) -> None:
-        """End at once, jobs under way included; no process stays behind."""
+        """End at once, killing running jobs; leave no process behind."""
         ...
 
 
 class Worker:
-    """A worker process with a process group of its own, reused job after job or not."""
+    """A worker process in a process group of its own.
+
+    Args:
+        reuse: whether one process runs all jobs.
+        timeout_s: how long a job may take.
+        profiler_timeout_s: how long each profiler may take.
+        variables: names and patterns of environment variables that it gets besides those that computing needs.
+    """
 
     def __init__(
         self,
@@ -115,11 +129,10 @@ class Worker:
         self.reuse = reuse
         self.timeout_s = timeout_s
         self.profiler_timeout_s = profiler_timeout_s
-        # Of the environment, beside those that computing needs.
         self.variables = tuple(variables)
         self._pending: deque[Path] = deque()
         self._sent = 0
-        # What the worker is at, `start`, `idle`, `job` or `profile`, and since when: the time limits count from there.
+        # The phase is `start`, `idle`, `job` or `profile`; time limits count from its beginning.
         self._phase = "start"
         self._since = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,7 +143,7 @@ class Worker:
         self._oom_kills = 0
 
     def takes(self, other: "Worker") -> bool:
-        """Whether a worker that was started as `other` serves as well as a new one."""
+        """Return whether a worker that was started with the options of `other` can be used instead of this one."""
         return self.reuse and other.reuse and self.variables == other.variables
 
     def start(self) -> None:
@@ -157,13 +170,13 @@ class Worker:
         self._oom_kills = _oom_kills()
 
     def submit(self, folder: Path) -> None:
-        """Queue a job's folder; the worker finds it as soon as it is free."""
+        """Queue a job's folder."""
         self._pending.append(folder)
         self.start()
         self._send()
 
     def wait(self) -> Outcome:
-        """Wait for the oldest job: its record, the worker's death, or the time limit."""
+        """Wait for the oldest job: until it has a record, the worker dies, or the time limit is over."""
         folder = self._pending[0]
         if self._phase == "idle":
             self._since = time.monotonic()
@@ -172,7 +185,7 @@ class Worker:
             self._send()
             line = self._reply()
             if line is None:
-                return self._ended_badly(folder)
+                return self._failed_outcome(folder)
             word, _, rest = line.partition(" ")
             self._phase = _PHASES.get(word, "idle")
             self._since = time.monotonic()
@@ -186,19 +199,19 @@ class Worker:
                 return Outcome(folder)
 
     def close(self) -> None:
-        """Kill the process group and forget what is queued."""
+        """Kill the process group and drop queued jobs."""
         self._pending.clear()
         self._kill()
 
     def interrupt(self) -> None:
-        """Kill the process at once; may be called from another thread, and whoever waits sees it die."""
+        """Kill the process at once. May be called from another thread than `wait`, which then returns."""
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _send(self) -> None:
-        """Tell the worker of the jobs it may know of: all that are queued, or only the first if it is not reused."""
+        """Send the worker the folders of all queued jobs, or only the first one if it is not reused."""
         assert self._process is not None and self._process.stdin is not None
         ahead = len(self._pending) if self.reuse else min(1, len(self._pending))
         while self._sent < ahead:
@@ -206,11 +219,11 @@ class Worker:
                 self._process.stdin.write(f"{self._pending[self._sent]}\n".encode())
                 self._process.stdin.flush()
             except BrokenPipeError:
-                return  # it is dead; whoever waits will see that
+                return  # it is dead, as `wait` will notice
             self._sent += 1
 
     def _reply(self) -> str | None:
-        """The worker's next line, or None if it died or ran out of time. Sleeps meanwhile; polling burns a core."""
+        """Return the worker's next line, or None if it died or ran out of time. Sleeps; polling would burn a core."""
         while b"\n" not in self._buffer:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._replies, selectors.EVENT_READ)
@@ -221,7 +234,7 @@ class Worker:
                 self._buffer += chunk
                 if chunk:
                     continue
-            # Its last words, if any, have been read by now.
+            # Its last message, if any, has been read by now.
             return None
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line.decode()
@@ -231,40 +244,40 @@ class Worker:
         return None if limit is None else max(0.0, self._since + limit - time.monotonic())
 
     def _limit_s(self) -> float | None:
-        """How long the worker may be at what it is at."""
+        """The time limit of the present phase."""
         own = {"start": START_LIMIT_S, "profile": self.profiler_timeout_s}
         return own.get(self._phase, self.timeout_s)
 
-    def _ended_badly(self, folder: Path) -> Outcome:
-        """Find out why there will be no record, and clear the process away."""
+    def _failed_outcome(self, folder: Path) -> Outcome:
+        """Find out why there will be no record, and remove the process."""
         assert self._process is not None
         phase, limit, timed_out = self._phase, self._limit_s(), self._timed_out()
         began, profiling = phase in _PHASES.values(), phase == "profile"
         code = self._exit_code()
-        said = "" if began else self._last_words()
+        words = "" if began else self._last_words()
         self._kill()
         self._pending.popleft()
         if code is None and timed_out:
             what = {"start": "the worker's start", "profile": "profiling"}.get(phase, "the job")
             return Outcome(folder, "timeout", f"{what} took longer than {limit} s and was killed", profiling)
         if code is None:
-            said = f"the worker stopped answering and was killed: see {folder / LOG_NAME}"
-            return Outcome(folder, "crashed", said, profiling)
+            reason = f"the worker stopped answering and was killed: see {folder / LOG_NAME}"
+            return Outcome(folder, "crashed", reason, profiling)
         when = " while profiling" if profiling else "" if began else " before it took the job"
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome(folder, "out_of_memory", f"the kernel killed the worker for memory{when}", profiling)
-        said = said or f"see {folder / LOG_NAME}"
-        return Outcome(folder, "crashed", f"the worker {how_it_ended(code)}{when}: {said}", profiling)
+        words = words or f"see {folder / LOG_NAME}"
+        return Outcome(folder, "crashed", f"the worker {how_it_ended(code)}{when}: {words}", profiling)
 
     def _last_words(self) -> str:
-        """What a worker said at last before it had a job, and so a log."""
+        """Return the last line that a worker printed before it had a job, and with it a log."""
         if self._startup is None:
             return ""
         self._startup.seek(0)
         return last_words(self._startup.read().decode(errors="replace"))
 
     def _exit_code(self) -> int | None:
-        """The exit code if the process is over; the pipe may close a moment before the process does."""
+        """Return the exit code, or None if the process still runs; its pipe may close a moment before it ends."""
         assert self._process is not None
         try:
             return self._process.wait(timeout=0.0 if self._timed_out() else 5.0)
@@ -278,7 +291,7 @@ class Worker:
     def _kill(self) -> None:
         if self._process is None:
             return
-        # The group, so that a compiler or a helper of the job's goes too; SIGKILL, since SIGTERM can be ignored.
+        # The whole group, with compilers and other children of the job; SIGKILL, since SIGTERM can be ignored.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -309,20 +322,20 @@ class InProcess:
         self._device: Any = None
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def submit(self, folder: Path) -> None:
-        """Remember a job's folder."""
+        """Queue a job's folder."""
         self._pending.append(folder)
 
     def wait(self) -> Outcome:
-        """Run the oldest job now."""
+        """Run the oldest job."""
         folder = self._pending.popleft()
         self._device = self._run_folder(folder, self._device)
         return Outcome(folder)
 
     def close(self) -> None:
-        """Nothing stays behind."""
+        """Drop queued jobs."""
         self._pending.clear()
 
 
@@ -334,7 +347,7 @@ def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = Non
         run_folder: measures jobs in this process, for `isolation=none`; None where that cannot be.
 
     Raises:
-        UserError: no such isolation, a time limit that is no positive number, or no names of variables.
+        UserError: there is no such isolation, or a time limit or a name of a variable is invalid.
     """
     timeout_s = _limit("isolation.timeout_s", config.get("timeout_s"))
     profiler_timeout_s = _limit("profiler_timeout_s", config.get("profiler_timeout_s"))
@@ -362,7 +375,7 @@ def _limit(key: str, seconds: Any) -> float | None:
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed for memory so far, in this control group if it counts, else on this machine."""
+    """Return how many processes the kernel has killed for memory in this control group, or else on this machine."""
     for path, key in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
         try:
             lines = Path(path).read_text().splitlines()

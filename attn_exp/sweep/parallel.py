@@ -66,7 +66,7 @@ class _Jobs:
             self.session.progress.finished(record)
             self._later.append(request.job)
         else:
-            self.session.take(record)
+            self.session.finish(record)
         if stops(record) and self.halt is None:
             self.halt = record
 
