@@ -68,7 +68,8 @@ def test_numbers_are_not_lost_to_a_profile_that_could_not_be_had(folder, status)
     assert record == read_record(folder / REQUEST.job)
     assert (record.status, record.metrics, record.finished_at) == ("ok", TIMED.metrics, 2.0)
     assert record.profiles["torch"].status == "ok"
-    assert record.profiles["ncu"].reason.startswith(f"repeating the job for it ended as {status or 'error'}: the worker")
+    ended = status or "error"
+    assert record.profiles["ncu"].reason.startswith(f"repeating the job for it ended as {ended}: the worker")
     assert done_record(REQUEST, folder / REQUEST.job) == record
 
 
