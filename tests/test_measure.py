@@ -122,7 +122,7 @@ def test_a_backend_that_is_right_at_its_first_call_alone_is_inaccurate(machine, 
     passes = {"passes": ("forward",)} if how == "spoils its inputs" else {}
     record = measured(target, machine, tmp_path, **passes)
     assert record.status == "inaccurate"
-    assert record.reason.startswith(f"the first call was right, one after the timing is not: {what}")
+    assert record.reason.startswith(f"the first call was accurate, a call after the timing is not: {what}")
     assert record.metrics == {}
     rivals = [make_request({"_target_": "fakes.Honest", "name": "good"}, **passes), make_request(target, **passes)]
     assert [record.status for record in measure_interleaved(rivals, machine)] == ["ok", "inaccurate"]
@@ -161,7 +161,7 @@ def test_gradients_are_not_judged_where_none_are_asked_for(machine, tmp_path):
 def test_other_kernels_than_claimed_are_a_wrong_kernel_with_what_ran(machine, tmp_path):
     record = measured("fakes.Liar", machine, tmp_path)
     assert record.status == "wrong_kernel"
-    assert record.reason.startswith("forward: fake claims /flash_(fwd|bwd)/, but what ran is aten::")
+    assert record.reason.startswith("forward: fake claims /flash_(fwd|bwd)/, but aten::")
     assert record.passes["forward"].kernels
     assert not record.passes["forward"].timings
     record = measured("fakes.LiarInBackward", machine, tmp_path)
@@ -187,8 +187,8 @@ def test_unsupported_is_said_before_anything_is_prepared(machine, tmp_path):
         ("MemoryError", "out_of_memory", "MemoryError"),
         ("OutOfMemoryError", "out_of_memory", "OutOfMemoryError: CUDA out of memory."),
         ("cpu allocator", "out_of_memory", "RuntimeError: [enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator"),
-        ("triton", "unsupported", "a kernel needs 262144 of what this GPU has 232448 of"),
-        ("inductor", "unsupported", "a kernel needs 245760 of what this GPU has 232448 of"),
+        ("triton", "unsupported", "a kernel needs 262144 of a resource of which this GPU has 232448"),
+        ("inductor", "unsupported", "a kernel needs 245760 of a resource of which this GPU has 232448"),
         ("RuntimeError", "error", "RuntimeError: CUDA error: unspecified"),
         ("AssertionError", "error", "AssertionError"),
     ],
@@ -359,7 +359,7 @@ def test_the_wrong_kernel_on_a_gpu_is_told_by_its_name(gpu_machine, tmp_path):
     record = measured(on_gpu(gpu_machine, 12.0, claim="cudnn"), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert (record.status, record.reason) == (
         "wrong_kernel",
-        "forward: g claims /cudnn/, but what ran is flash_fwd, combine",
+        "forward: g claims /cudnn/, but flash_fwd, combine ran",
     )
 
 

@@ -74,7 +74,7 @@ def test_the_torch_profiler_leaves_a_trace_and_a_table_of_operators_on_a_cpu(tim
 @pytest.mark.parametrize(
     ("found", "status", "words"),
     [
-        (None, "failed", "a record cannot hold what profiler=odd found"),
+        (None, "failed", "a record cannot hold the profile of profiler=odd"),
         (Profile(status="ok", metrics={"rate": float("nan")}), "failed", "Expected `float`, got `null`"),
         (
             Profile(status="ok", kernels=(ProfiledKernel(direction="forward", name="k", figures={"grid": None}),)),
@@ -82,7 +82,7 @@ def test_the_torch_profiler_leaves_a_trace_and_a_table_of_operators_on_a_cpu(tim
             "Expected `float | str`, got `null`",
         ),
         (Profile(status="ok", files=(Path("profiles/odd/a.txt"),)), "failed", "PosixPath is unsupported"),
-        (Profile(status="ok", files=("profiles/odd/absent.txt",)), "ok", "profiles/odd/absent.txt is not there"),
+        (Profile(status="ok", files=("profiles/odd/absent.txt",)), "ok", "profiles/odd/absent.txt is missing"),
     ],
 )
 def test_what_a_record_cannot_hold_costs_the_profile_and_not_the_record(

@@ -87,7 +87,7 @@ def test_a_job_is_done_once_it_has_every_profile_that_is_asked_for(tmp_path, mon
     assert profiled.finished_at > plain.finished_at
     works = profiled.profiles["works"]
     assert works.status == "ok" and works.kernels and works.files == ("profiles/works/notes.txt",)
-    assert works.reason == "trace.bin of 0.5 MB was removed, being above profiler_limit_mb=0.1"
+    assert works.reason == "trace.bin of 0.5 MB was removed: it exceeds profiler_limit_mb=0.1"
     assert not list(tmp_path.rglob("trace.bin"))
     kept, out = once("profiler=works")
     assert kept.finished_at == profiled.finished_at and "are kept" in out

@@ -145,7 +145,7 @@ def sample_rivals(
     *,
     order: Callable[[int, int], Sequence[int]] = lambda rivals, index: range(rivals),
     rest_s: float = 0.0,
-    amid: Callable[[], None] | None = None,
+    midway: Callable[[], None] | None = None,
     after_block: Callable[[int], None] = lambda position: None,
 ) -> list[Timing]:
     """Warm each call up in its timer's own pattern, then sample all in rounds until `rule` says stop.
@@ -155,7 +155,7 @@ def sample_rivals(
         rule: when to stop: for one call by its own median, for several by the ratios between them.
         order: of the rivals in a round, from their number and the round's index.
         rest_s: seconds of idleness before each block.
-        amid: called once, halfway through the least number of rounds: other timers' blocks, under the same clocks.
+        midway: called once, halfway through the least number of rounds: other timers' blocks, under the same clocks.
         after_block: called after each block with the index of its entry.
 
     Raises:
@@ -173,9 +173,9 @@ def sample_rivals(
     started, index, reason = time.perf_counter(), 0, None
     with _without_collections():
         while reason is None:
-            if amid is not None and index == rule.least_rounds(longest_us) // 2:
+            if midway is not None and index == rule.least_rounds(longest_us) // 2:
                 paused = time.perf_counter()
-                amid()
+                midway()
                 started += time.perf_counter() - paused
             for position in order(len(entries), index):
                 entry = entries[position]

@@ -1,12 +1,13 @@
-"""python -m attn_exp.worker FOLDER: measure the job of `request.yaml`, or the rivals of `duel.yaml`.
+"""Measure the job folder that is given as an argument: `python -m attn_exp.worker FOLDER`.
 
-With `--serve` it reads job folders from standard input, one a line, and answers each on the file descriptor that
-`--reply-fd` names: `begin FOLDER`, `profile FOLDER` before each profiler (the record is written by then), and then
-`end FOLDER`, or `poisoned FOLDER` if the device is of no more use to this process. Everything else that is printed
-goes into the job's `worker.log`.
+FOLDER has a `request.yaml`, or the `duel.yaml` of a duel.
 
-With `--once` it times nothing: each pass is called once between `cudaProfilerStart` and `cudaProfilerStop`, warm, in an
-NVTX range, for programs that look from outside: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
+`--serve` reads job folders from standard input, one on each line. It answers each on the file descriptor of
+`--reply-fd`: `begin FOLDER`, `profile FOLDER` before each profiler (the record is written by then), and `end FOLDER`,
+or `poisoned FOLDER` if this process can no longer use the device. All other output goes into the job's `worker.log`.
+
+`--once` times nothing. It calls each pass once, warm, between `cudaProfilerStart` and `cudaProfilerStop` and in an NVTX
+range, for external profilers: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
 """
 
 import argparse
@@ -41,10 +42,15 @@ from attn_exp.core.requests import read_requests
 def run_folder(
     folder: Path, machine: "Machine | None", announce: Callable[[], None] = lambda: None
 ) -> "tuple[Machine | None, bool]":
-    """Measure what `folder` asks for and write the records; then run the profilers, with a call of `announce` each.
+    """Measure the jobs of a folder, write their records, then run the profilers.
+
+    Args:
+        folder: has a `request.yaml` or a `duel.yaml`.
+        machine: the machine of the previous job, or None.
+        announce: called before each profiler.
 
     Returns:
-        The machine for the next job, None if there is none, and whether this process is fit for a next job.
+        The machine for the next job, None if there is none, and whether this process can measure another job.
     """
     from attn_exp.backends.package import Unavailable
     from attn_exp.worker.device import Machine
@@ -55,7 +61,7 @@ def run_folder(
     first = jobs[0][0]
     if machine is None or machine.device != first.device:
         if first.gpu_uuid is not None:
-            # Before CUDA is initialised, and not earlier: the worker imports torch before it knows its GPU.
+            # Set it before CUDA is initialised, and no earlier: the worker imports torch before it knows its GPU.
             os.environ["CUDA_VISIBLE_DEVICES"] = first.gpu_uuid
         try:
             machine = Machine.open(first.device)
@@ -64,9 +70,9 @@ def run_folder(
                 _write(Record(request=request, status="unavailable", reason=str(error)), target)
             return None, True
     opened_s = time.perf_counter() - began
-    rival = None
+    prepared = None
     if len(jobs) == 1:
-        record, rival = measure_and_keep(first, machine)
+        record, prepared = measure_and_keep(first, machine)
         records = [record]
     else:
         records = measure_interleaved([request for request, _ in jobs], machine)
@@ -74,10 +80,10 @@ def run_folder(
         record.stages_s["open"] = round(opened_s, 6)
         record.stages_s["total"] = round(time.perf_counter() - began, 6)
         _write(record, target)
-    if rival is not None and first.profilers:
+    if prepared is not None and first.profilers:
         from attn_exp.worker.profile_pass import profile_job
 
-        records = [profile_job(records[0], rival, machine, folder, announce)]
+        records = [profile_job(records[0], prepared, machine, folder, announce)]
     profiles = [profile for record in records for profile in record.profiles.values()]
     failed = any(record.status == "error" for record in records) or any(one.status == "failed" for one in profiles)
     return machine, not (failed and _poisoned(first.device))
@@ -89,7 +95,7 @@ def _write(record: Record, folder: Path) -> None:
 
 
 def _poisoned(device: str) -> bool:
-    """Whether the CUDA context is of no more use: a device-side assert or an illegal address stays for good."""
+    """Whether the CUDA context is unusable: device-side asserts and illegal addresses are permanent."""
     if device != "cuda":
         return False
     import torch
@@ -102,11 +108,11 @@ def _poisoned(device: str) -> bool:
 
 
 def serve(reply_fd: int) -> None:
-    """Measure the folders that come in on standard input, until it ends."""
+    """Measure the folders that arrive on standard input, until it ends."""
     replies = os.fdopen(reply_fd, "w", buffering=1)
     import attn_exp.worker.measure  # noqa: F401  (the seconds of importing torch, before the first job is known)
 
-    # What is imported stays: later collections need not look at it, and take a millisecond.
+    # Imported modules stay, so later collections need not scan them; a collection then takes a millisecond.
     gc.freeze()
     machine: Machine | None = None
     replies.write("ready\n")
@@ -129,7 +135,7 @@ def _announce(replies: TextIO, folder: Path) -> None:
 
 
 def _log_into(folder: Path) -> None:
-    """Send everything this process prints, native code included, into the job's log."""
+    """Redirect everything that this process prints, native code included, into the job's log."""
     log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -137,7 +143,7 @@ def _log_into(folder: Path) -> None:
 
 
 def _limit_memory() -> None:
-    """Let an allocation that the machine cannot back fail in this process, instead of somebody being killed for it."""
+    """Make an allocation beyond the machine's memory fail here, before the kernel kills some process for it."""
     taken = _kilobytes("/proc/self/status", "VmData")
     available = _kilobytes("/proc/meminfo", "MemAvailable")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -151,7 +157,7 @@ def _kilobytes(path: str, key: str) -> int:
 
 
 def _prefer_as_victim() -> None:
-    """If the kernel has to kill something for memory, let it be this process and not the parent."""
+    """Make the kernel prefer this process to its parent when it kills for memory."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:
@@ -159,11 +165,7 @@ def _prefer_as_victim() -> None:
 
 
 def measure_again(folder: Path, *, once: bool) -> int:
-    """Measure the job of a folder and write its record, or with `once` call each pass once; return the exit code.
-
-    Raises:
-        UserError: a folder without a job.
-    """
+    """Run the worker's command line; return 0 if the job has a record."""
     if not ((folder / REQUEST_NAME).exists() or (folder / DUEL_NAME).exists()):
         raise UserError(f"{folder} has no {REQUEST_NAME}: give a job's folder, as multirun/SWEEP/JOB")
     faulthandler.enable()
@@ -180,7 +182,7 @@ def measure_again(folder: Path, *, once: bool) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The worker's command line; 0 if the job has a record."""
+    """Ctrl-C reaches the whole foreground process group; the parent decides how to react."""
     parser = argparse.ArgumentParser(prog="python -m attn_exp.worker", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="a job's folder, with its request.yaml")
     parser.add_argument("--once", action="store_true", help="call each pass once for an outside profiler, time nothing")
@@ -192,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.serve != (given.folder is None) or (given.serve and given.once):
         parser.error("give a job's folder, or --serve")
     faulthandler.enable()
-    # Ctrl-C reaches the whole foreground group; the parent decides what it means.
+    # Skip the interpreter's teardown: with a poisoned context or CUDA libraries loaded it may take seconds.
     if given.parent is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(given.parent)

@@ -1,4 +1,4 @@
-"""Attempt: a job under way, from its request to the record that it will become, whatever happens."""
+"""A job in progress: collects what becomes its record, and turns every failure into a status."""
 
 import contextlib
 import re
@@ -20,15 +20,15 @@ from attn_exp.core.status import Status
 from attn_exp.worker.device import Machine, versions
 from attn_exp.worker.nvtx import marked
 
-# How PyTorch's allocator on a CPU words it; on a GPU it raises torch.OutOfMemoryError.
+# The message of PyTorch's CPU allocator; on a GPU it raises torch.OutOfMemoryError.
 _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
-# How Triton words it, and Inductor around it with the kernel's name for the resource's.
+# Triton's message. Inductor wraps it and puts the kernel's name in place of the resource's.
 _OUT_OF_RESOURCE = re.compile(r"out of resource: .*?Required: ?(\d+),? Hardware limit: ?(\d+)")
 _LONGEST = 400
 
 
 class Stopped(Exception):
-    """The job ends here with a status that is not `ok`."""
+    """Ends the job with a status other than `ok`."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class Stopped(Exception):
 
 @dataclass
 class Attempt:
-    """What a job has found so far."""
+    """The results of a job so far. `run` sets the status, `record` makes the record."""
 
     request: Request
     status: Status = "ok"
@@ -52,16 +52,16 @@ class Attempt:
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
-    # Seconds of stages that have ended inside of the one under way.
+    # Seconds of stages that ended inside the current one.
     _inner_s: float = 0.0
 
     @property
     def with_gradients(self) -> bool:
-        """Whether the backward is measured, so that the forward saves what it needs."""
+        """Whether the backward is measured, so that the forward has to save for it."""
         return "backward" in self.request.measuring.passes
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do a part of the job. Whatever goes wrong becomes its status; only the death of the process escapes."""
+        """Run a part of the job and turn any exception into a status."""
         try:
             work()
         except Stopped as stopped:
@@ -74,7 +74,7 @@ class Attempt:
             self.status, self.reason = "unavailable", f"a package is missing: {error}"
         except (torch.OutOfMemoryError, MemoryError) as error:
             self.status, self.reason = "out_of_memory", sentence(error)
-        except Exception as error:  # a backend may raise anything, and it must end as a status, not as a dead worker
+        except Exception as error:  # a backend may raise anything, and the job must end with a status
             traceback.print_exc()
             refused = break_reason(error) or beyond_this_gpu(error)
             memory = _CPU_MEMORY_ERROR.search(str(error))
@@ -83,7 +83,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the wall time of what is done inside under `name`, without that of stages inside of it."""
+        """Add the wall time inside to `stages_s[name]`, without that of nested stages."""
         outer_s, self._inner_s = self._inner_s, 0.0
         began = time.perf_counter()
         try:
@@ -95,15 +95,15 @@ class Attempt:
             self._inner_s = outer_s + spent_s
 
     def _versions(self, machine: Machine) -> dict[str, Any]:
-        """The versions in the machine's environment with those of a backend that does not come with the package."""
+        """Return the environment's versions with those of a backend from elsewhere; empty if it adds none."""
         config = self.request.config.get("backend", {})
         own = versions(about_backend(str(self.request.backend["name"]), config.get("about")).packages)
         known = machine.environment.get("versions", {})
         return {"versions": known | own} if own else {}
 
     def record(self, machine: Machine) -> Record:
-        """The record of what was found: numbers if and only if all went well."""
-        found = {
+        """Return the record. It has metrics if and only if the status is `ok`."""
+        added = {
             "inputs": distribution(self.request.case),
             "gradients_enabled": self.with_gradients,
             "flops_convention": CONVENTION,
@@ -115,7 +115,7 @@ class Attempt:
             passes=self.passes,
             metrics=self.metrics if self.status == "ok" else {},
             flags=tuple(sorted(self.flags)),
-            environment=machine.environment | found | self._versions(machine),
+            environment=machine.environment | added | self._versions(machine),
             ceilings=self.ceilings,
             canaries=machine.canaries,
             compiled=self.compiled,
@@ -128,15 +128,15 @@ class Attempt:
 
 
 def beyond_this_gpu(error: BaseException) -> str | None:
-    """That a kernel needs more of a multiprocessor than there is, if that is what an exception says."""
-    found = _OUT_OF_RESOURCE.search(str(error))
-    if found is None:
+    """Return that a kernel needs more of a multiprocessor than there is, if the exception says so; None otherwise."""
+    match = _OUT_OF_RESOURCE.search(str(error))
+    if match is None:
         return None
-    return f"a kernel needs {found[1]} of what this GPU has {found[2]} of, as a rule bytes of shared memory"
+    return f"a kernel needs {match[1]} of a resource of which this GPU has {match[2]}, usually bytes of shared memory"
 
 
 def sentence(error: BaseException) -> str:
-    """The type of an exception and the first line of what it says, cut short where it is a page."""
+    """Return the type of an exception and the first line of its message, shortened to 400 characters."""
     lines = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."

@@ -1,7 +1,6 @@
-"""python -m attn_exp.worker.capabilities: what each backend can compute, as JSON.
+"""Print what each backend can compute, as JSON: `python -m attn_exp.worker.capabilities`, for `attn-exp backends`.
 
-`attn-exp backends` prints it. Reads from standard input a list of
-backends' configurations, a device, and a case or null; runs no attention.
+Reads a `Question` as JSON from standard input. Runs no attention.
 """
 
 import sys
@@ -20,7 +19,7 @@ from attn_exp.core.errors import first_line
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Which backends are asked about, on what device, and for which case, if any."""
+    """The backends' configurations, the device, and optionally the case that they are asked about."""
 
     backends: list[dict[str, Any]]
     device: str
@@ -29,9 +28,15 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What is known of one backend.
+    """What is known about one backend.
 
-    `missing` says why it cannot be loaded, `refusal` why it cannot compute the case that was asked about.
+    Attributes:
+        about: the first line of the class's docstring.
+        needs: the command that installs its package.
+        version: of its package, or of torch.
+        missing: why it cannot be loaded.
+        can_compute: what it declares to support, in a few words.
+        refusal: why it cannot compute the question's case.
     """
 
     name: str
@@ -44,13 +49,13 @@ class Answer:
 
 
 def answer(config: dict[str, Any], question: Question) -> Answer:
-    """Ask one backend."""
+    """Return what one backend answers."""
     name = str(config["name"])
     try:
         return _asked(name, load_backend(config), question)
     except Unavailable as error:
         return Answer(name=name, missing=str(error))
-    except Exception as error:  # a class of somebody else's may raise anything, and must not silence the others
+    except Exception as error:  # a foreign class may raise anything, and must not hide the other backends
         return Answer(name=name, missing=f"{type(error).__name__}: {first_line(error)}")
 
 
@@ -83,6 +88,6 @@ def _refusal(backend: Backend, question: Question) -> str | None:
 
 
 if __name__ == "__main__":
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
-    found = [answer(config, asked) for config in asked.backends]
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    answers = [answer(config, question) for config in question.backends]
+    sys.stdout.buffer.write(msgspec.json.encode(answers))

@@ -1,7 +1,7 @@
-"""Ceilings: what this machine's matrix units and memory really reach, measured once a worker and dtype.
+"""Measure the ceilings of this machine's matrix units and memory, once for each worker and dtype.
 
-On a GPU the matrix products are also the load that brings it into its sustained state: a power cap sets in only
-after seconds, and a first job measured cold would be faster than the same job measured later.
+On a GPU the matrix products are also the load that brings it into its sustained state. A power cap takes effect only
+after seconds, so a first job without load would be faster than the same job later.
 """
 
 import statistics
@@ -23,7 +23,7 @@ _SLEEP_CYCLES = 2_000_000
 
 @dataclass(frozen=True)
 class _Sizes:
-    """So that each takes about a millisecond; attention is (batch, heads, length, head_dim)."""
+    """Sizes with which each canary takes about a millisecond; attention is (batch, heads, length, head_dim)."""
 
     copy_bytes: int
     matrix: int
@@ -38,7 +38,10 @@ _SIZES = {
 
 
 def canaries(device: str) -> dict[str, float]:
-    """Microseconds of a sleep (on a GPU), a copy, a matrix product and a fixed attention: medians of seven."""
+    """Return the times of a sleep (GPU only), a copy, a matrix product and a fixed attention in microseconds.
+
+    Each is the median of seven calls.
+    """
     sizes = _SIZES[device]
     source = torch.randint(256, (sizes.copy_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -51,7 +54,7 @@ def canaries(device: str) -> dict[str, float]:
     }
     if device == "cuda":
         work["sleep"] = lambda: torch.cuda._sleep(_SLEEP_CYCLES)
-    # FlashAttention where there is one, which before Ampere there is not.
+    # FlashAttention where it is available: it needs Ampere or newer.
     usable = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel(usable, set_priority=True), torch.no_grad():
         return {name: _median_us(device, run) for name, run in work.items()}
@@ -68,9 +71,12 @@ _LOAD_BATCH = 16
 
 
 def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
-    """FLOP/s of large square matrix products on normal inputs, the median over the second half of `load_s` seconds."""
+    """Return the FLOP/s of large square matrix products on normal inputs.
+
+    It is the median over the second half of `load_s` seconds.
+    """
     n = _MATRIX[device]
-    # Codes are rounded from numbers that are drawn in float32, as a case's are.
+    # Codes are rounded from float32 numbers, as a case's are.
     drawn = torch.float32 if dtype == E4M3 else getattr(torch, dtype)
     a, b = (torch.randn(n, n, device=device, dtype=drawn) for _ in range(2))
     product = _code_product(a, b) if dtype == E4M3 else partial(torch.mm, a, b)
@@ -89,13 +95,13 @@ def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
 
 
 def _code_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A call that multiplies the two as e4m3 codes with a scale a tensor, into bfloat16.
+    """Return a call that multiplies two matrices as e4m3 codes with one scale for each tensor, into bfloat16.
 
-    Sums stay in the matrix units (`use_fast_accum`): the faster way, and a ceiling has to be the fastest.
+    `use_fast_accum` keeps the sums in the matrix units. It is the faster way, and a ceiling has to be the fastest.
     """
     one, other = quantised(a), quantised(b)
     scale_a, scale_b = (torch.tensor(factor, device=a.device) for factor in (one.scale, other.scale))
-    # The second one lies by columns: nothing else is taken.
+    # The second operand must be column-major.
     columns = other.codes.t().contiguous().t()
 
     def product() -> torch.Tensor:
@@ -105,7 +111,7 @@ def _code_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor
 
 
 def copy_ceiling(device: str) -> float:
-    """Bytes/s of a large copy, read and written bytes counted, the median of ten."""
+    """Return the bytes/s of a large copy, reads and writes both counted: the median of ten."""
     source = torch.randint(256, (_COPY_BYTES[device],), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)

@@ -1,6 +1,6 @@
-"""python -m attn_exp.worker.compile_again FOLDER --parent PID: compile and call the job in FOLDER for `inductor`.
+"""Compile and call a folder's job for the profiler `inductor`: `python -m attn_exp.worker.compile_again FOLDER`.
 
-The profiler `inductor` starts it with Inductor's debug variables set (see profilers/inductor_run.py).
+The profiler starts it with Inductor's debug variables set (see profilers/inductor_run.py).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Machine: what a worker keeps from job to job: the device and its clocks, ceilings, and the last case's reference."""
+"""The machine that a worker measures on: device, environment, ceilings, and the last case's reference."""
 
 import importlib
 import itertools
@@ -33,19 +33,19 @@ from attn_exp.timers.gpu import Cuda, Gpu
 from attn_exp.worker.ceilings import canaries, copy_ceiling, matmul_ceiling
 from attn_exp.workloads import workload_of
 
-# Kept if they are set; nothing else of the environment enters a record.
+# Recorded if they are set. No other variable enters a record.
 _VARIABLES = re.compile(
     r"^(CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING|DEVICE_MAX_CONNECTIONS|DEVICE_ORDER)"
     r"|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|CUDNN_[A-Z_]*|TORCH_CUDNN_[A-Z_0-9]*|TORCH_ALLOW_TF32[A-Z_]*"
     r"|PYTORCH_(CUDA_|)ALLOC_CONF|TRITON_[A-Z_]*|OMP_NUM_THREADS|MKL_NUM_THREADS|ATEN_CPU_CAPABILITY)$"
 )
-# Whatever the backend; those of the backends are named in conf/backend.
+# Recorded for every backend; conf/backend names the backends' own.
 _PACKAGES = ("attn_exp", "torch", "triton", "numpy")
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Names, versions and settings that a number depends on; flat, JSON-ready."""
-    found: dict[str, Any] = {
+    """Return the names, versions and settings that a number depends on; flat and JSON-ready."""
+    facts: dict[str, Any] = {
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -57,7 +57,7 @@ def environment(device: str) -> dict[str, Any]:
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found |= {
+        facts |= {
             "gpu": properties.name,
             "gpu_uuid": f"GPU-{properties.uuid}",
             "gpu_memory_bytes": properties.total_memory,
@@ -68,12 +68,15 @@ def environment(device: str) -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
             "matmul_precision": torch.get_float32_matmul_precision(),
         }
-    return found
+    return facts
 
 
 @cache
 def git_commit() -> str | None:
-    """The commit of the checkout that the user stands in, `-dirty` behind it if it was changed; None outside of one."""
+    """Return the commit of the checkout in the current folder, with `-dirty` if it was changed.
+
+    None outside of one.
+    """
     try:
         ran = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
@@ -111,9 +114,9 @@ def _cpu_name() -> str:
 
 
 def import_autograd() -> threading.Thread:
-    """Import in a thread what `torch.autograd.grad` imports when it is first given a gradient: sympy and its kin.
+    """Import in a thread what `torch.autograd.grad` imports for its first gradient: sympy and its dependencies.
 
-    0.3 s on a fast disk, 2 s on the GPU host (torch 2.11).
+    It takes 0.3 s on a fast disk and 2 s on the GPU host (torch 2.11).
     """
     thread = threading.Thread(target=importlib.import_module, args=("torch.fx.experimental.symbolic_shapes",))
     thread.start()
@@ -121,9 +124,9 @@ def import_autograd() -> threading.Thread:
 
 
 def load_libraries(dtype: str) -> None:
-    """Run attention of the smallest size on the GPU: cuBLAS, cuDNN, the kernels of reference and comparison.
+    """Run the smallest attention on the GPU, which loads cuBLAS, cuDNN and the kernels of the accuracy check.
 
-    In bfloat16 for codes, which PyTorch's SDPA does not take.
+    Codes are replaced by bfloat16, since PyTorch's SDPA does not take them.
     """
     dtype = "bfloat16" if dtype == E4M3 else dtype
     case = Case(batch=1, q_heads=1, kv_heads=1, q_len=128, kv_len=128, head_dim=64, value_dim=64, dtype=dtype)
@@ -139,7 +142,18 @@ LOAD_S = 2.0
 
 @dataclass
 class Machine:
-    """What a worker keeps from job to job: device, clocks, ceilings, and the last case's reference."""
+    """What a worker keeps from job to job.
+
+    Attributes:
+        device: `cuda` or `cpu`.
+        gpu: the GPU's clock and queue, None on a CPU.
+        state: NVML's readings, None without NVML.
+        environment: names, versions and settings of each record.
+        ceilings: by dtype.
+        canaries: microseconds of fixed work, measured once.
+        expected: the last case's reference, and what it belongs to.
+        loaded: whether the GPU has been under load.
+    """
 
     device: str
     gpu: Cuda | None = None
@@ -152,7 +166,11 @@ class Machine:
 
     @classmethod
     def open(cls, device: str) -> "Machine":
-        """Take possession of the device: context, flush buffer, NVML."""
+        """Open the device: context, flush buffer, NVML.
+
+        Raises:
+            Unavailable: PyTorch sees no CUDA device.
+        """
         imports = import_autograd()
         if device != "cuda":
             imports.join()
@@ -161,24 +179,25 @@ class Machine:
             raise Unavailable(
                 f"PyTorch {torch.__version__} sees no CUDA device: install a CUDA build of torch, or set device=cpu"
             )
-        # The first product of autograd's own thread says so in every process, and makes the context right itself.
+        # Every process gets this warning at the first product in autograd's thread; PyTorch then sets the context
+        # itself.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
-        # Not the default stream: CUDA graphs cannot be captured on it, and a backward runs where its forward ran.
+        # Not the default stream: CUDA graphs cannot be captured on it, and a backward runs on its forward's stream.
         torch.cuda.set_stream(torch.cuda.Stream())
         gpu = Cuda()
         machine = cls(device, gpu=gpu, environment=environment(device) | event_floor(gpu))
         try:
             machine.state = GpuState(machine.environment["gpu_uuid"])
             machine.environment |= machine.state.constant()
-        except Exception as error:  # NVML's absence costs telemetry, not the measurement; the record says so
+        except Exception as error:  # without NVML there is no telemetry, but the measurement is valid
             machine.environment["nvml"] = f"no telemetry: {error}"
         return machine
 
     def ceilings_for(self, dtype: str, *, load: bool = True) -> dict[str, float]:
-        """The machine's measured ceilings for inputs of `dtype`.
+        """Return the machine's measured ceilings for inputs of `dtype`.
 
-        On a GPU the first ask with `load` puts it under load for seconds, and the first of all uses the time to load
-        libraries on the host.
+        On a GPU, the first request with `load` puts it under load for seconds. The very first request loads libraries
+        on the host meanwhile.
         """
         first = next(iter(self.ceilings.values()), None)
         if self.gpu is not None and (first is None or (load and not self.loaded)):
@@ -189,7 +208,7 @@ class Machine:
                 loading.result()
             self.loaded = load
         if dtype not in self.ceilings:
-            # Not the loading thread's own figure: while libraries load, it waits for the interpreter's lock.
+            # Not the load's own rate: its thread waits for the interpreter's lock while libraries load.
             matmul = matmul_ceiling(self.device, dtype, 0.0)
             copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
             if not self.canaries:
@@ -198,7 +217,7 @@ class Machine:
         return self.ceilings[dtype]
 
     def expected_for(self, request: Request, inputs: DifferentiableInputs, *, with_gradients: bool) -> Expected:
-        """The float32 reference and its tolerances, kept for the next rival of the same case."""
+        """Return the float32 reference and its tolerances, kept for the next rival of the same case."""
         key = (request.case, request.measuring.seed, with_gradients)
         if self.expected is None or self.expected[0] != key:
             self.expected = None
@@ -212,20 +231,20 @@ class Machine:
             self.expected = None
 
     def reading(self) -> list[dict[str, Any]]:
-        """What NVML, or on a CPU Linux, says at this moment; nothing where neither answers."""
+        """Return what NVML, or on a CPU Linux, reports now; empty if neither is available."""
         if self.gpu is None:
-            found = host_reading()
-            return [found] if found else []
+            counters = host_reading()
+            return [counters] if counters else []
         return [self.state.read()] if self.state else []
 
     def held_bytes(self) -> int:
-        """Memory that is allocated on the GPU now."""
+        """Return the bytes that are allocated on the GPU now; 0 on a CPU."""
         return torch.cuda.memory_allocated() if self.device == "cuda" else 0
 
 
 def event_floor(gpu: Gpu) -> dict[str, float]:
-    """What a pair of events with nothing between them measures, and the step in which event times come, in us."""
-    # Long enough for an idle GPU to raise its clocks, at which an event takes 8 to 13 us, and until all are enqueued.
+    """Return the time between two adjacent events, and the step of event times, in microseconds."""
+    # Long enough for an idle GPU to raise its clocks, with which an event takes 8 to 13 us, and to enqueue all events.
     gpu.sleep_us(50_000.0)
     events = [gpu.event() for _ in range(101)]
     gpu.synchronize()

@@ -1,4 +1,4 @@
-"""Measure: one job, or several rivals side by side, from request to record. Where time is measured."""
+"""Measure one job, or several rivals interleaved, from request to record. This is where time is measured."""
 
 import time
 from collections.abc import Sequence
@@ -21,30 +21,30 @@ from attn_exp.worker.device import Machine
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend, name_kernels, prepare
 
-# An H200's power cap was seen to set in after 15 to 30 ms of load; a tenth of a second of rest undoes it.
+# On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
 BURST_REST_S = 0.1
-_SECOND_OPINION_US = 10_000.0
-_SECOND_OPINION_CALLS = (4, 12)
+_SECONDARY_US = 10_000.0
+_SECONDARY_CALLS = (4, 12)
 
 
 def measure(request: Request, machine: Machine) -> Record:
-    """Measure one job."""
+    """Measure one job and return its record."""
     return measure_and_keep(request, machine)[0]
 
 
 def measure_and_keep(request: Request, machine: Machine) -> tuple[Record, PreparedBackend | None]:
-    """Measure one job, and keep what was measured for whoever looks at it next; None if it was not `ok`."""
-    attempt, prepared = Attempt(request), list[PreparedBackend]()
+    """Measure one job; also return the prepared calls for the profilers, None if the status is not `ok`."""
+    attempt, kept = Attempt(request), list[PreparedBackend]()
     with marked("job", request.job, request.device):
-        attempt.run(lambda: _measure(attempt, machine, prepared))
-    return attempt.record(machine), prepared[0] if attempt.status == "ok" else None
+        attempt.run(lambda: _measure(attempt, machine, kept))
+    return attempt.record(machine), kept[0] if attempt.status == "ok" else None
 
 
 def measure_interleaved(requests: Sequence[Request], machine: Machine) -> list[Record]:
-    """Measure rivals of one case side by side: in every round one block each, in ABBA order.
+    """Measure rivals of one case interleaved: in every round one block of each, in ABBA order.
 
     Samples of different records with the same round index belong together. A rival that cannot be measured ends with
-    its status, and the others go on without it.
+    its status, and the others continue.
     """
     forget()
     attempts = [Attempt(request) for request in requests]
@@ -52,77 +52,83 @@ def measure_interleaved(requests: Sequence[Request], machine: Machine) -> list[R
     for attempt in attempts:
         attempt.run(lambda attempt=attempt: rivals.append((attempt, prepare(attempt, machine))))  # type: ignore[misc]
     for direction in requests[0].measuring.passes:
-        standing = [(attempt, rival) for attempt, rival in rivals if attempt.status == "ok"]
+        standing = [(attempt, prepared) for attempt, prepared in rivals if attempt.status == "ok"]
         with marked("pass", direction, machine.device):
-            _time_side_by_side(standing, machine, direction)
-    for attempt, rival in rivals:
+            _time_interleaved(standing, machine, direction)
+    for attempt, prepared in rivals:
         if attempt.status == "ok":
-            attempt.run(partial(_judge_again, attempt, rival))
+            attempt.run(partial(_check_again, attempt, prepared))
     _flag_clocks(attempts)
     return [attempt.record(machine) for attempt in attempts]
 
 
-def _measure(attempt: Attempt, machine: Machine, prepared: list[PreparedBackend]) -> None:
+def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) -> None:
     forget()
-    rival = prepare(attempt, machine)
-    prepared.append(rival)
-    with rival.scope():
+    prepared = prepare(attempt, machine)
+    kept.append(prepared)
+    with prepared.scope():
         attempt.telemetry += machine.reading()
         for direction in attempt.request.measuring.passes:
             with marked("pass", direction, machine.device):
-                launched = name_kernels(attempt, machine, rival, direction) + 1
-                _time_alone(attempt, machine, rival.calls[direction], direction, launched)
+                launched = name_kernels(attempt, machine, prepared, direction) + 1
+                _time_one(attempt, machine, prepared.calls[direction], direction, launched)
             attempt.telemetry += machine.reading()
-    _judge_again(attempt, rival)
+    _check_again(attempt, prepared)
     _flag_telemetry(attempt, machine)
 
 
-def _judge_again(attempt: Attempt, rival: PreparedBackend) -> None:
-    """What was timed is every call but the first: raise Stopped unless those are right as well."""
-    with attempt.stage("accuracy"), rival.scope():
-        wrong = rival.wrong()
+def _check_again(attempt: Attempt, prepared: PreparedBackend) -> None:
+    """Check the results once more after timing: the first check covers only the first calls.
+
+    Raises:
+        Stopped: a result is inaccurate.
+    """
+    with attempt.stage("accuracy"), prepared.scope():
+        wrong = prepared.wrong()
     if wrong:
-        raise Stopped("inaccurate", f"the first call was right, one after the timing is not: {wrong}")
+        raise Stopped("inaccurate", f"the first call was accurate, a call after the timing is not: {wrong}")
 
 
-def _time_alone(attempt: Attempt, machine: Machine, call: Call, direction: str, launched: float) -> None:
+def _time_one(attempt: Attempt, machine: Machine, call: Call, direction: str, launched: float) -> None:
     measuring = attempt.request.measuring
     timer = _timer(attempt.request, measuring.timer, machine)
     others: list[Timing] = []
 
-    def amid() -> None:
+    def run_secondary() -> None:
         with attempt.stage("second_opinions"):
-            others.extend(_second_opinions(attempt, machine, timer, call))
+            others.extend(_secondary_timings(attempt, machine, timer, call))
 
     with attempt.stage("timing"):
         try:
-            ranking = sample(timer, call, _rule(measuring), kernels=launched, rest_s=_rest_s(measuring), amid=amid)
+            ranking = sample(
+                timer, call, _rule(measuring), kernels=launched, rest_s=_rest_s(measuring), midway=run_secondary
+            )
         except CaptureFailed as error:
             raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
-    _conclude(attempt, machine, direction, (ranking, *others))
+    _store_timings(attempt, machine, direction, (ranking, *others))
 
 
-def _time_side_by_side(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine: Machine, direction: str) -> None:
+def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine: Machine, direction: str) -> None:
     entries: list[tuple[Attempt, Entry]] = []
-    for attempt, rival in rivals:
+    for attempt, prepared in rivals:
 
-        def enter(attempt: Attempt = attempt, rival: PreparedBackend = rival) -> None:
+        def enter(attempt: Attempt = attempt, prepared: PreparedBackend = prepared) -> None:
             attempt.telemetry += machine.reading()
-            with rival.scope():
-                launched = name_kernels(attempt, machine, rival, direction) + 1
+            with prepared.scope():
+                launched = name_kernels(attempt, machine, prepared, direction) + 1
             measuring = attempt.request.measuring
             timer = _timer(attempt.request, measuring.timer, machine)
-            entries.append((attempt, Entry(timer, rival.calls[direction], rival.scope, launched)))
+            entries.append((attempt, Entry(timer, prepared.calls[direction], prepared.scope, launched)))
 
         attempt.run(enter)
-    timings = _sampled_together(entries, machine, direction)
+    timings = _sample_interleaved(entries, machine, direction)
     for (attempt, _), timing in zip(entries, timings, strict=True):
-        attempt.run(lambda attempt=attempt, timing=timing: _conclude(attempt, machine, direction, (timing,)))  # type: ignore[misc]
+        attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
         _flag_telemetry(attempt, machine)
 
 
-def _sampled_together(entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str) -> list[Timing]:
-    """The timings of all entries; one that fails is taken out with its status, and the others begin anew."""
+def _sample_interleaved(entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str) -> list[Timing]:
+    """Sample all entries; an entry that fails is removed with its status, and the others start over."""
 
     def read_clocks(position: int) -> None:
         entries[position][0].telemetry.extend(machine.reading())
@@ -149,8 +155,12 @@ def _raise(direction: str, cause: Exception) -> None:
     raise cause
 
 
-def _conclude(attempt: Attempt, machine: Machine, direction: str, timings: tuple[Timing, ...]) -> None:
-    """Keep the samples of one pass, and make flags and metrics of them. Raises Stopped if they are impossible."""
+def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: tuple[Timing, ...]) -> None:
+    """Store the samples of one pass, and derive flags and metrics.
+
+    Raises:
+        Stopped: the time is impossible for this GPU.
+    """
     case = attempt.request.case
     attempt.passes[direction] = measured = replace(attempt.passes[direction], timings=timings)
     attempt.flags |= timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
@@ -163,25 +173,25 @@ def _conclude(attempt: Attempt, machine: Machine, direction: str, timings: tuple
     )
 
 
-def _second_opinions(attempt: Attempt, machine: Machine, timer: Timer, call: Call) -> list[Timing]:
-    """A block each by the other timers, amid the rounds of the one that ranks: seconds later clocks would differ."""
+def _secondary_timings(attempt: Attempt, machine: Machine, timer: Timer, call: Call) -> list[Timing]:
+    """Run one block with each secondary timer. It runs halfway through the rounds, so that clocks match."""
     began = time.perf_counter()
     call()
     synchronize(machine.device)
     call_us = (time.perf_counter() - began) * 1e6
-    fewest, most = _SECOND_OPINION_CALLS
-    calls = max(fewest, min(most, int(_SECOND_OPINION_US / call_us)))
-    found = []
+    least, most = _SECONDARY_CALLS
+    calls = max(least, min(most, int(_SECONDARY_US / call_us)))
+    timings = []
     for name in attempt.request.measuring.also:
         if name == "event" and timer.name == "device" and not getattr(timer, "blocked", True):
-            continue  # where the device timer runs unblocked, it does what `event` does
+            continue  # an unblocked device timer measures the same as `event`
         try:
-            found.append(single_block(_timer(attempt.request, name, machine), call, calls))
+            timings.append(single_block(_timer(attempt.request, name, machine), call, calls))
         except ProfilerLost:
             attempt.flags.add("profiler_lossy")
         except CaptureFailed:
             attempt.flags.add("no_graph")
-    return found
+    return timings
 
 
 def _flag_telemetry(attempt: Attempt, machine: Machine) -> None:

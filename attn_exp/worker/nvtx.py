@@ -1,7 +1,7 @@
-"""NVTX ranges: `job:NAME`, inside of it `pass:forward`, inside of that `phase:timing`, for any outside profiler.
+"""NVTX ranges for external profilers: `job:NAME`, inside it `pass:forward`, inside that `phase:timing`.
 
-They are pushed and popped by the host around whole phases, never around a call that is being timed: between the two
-events of a sample nothing is added.
+The host pushes and pops them around whole phases, never around a timed call: nothing is added between the two events of
+a sample.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import torch
 
 @contextlib.contextmanager
 def marked(kind: str, name: str, device: str) -> Iterator[None]:
-    """Everything inside under the NVTX range `kind:name`; nothing on a CPU, where there is nobody to see it."""
+    """Run what is inside in the NVTX range `kind:name`; do nothing on a CPU."""
     if device != "cuda":
         yield
         return

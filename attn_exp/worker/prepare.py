@@ -1,4 +1,4 @@
-"""Prepare: from a request to calls that may be timed: judged against the reference, their kernels named and checked."""
+"""Turn a request into calls that may be timed: checked against the reference, with named and checked kernels."""
 
 import gc
 import re
@@ -31,9 +31,14 @@ _KERNELS_KEPT = 24
 
 @dataclass(frozen=True)
 class PreparedBackend:
-    """A backend ready to be timed: its calls by pass, the scope they run in, and the GPU memory it holds in bytes.
+    """A backend that is ready to be timed.
 
-    `wrong` calls each pass once more and says what is wrong with what it gives now.
+    Attributes:
+        backend: the backend.
+        calls: a call for each pass.
+        scope: makes the context manager that the calls run in.
+        own_bytes: the GPU memory that it holds, in bytes.
+        wrong: calls each pass once more and returns why its results are wrong, or None.
     """
 
     backend: Backend
@@ -44,12 +49,13 @@ class PreparedBackend:
 
 
 def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
-    """Everything up to the first calls and their judgement, in this order.
+    """Prepare a job up to its first calls, and check their results.
 
-    What Dynamo compiled for others is kept, since rivals of a duel are prepared one after the other: see `forget`.
+    Dynamo keeps what it compiled for earlier rivals: the rivals of a duel are prepared one after the other (see
+    `forget`).
 
     Raises:
-        Stopped: the case is unsupported, or the result inaccurate.
+        Stopped: the case is unsupported, or a result inaccurate.
     """
     request, case, device = attempt.request, attempt.request.case, machine.device
     backend, workload = load_backend(request.backend), workload_of(case)
@@ -63,14 +69,14 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         attempt.ceilings = machine.ceilings_for(case.dtype, load=request.measuring.regime == "sustained")
     with attempt.stage("inputs"):
         machine.forget_other_case(request, with_gradients=attempt.with_gradients)
-        # What an earlier job left in cycles would be freed during this one, and its memory come out negative.
-        # The young generations hold what jobs make; a full collection would look at all that is imported, for 14 ms.
+        # Collect cyclic garbage first; freeing it during the job would corrupt the memory delta. The young generations
+        # hold what jobs make. A full collection would scan all imported modules for 14 ms.
         gc.collect(1)
         held_before = machine.held_bytes()
         inputs = workload.make_inputs(case, device, request.measuring.seed, with_gradients=attempt.with_gradients)
         synchronize(device)
     with attempt.stage("accuracy"):
-        # Before the backend runs: one that writes into its inputs must not spoil what it is judged by.
+        # Before the backend runs: a backend that overwrites its inputs must not change the reference.
         before = machine.held_bytes()
         expected = machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
         synchronize(device)
@@ -107,41 +113,44 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
 
 
 def calls_for(request: Request, workload: Workload, backend: Backend, inputs: DifferentiableInputs) -> Calls:
-    """The calls of a job, nothing called yet; compiled if that was asked for."""
+    """Return the calls of a job, compiled if requested; nothing is called yet."""
     calls = workload.calls(backend, request.case, inputs)
     return calls if request.compile.mode == "none" else compile_calls(calls, request.compile)
 
 
-def name_kernels(attempt: Attempt, machine: Machine, rival: PreparedBackend, direction: str) -> float:
-    """Name what runs in one pass and check it against the backend's claim; how many kernels a call launches.
+def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, direction: str) -> float:
+    """Record the kernels of one pass, check them against the backend's claim, and return how many a call launches.
 
-    To be called inside of the rival's scope.
+    Call it inside `prepared.scope()`.
 
     Raises:
         Stopped: other kernels ran than the backend claims.
     """
-    call = rival.calls[direction]
+    call = prepared.calls[direction]
     with attempt.stage("kernels"):
-        kernels, launched, peak_bytes, lossy = _kernels(machine, attempt.request.measuring.l2, call, rival.own_bytes)
+        kernels, launched, peak_bytes, lossy = _kernels(machine, attempt.request.measuring.l2, call, prepared.own_bytes)
     attempt.passes[direction] = replace(
         attempt.passes[direction], peak_memory_bytes=peak_bytes, kernels=kernels[:_KERNELS_KEPT]
     )
-    if kernel_provider := getattr(rival.backend, "kernel_provider", None):
+    if kernel_provider := getattr(prepared.backend, "kernel_provider", None):
         provider = kernel_provider(direction, machine.device, kernels)
         attempt.passes[direction] = replace(attempt.passes[direction], took=provider)
     if lossy:
         attempt.flags.add("profiler_lossy")
     elif machine.gpu is not None and not kernels:
-        raise Stopped("wrong_kernel", f"{direction}: {rival.backend.name} ran no kernel at all")
-    elif attempt.request.compile.mode == "none" or not getattr(rival.backend, "transparent", False):
-        _check_claim(rival.backend, direction, machine.device, kernels)
+        raise Stopped("wrong_kernel", f"{direction}: {prepared.backend.name} ran no kernel at all")
+    elif attempt.request.compile.mode == "none" or not getattr(prepared.backend, "transparent", False):
+        _check_claim(prepared.backend, direction, machine.device, kernels)
     return launched
 
 
 def _first_calls(
     attempt: Attempt, calls: Calls, gradient_names: Sequence[str], device: str, prepared_s: float
 ) -> tuple[dict[str, Call], dict[str, torch.Tensor], dict[str, float]]:
-    """Run each pass for the first time: the calls to time, the tensors to judge, and what the first calls cost."""
+    """Call each pass for the first time.
+
+    Return the calls to time, the tensors to check, and the first calls' seconds.
+    """
     timed: dict[str, Call] = {"forward": calls.forward}
     seconds: dict[str, float] = {}
     with attempt.stage("first_call"):
@@ -167,11 +176,14 @@ def _judged(
     tensors: dict[str, torch.Tensor],
     scales: dict[str, float],
 ) -> tuple[dict[str, dict[str, TensorError]], str | None]:
-    """The errors by pass, the output's under `forward`, the gradients' under `backward`; and what is wrong, or None."""
+    """Return the errors by pass and tensor, and what is wrong or None.
+
+    The output's error is under `forward`, the gradients' under `backward`.
+    """
     errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
     for name, tensor in tensors.items():
         errors["forward" if name == "out" else "backward"][name] = expected.judge(name, tensor, scales.get(name, 1.0))
-    wrong = inaccuracy({name: error for found in errors.values() for name, error in found.items()})
+    wrong = inaccuracy({name: error for pass_errors in errors.values() for name, error in pass_errors.items()})
     if wrong is None and isinstance(inputs, Inputs):
         wrong = edge_error(request.case, inputs, tensors["out"])
     return errors, wrong
@@ -180,7 +192,11 @@ def _judged(
 def _kernels(
     machine: Machine, l2: str, call: Call, own_bytes: int
 ) -> tuple[tuple[Kernel, ...], float, int | None, bool]:
-    """What runs in a call and how many launches that is, on a GPU its memory at the peak in bytes, and lost records."""
+    """Trace a call.
+
+    Returns:
+        Its kernels, the launches of a call, on a GPU the peak memory in bytes, and whether records were lost.
+    """
     if machine.gpu is None:
         ran = operators(call)
         return ran, sum(operator.count for operator in ran), None, False
@@ -194,4 +210,4 @@ def _check_claim(backend: Backend, direction: str, device: str, kernels: tuple[K
     claim = backend.claimed_kernels(direction, device)
     if claim and not any(re.search(claim, kernel.name) for kernel in kernels):
         ran = ", ".join(kernel.name.split("(")[0] for kernel in kernels[:3]) or "nothing"
-        raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but what ran is {ran}")
+        raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but {ran} ran")

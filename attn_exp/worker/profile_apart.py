@@ -1,4 +1,4 @@
-"""python -m attn_exp.worker.profile_apart FOLDER OPTIONS: profile a timed job in a process of its own.
+"""Profile a timed job in a process of its own: `python -m attn_exp.worker.profile_apart FOLDER OPTIONS`.
 
 Prepares the job in FOLDER again and runs the profiler that OPTIONS describe: JSON with `_target_`, `name` and the
 constructor's arguments. Writes the profile as `profile.json` into the profiler's folder.

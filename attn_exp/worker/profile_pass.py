@@ -1,4 +1,4 @@
-"""Second pass: one profiler after another over a job that has been timed and whose record is written."""
+"""Run the requested profilers over a job whose record is written."""
 
 import shutil
 import time
@@ -26,10 +26,10 @@ _MB = 1e6
 def profile_job(
     record: Record, prepared: PreparedBackend, machine: Machine, job: Path, announce: Callable[[], None]
 ) -> Record:
-    """The record with a profile for each profiler that its request names, written into `job` after each of them.
+    """Run each profiler of the request; return the record with their profiles, rewritten into `job` after each.
 
-    `announce` is called before each, so that whoever waits counts its time anew. The death of the process alone
-    escapes; the record of the timing is on disk by then.
+    `announce` is called before each profiler, so that the parent restarts its timeout. No exception escapes; if the
+    process dies, the record of the timing is on disk.
     """
     for options in record.request.profilers:
         announce()
@@ -40,16 +40,16 @@ def profile_job(
         subject = Subject(record, prepared.backend, prepared.calls, prepared.scope, machine.gpu, job, folder)
         began = time.perf_counter()
         with marked("job", record.request.job, machine.device), marked("phase", f"profile-{name}", machine.device):
-            found = run_profiler(partial(_profiled, options, subject), job, folder)
-        found = _bounded(found, job, record.request.profiler_limit_mb)
-        found = replace(found, seconds=round(time.perf_counter() - began, 6))
-        record = replace(record, profiles=record.profiles | {name: found})
+            profile = run_profiler(partial(_profiled, options, subject), job, folder)
+        profile = _bounded(profile, job, record.request.profiler_limit_mb)
+        profile = replace(profile, seconds=round(time.perf_counter() - began, 6))
+        record = replace(record, profiles=record.profiles | {name: profile})
         write_record(record, job)
     return record
 
 
 def run_profiler(profile: Callable[[], Profile], job: Path, folder: Path) -> Profile:
-    """What `profile` returns, or what it raises as a status and a sentence; the death of the process alone escapes."""
+    """Return the profile, or a failed one with a reason if `profile` raises."""
     try:
         return profile()
     except Unavailable as error:
@@ -62,36 +62,38 @@ def run_profiler(profile: Callable[[], Profile], job: Path, folder: Path) -> Pro
 
 
 def _profiled(options: dict[str, Any], subject: Subject) -> Profile:
-    """What it found, as a reader of the record will have it: what JSON has no word for would make all of it unreadable.
+    """Run one profiler, and return its profile as it will be read from the record.
+
+    Encoding and decoding it here keeps a faulty profile from making the whole record unreadable.
 
     Raises:
-        TypeError: it is no profile that a record can hold; of a float that is not a number JSON makes `null`.
+        TypeError: a record cannot hold it. JSON encodes NaN as `null`, for example.
     """
-    found = load_profiler(options).profile(subject)
+    profile = load_profiler(options).profile(subject)
     try:
-        return msgspec.json.decode(msgspec.json.encode(found), type=Profile)
+        return msgspec.json.decode(msgspec.json.encode(profile), type=Profile)
     except (msgspec.ValidationError, TypeError) as error:
-        raise TypeError(f"a record cannot hold what profiler={options['name']} found: {error}") from error
+        raise TypeError(f"a record cannot hold the profile of profiler={options['name']}: {error}") from error
 
 
 def _files(job: Path, folder: Path) -> tuple[str, ...]:
-    """What lies there, of a profiler that did not come to say it."""
+    """Return the files that a failed profiler left."""
     return tuple(sorted(str(path.relative_to(job)) for path in folder.rglob("*") if path.is_file()))
 
 
-def _bounded(found: Profile, job: Path, limit_mb: float) -> Profile:
-    """The profile without files above the limit, which are removed and named, or never written; the rest is kept."""
-    said = [found.reason] if found.reason else []
+def _bounded(profile: Profile, job: Path, limit_mb: float) -> Profile:
+    """Delete files above the limit; return the profile without them and missing files, which the reason names."""
+    reasons = [profile.reason] if profile.reason else []
     kept = []
-    for name in found.files:
+    for name in profile.files:
         path = job / name
         if not path.is_file():
-            said.append(f"{name} is not there")
+            reasons.append(f"{name} is missing")
             continue
         size_mb = path.stat().st_size / _MB
         if size_mb <= limit_mb:
             kept.append(name)
             continue
         path.unlink()
-        said.append(f"{path.name} of {size_mb:.4g} MB was removed, being above profiler_limit_mb={limit_mb:g}")
-    return replace(found, files=tuple(kept), reason="; ".join(said) or None)
+        reasons.append(f"{path.name} of {size_mb:.4g} MB was removed: it exceeds profiler_limit_mb={limit_mb:g}")
+    return replace(profile, files=tuple(kept), reason="; ".join(reasons) or None)

@@ -1,4 +1,4 @@
-"""Once: each pass of a job called a single time, for a profiler that runs the whole process."""
+"""Call each pass of a job once, for a profiler that observes the whole process."""
 
 import os
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ _WARM_CALLS = 2
 
 
 def run_once(request: Request) -> None:
-    """Prepare the job as its worker did, call each pass until it is warm, and then once with the profiler on.
+    """Prepare the job as its worker did, warm each pass up, and call it once with the profiler on.
 
-    Nothing is judged or timed: that has been done.
+    Nothing is checked or timed: the job has been measured before.
     """
     device = request.device
     if request.gpu_uuid is not None:
