@@ -7,18 +7,18 @@ import torch
 
 from attn_exp.attention.inputs import DifferentiableInputs
 
-# dq, dk and dv; of a block, those of its inputs and weights.
+# dq, dk and dv; for a block, the gradients of its inputs and weights.
 Gradients = tuple[torch.Tensor, ...]
 
 
-# From q, k and v, indexed (batch, heads, length, dim) whatever their layout, to the output likewise.
+# Maps q, k and v, indexed (batch, heads, length, dim) in any layout, to the output with the same indices.
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-# The same of any number of tensors.
+# The same for any number of tensors.
 Function = Callable[..., torch.Tensor]
 
 
 def autograd_backward(inputs: DifferentiableInputs, out: torch.Tensor) -> Callable[[], Gradients]:
-    """A call of `torch.autograd.grad` on a real output, without gradients accumulating."""
+    """Return a call of `torch.autograd.grad` on an output; gradients do not accumulate."""
     return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True)

@@ -1,4 +1,4 @@
-"""Accuracy: how far a backend's tensors are from the float32 reference, and whether that is near enough."""
+"""The error of a backend's tensors against the float32 reference, and whether it is within the tolerance."""
 
 import math
 
@@ -6,15 +6,20 @@ import torch
 
 from attn_exp.core.record import TensorError
 
-# Root mean square below which a reference is rounding noise of inputs of unit scale.
+# A reference with a smaller root mean square is rounding noise of inputs of unit scale.
 _VANISHING = 1e-5
 _CHUNK = 1 << 26
 
 
 def tensor_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1.0) -> TensorError:
-    """Compare a tensor with its reference of the same shape, in the reference's precision and slices of bounded memory.
+    """Compare a tensor with its reference of the same shape.
 
-    `scale` is what a tensor of codes is multiplied by to be numbers.
+    The comparison runs in the reference's precision, in slices of bounded memory.
+
+    Args:
+        tensor: the backend's tensor.
+        reference: the expected values.
+        scale: the factor of a tensor of codes.
 
     Raises:
         ValueError: the shapes differ.
@@ -35,7 +40,7 @@ def tensor_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1
         total += torch.stack([error_norms[-1].double().square().sum(), reference_norms[-1].double().square().sum()])
     error, norm = torch.cat(error_norms), torch.cat(reference_norms)
     if (total[1] / reference.numel()).sqrt() < _VANISHING:
-        # dq and dk vanish where a query sees one key: errors then count against the inputs' unit scale.
+        # dq and dk vanish where a query sees one key: errors are then relative to the inputs' unit scale.
         total[1] = reference.numel()
     typical = (total[1] / len(rows)).sqrt().to(norm.dtype)
     worst = (error / torch.maximum(norm, typical)).max()
@@ -46,7 +51,7 @@ def tensor_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1
 
 
 def inaccuracy(errors: dict[str, TensorError]) -> str | None:
-    """The sentence that says which tensor is off and by how much, or None if all are near enough."""
+    """Return a sentence that says which tensor is inaccurate and by how much, or None."""
     for name, error in errors.items():
         if error.relative is None or error.worst_row is None:
             return f"{name} has values that are not finite"

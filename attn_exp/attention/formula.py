@@ -1,4 +1,4 @@
-"""The plain formula of attention, and the masks of a case as tensors."""
+"""The formula of attention as written, and the masks of a case as tensors."""
 
 import torch
 
@@ -6,7 +6,7 @@ from attn_exp.core.case import Case
 
 
 def hidden_keys(case: Case, first_row: int, rows: int, device: torch.device) -> torch.Tensor:
-    """Boolean (rows, kv_len), True where the causal mask or its window hides the key from query `first_row` + i."""
+    """Return a boolean mask (rows, kv_len), True where a key is hidden from query `first_row` + i."""
     last_seen = torch.arange(first_row, first_row + rows, device=device) + case.offset
     key = torch.arange(case.kv_len, device=device)[None, :]
     hidden = torch.zeros(rows, case.kv_len, dtype=torch.bool, device=device)
@@ -21,7 +21,7 @@ def hidden_keys(case: Case, first_row: int, rows: int, device: torch.device) -> 
 
 
 def sequence_ids(case: Case, device: torch.device) -> torch.Tensor:
-    """Which of the packed sequences each token belongs to, (kv_len,)."""
+    """Return the index of each token's packed sequence, (kv_len,)."""
     lengths = torch.tensor(case.lengths, device=device)
     return torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
 
@@ -32,7 +32,10 @@ def masked(case: Case) -> bool:
 
 
 def formula(case: Case, mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """softmax(q kT / sqrt(d)) v in the tensors' own dtype; `mask` (q_len, kv_len) is True where a key is hidden."""
+    """Compute softmax(q kT / sqrt(d)) v in the tensors' dtype.
+
+    `mask` (q_len, kv_len) is True where a key is hidden.
+    """
     if case.kv_heads != case.q_heads:
         k = k.repeat_interleave(case.q_heads // case.kv_heads, dim=1)
         v = v.repeat_interleave(case.q_heads // case.kv_heads, dim=1)

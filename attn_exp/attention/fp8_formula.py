@@ -1,8 +1,8 @@
-"""The plain formula at fp8: float32, and rounded to e4m3 wherever a fused kernel has to hand codes on.
+"""The formula at fp8: computed in float32, and rounded to e4m3 wherever a fused kernel passes codes on.
 
-Those are p before it meets v, the output, and in the backward p and ds before they meet the inputs, and the gradients.
-Scores and sums stay float32, as the matrix units give them. p is at most 1, so its scale is known; ds and what is
-written get their own amax / 448. Nobody is timed with it: it is what tolerances at fp8 are measured by.
+These are p before its product with v, the output, and in the backward p and ds before their products, and the
+gradients. Scores and sums stay float32, as the matrix units return them. p is at most 1, so its scale is known; ds and
+the results get a scale of their own amax / 448. It is never timed: the tolerances at fp8 are measured with it.
 """
 
 import torch
@@ -16,7 +16,7 @@ _P_SCALE = 1 / E4M3_MAX
 
 @torch.no_grad()
 def fp8_formula(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
-    """`out`, and with gradients `dq`, `dk`, `dv`, of inputs in codes: the numbers that come out, in float32."""
+    """Return `out`, and with gradients `dq`, `dk`, `dv`, in float32, for inputs in codes."""
     numbers = inputs.numbers()
     group = case.q_heads // case.kv_heads
     q, d_out = numbers.q_bhsd, numbers.d_out_bhsd
@@ -28,7 +28,7 @@ def fp8_formula(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str
         scores, slope = case.softcap * bent, 1 - bent * bent
     if masked(case):
         scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
-    # Relative to its row's largest, as an online softmax has it, and divided by its sum at the end.
+    # Relative to the row's largest, as in an online softmax, and divided by the sum at the end.
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
     sums = weights.sum(-1, keepdim=True)
     out = rounded(rounded(weights, _P_SCALE) @ v / sums)

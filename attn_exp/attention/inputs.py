@@ -7,33 +7,33 @@ import torch
 
 from attn_exp.core.case import Case
 
-# The largest finite e4m3 (arXiv:2209.05433, table 1).
+# The largest finite e4m3 number (arXiv:2209.05433, table 1).
 E4M3_MAX = 448.0
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """Codes in `torch.float8_e4m3fn`, and the scale that they are multiplied by to be numbers."""
+    """Codes in `torch.float8_e4m3fn` and the scale that turns them into numbers."""
 
     codes: torch.Tensor
     scale: float
 
     def numbers(self) -> torch.Tensor:
-        """What the codes mean, in float32."""
+        """Dequantise the codes into float32."""
         return self.codes.float() * self.scale
 
 
 def quantised(numbers: torch.Tensor, scale: float | None = None) -> Quantised:
     """Round float32 numbers to codes; without a `scale` the largest number gets the largest code (amax / 448)."""
     if scale is None:
-        # A tensor of zeros fits any scale.
+        # Any scale fits a tensor of zeros.
         scale = (numbers.abs().amax() / E4M3_MAX).item() or 1.0
-    # Whether a cast saturates or makes NaN of what is too large, PyTorch's versions do not agree.
+    # PyTorch's versions differ in whether the cast saturates or returns NaN for numbers that are too large.
     return Quantised((numbers / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale)
 
 
 def rounded(numbers: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-    """The numbers as they come back from codes."""
+    """Return the numbers after quantising and dequantising."""
     return quantised(numbers, scale).numbers()
 
 
@@ -43,7 +43,7 @@ _QUANTISED = "normal(0, 1) in float32, then e4m3 with one scale a tensor (amax /
 
 @dataclass(frozen=True)
 class Scales:
-    """What the codes of quantised inputs are multiplied by to be numbers, one factor a tensor."""
+    """The factors of quantised inputs, one for each tensor."""
 
     q: float
     k: float
@@ -52,36 +52,41 @@ class Scales:
 
 
 class DifferentiableInputs(Protocol):
-    """What a function is called with, and what its gradients are taken of: attention's tensors, or a block's."""
+    """The arguments of a function and the tensors that gradients are computed of: attention's, or a block's."""
 
     @property
     def operands(self) -> tuple[torch.Tensor, ...]:
-        """The function's arguments, in order."""
+        """Return the function's arguments, in order."""
         ...
 
     @property
     def leaves(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the backward computes gradients of: operands, and weights if there are any."""
+        """Return the tensors that the backward computes gradients of: operands, and a block's weights."""
         ...
 
     @property
     def gradient_names(self) -> tuple[str, ...]:
-        """What the gradient of each leaf is called in records."""
+        """Return the names of the leaves' gradients in records."""
         ...
 
     @property
     def d_out(self) -> torch.Tensor:
-        """The gradient of the output."""
+        """Return the gradient of the output."""
         ...
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors of a case, indexed (batch, heads, length, dim) and contiguous in the case's layout.
+    """The tensors of a case, indexed (batch, heads, length, dim) and contiguous in the case's layout.
 
-    q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim), v (batch, kv_heads, kv_len, value_dim)
-    and d_out (batch, q_heads, q_len, value_dim), the gradient of the output. q, k and v require gradients if and only
-    if the backward pass is measured: saving for backward changes the forward's work. `scales` go with codes alone.
+    q, k and v require gradients if and only if the backward is measured: saving for it changes the forward's work.
+
+    Attributes:
+        q_bhsd: (batch, q_heads, q_len, head_dim).
+        k_bhsd: (batch, kv_heads, kv_len, head_dim).
+        v_bhsd: (batch, kv_heads, kv_len, value_dim).
+        d_out_bhsd: the output's gradient, (batch, q_heads, q_len, value_dim).
+        scales: the factors of codes, None for other dtypes.
     """
 
     q_bhsd: torch.Tensor
@@ -92,40 +97,41 @@ class Inputs:
 
     @property
     def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v."""
+        """Return q, k and v."""
         return self.q_bhsd, self.k_bhsd, self.v_bhsd
 
     @property
     def operands(self) -> tuple[torch.Tensor, ...]:
-        """q, k and v: attention has no other arguments."""
+        """Return q, k and v: attention has no other arguments."""
         return self.qkv
 
     @property
     def leaves(self) -> tuple[torch.Tensor, ...]:
-        """q, k and v: attention has no weights."""
+        """Return q, k and v: attention has no weights."""
         return self.qkv
 
     @property
     def gradient_names(self) -> tuple[str, ...]:
-        """The gradients of q, k and v."""
+        """Return the names of the gradients of q, k and v."""
         return ("dq", "dk", "dv")
 
     @property
     def d_out(self) -> torch.Tensor:
-        """The output's gradient, as every function has one."""
+        """Return the output's gradient."""
         return self.d_out_bhsd
 
     def laid_out(self, layout: str) -> "Inputs":
-        """The same numbers, indexed as before, contiguous in `layout` (`bhsd` or `bshd`); copied only if they are not.
+        """Return the same numbers and indices, contiguous in `layout` (`bhsd` or `bshd`).
 
-        Copies are leaves of the graph: gradients are theirs.
+        Tensors are copied only if they have another layout. Copies are leaves of the graph, and gradients belong to
+        them.
         """
         tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
         q, k, v, d_out = (_laid_out(tensor, layout) for tensor in tensors)
         return Inputs(q, k, v, d_out, self.scales)
 
     def numbers(self) -> "Inputs":
-        """What the tensors mean: these inputs themselves, and of codes the numbers in float32, without gradients."""
+        """Return the inputs as numbers: themselves, or dequantised in float32 without gradients."""
         if self.scales is None:
             return self
         tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
@@ -137,12 +143,12 @@ class Inputs:
 
 
 def distribution(case: Case) -> str:
-    """How the inputs of a case are distributed, in words."""
+    """Describe the distribution of a case's inputs."""
     return _QUANTISED if case.quantised else _DISTRIBUTION
 
 
 def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
-    """Fresh inputs from `seed`; the same seed, device model and shapes give the same numbers."""
+    """Return new inputs; the same seed, device model and shapes give the same numbers."""
     generator = torch.Generator(device).manual_seed(seed)
     # Codes are rounded from numbers that are drawn in float32.
     dtype: torch.dtype = torch.float32 if case.quantised else getattr(torch, case.dtype)
@@ -171,5 +177,5 @@ def _laid_out(tensor_bhsd: torch.Tensor, layout: str) -> torch.Tensor:
         lying = tensor_bhsd.detach().contiguous()
     else:
         lying = tensor_bhsd.detach().transpose(1, 2).contiguous().transpose(1, 2)
-    # `contiguous` gives the tensor itself where it lies so already.
+    # `contiguous` returns the tensor itself if it has that layout.
     return tensor_bhsd if lying.stride() == tensor_bhsd.stride() else lying.requires_grad_(tensor_bhsd.requires_grad)

@@ -1,8 +1,8 @@
-"""Edges: whether an output is as if a key at the edge of a query's mask were left out, or one beyond it let in.
+"""Check whether an output misses a key at the boundary of a query's mask, or includes one beyond it.
 
-Among thousands of keys one weighs less than 16-bit rounding, so norms of errors cannot tell. But it moves an output in
-one known direction, v_j - out_i, and rounding spreads over all `value_dim` of them: on that direction the error is
-projected, in a sample of rows and in float64.
+Among thousands of keys, one key weighs less than 16-bit rounding, so norms of errors cannot show it. But it moves an
+output in a known direction, v_j - out_i, while rounding spreads over all `value_dim` directions. The error is projected
+onto that direction for a sample of rows, in float64.
 """
 
 from collections.abc import Iterator
@@ -13,25 +13,25 @@ import torch
 from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case import Case
 
-# Scores of one head's sampled rows, and keys of all heads that are looked at: what float64 may take of memory.
+# Scores of one head's sampled rows, and boundary keys of all heads: limits of float64 memory.
 _SCORES = {"cuda": 1 << 21, "cpu": 1 << 17}
 _KEYS = 1 << 17
 _MOST_ROWS, _MOST_HEADS = 256, 8
-# A key whose weight is nearly all there is: its loss shows anyway.
+# A key with nearly all the weight: its loss shows in the norms.
 _HEAVIEST = 0.9
-# Of the movement that the key would cause, and in standard errors of the rounding seen beside it.
+# The share of the key's movement, and the standard errors of the rounding around it.
 _SHARE, _ERRORS = 0.5, 8.0
-# With fewer directions a row's own rounding is too badly known to be judged alone.
+# With fewer directions the rounding of a single row is too uncertain to judge it.
 _LEAST_DIM = 32
-# One key, and blocks: of unlike sizes the nearest still shows most of itself.
+# One key, and blocks of keys. The nearest size still shows most of a block of another size.
 _COUNTS = (1, 4, 16, 64)
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Some rows of some heads: which keys (rows, kv_len) they see, what keys weigh, what comes out and what came out.
+    """Sampled rows of some heads.
 
-    `weights` (heads, rows, kv_len) are of hidden keys those that they would have beside the seen ones.
+    `weights` (heads, rows, kv_len) of hidden keys are those that they would have among the visible ones.
     """
 
     first: torch.Tensor
@@ -44,17 +44,21 @@ class _Sample:
 
 @torch.no_grad()
 def edge_error(case: Case, inputs: Inputs, out_bhsd: torch.Tensor) -> str | None:
-    """What is wrong at the edges of the mask, as a sentence, or None.
+    """Return what is wrong at the boundary of the mask as a sentence, or None.
 
-    `out_bhsd` (batch, q_heads, q_len, value_dim) is a backend's output on `inputs`. Codes are not looked at: e4m3 has
-    no numbers for the weights of single keys among thousands.
+    Codes are not checked: e4m3 cannot represent the weight of a single key among thousands.
+
+    Args:
+        case: the problem.
+        inputs: its tensors.
+        out_bhsd: a backend's output, (batch, q_heads, q_len, value_dim).
     """
     if case.quantised:
         return None
     sample = _sampled(case, inputs, out_bhsd)
-    found = [(what, *_moved(sample, keys, seen=seen)) for what, keys, seen in _edges(sample)]
-    # A block of keys shows in each part of it: named is what explains most rows, and nearest to wholly.
-    moved = [one for one in found if one[2]]
+    checks = [(what, *_moved(sample, keys, seen=seen)) for what, keys, seen in _edges(sample)]
+    # A block of keys shows in each of its parts. Report the check that explains most rows, and nearest to entirely.
+    moved = [one for one in checks if one[2]]
     if not moved:
         return None
     what, share, rows, of = max(moved, key=lambda one: (one[2] / one[3], -abs(one[1] - 1)))
@@ -62,7 +66,7 @@ def edge_error(case: Case, inputs: Inputs, out_bhsd: torch.Tensor) -> str | None
 
 
 def _edges(sample: _Sample) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """What would be wrong, the keys (rows, kv_len) that it is about, and whether the rows should see them."""
+    """Yield what could be wrong, the keys (rows, kv_len) concerned, and whether the rows should see them."""
     key = torch.arange(sample.values.shape[1], device=sample.out.device)
     first, last = sample.first[:, None], sample.last[:, None]
     seen = (key >= first) & (key <= last)
@@ -97,7 +101,7 @@ def _sampled(case: Case, inputs: Inputs, out_bhsd: torch.Tensor) -> _Sample:
 
 
 def _seen(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first and the last key that each of these queries sees; the last comes before the first if it sees none."""
+    """Return the first and the last key that each query sees; the last precedes the first if it sees none."""
     first, last = torch.zeros_like(rows), torch.full_like(rows, case.kv_len - 1)
     if case.lengths is not None:
         lengths = torch.tensor(case.lengths, device=rows.device)
@@ -112,9 +116,9 @@ def _seen(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _moved(sample: _Sample, keys: torch.Tensor, *, seen: bool) -> tuple[float, int, int]:
-    """How far the error goes the way that wrong keys would take it (1 all of it), in how many rows, and of how many.
+    """Return the share of the movement that wrong keys would cause (1 is all of it), in how many rows, and of how many.
 
-    Rows are counted that cannot be rounding alone, or all of those looked at if their sum cannot be.
+    A row counts if rounding cannot explain it; all examined rows count if rounding cannot explain their sum.
     """
     dim = sample.values.shape[-1]
     weights = sample.weights * keys
@@ -124,7 +128,8 @@ def _moved(sample: _Sample, keys: torch.Tensor, *, seen: bool) -> tuple[float, i
         return 0.0, 0, 0
     weight, error = weight[judged], sample.error[judged]
     direction = (weights @ sample.values)[judged] / weight[:, None] - sample.out[judged]
-    # Leaving out keys of weight p moves the output by -p / (1 - p) of theirs - out, letting in by w / (1 + w).
+    # Leaving out keys of weight p moves the output by -p / (1 - p) of (v - out); adding keys of weight w by w / (1 +
+    # w).
     step = -weight / (1 - weight) if seen else weight / (1 + weight)
     length, along = direction.square().sum(-1), (error * direction).sum(-1)
     beside = (error.square().sum(-1) - along.square() / length).clamp(min=0) / max(1, dim - 1)

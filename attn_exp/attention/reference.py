@@ -1,4 +1,4 @@
-"""The float32 reference that accuracy is judged against, computed in slices."""
+"""The float32 reference of the accuracy check, computed in slices."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case import Case
 
-# Scores of one slice; larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200).
+# Scores of one slice. Larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200).
 SLICE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 
 
@@ -18,23 +18,23 @@ CAUSAL_ROWS = 1024
 
 
 def reference_forward(case: Case, inputs: Inputs) -> torch.Tensor:
-    """The output (batch, q_heads, q_len, value_dim) in float32. A query that sees no key gets zeros."""
+    """Return the output (batch, q_heads, q_len, value_dim) in float32. A query that sees no key gets zeros."""
     return _sliced(case, inputs, with_gradients=False)[0]
 
 
 def reference(
     case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """`out`, and with gradients `dq`, `dk`, `dv`: in `precision`, in the shapes of output, q, k and v.
+    """Return `out`, and with gradients `dq`, `dk`, `dv`, in `precision` and the shapes of output, q, k and v.
 
-    Of codes, of the numbers that they mean: what quantising the inputs costs is no error of whoever computes with them.
+    Codes are dequantised first: the error of quantising the inputs is not the backend's.
     """
-    found = _sliced(case, inputs, with_gradients=with_gradients, precision=precision)
-    return dict(zip(("out", "dq", "dk", "dv"), found, strict=False))
+    tensors = _sliced(case, inputs, with_gradients=with_gradients, precision=precision)
+    return dict(zip(("out", "dq", "dk", "dv"), tensors, strict=False))
 
 
 def reference_attention(case: Case) -> Attention:
-    """The reference as a differentiable function of q, k and v, in their own precision: float32 or float64."""
+    """Return the reference as a differentiable function of q, k and v in their own precision, float32 or float64."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = _Reference.apply(q, k, v, case)  # type: ignore[no-untyped-call]
@@ -109,7 +109,7 @@ def _softmax(case: Case, scores: torch.Tensor, rows: slice) -> torch.Tensor:
 
 
 def _last_seen_key(case: Case, rows: slice) -> int:
-    """One past the last key that any of these queries sees, at least 1: the rest need not be computed."""
+    """Return one past the last key that any of these queries sees, at least 1; later keys need not be computed."""
     if not case.causal:
         return case.kv_len
     last: int = rows.stop + case.offset
@@ -117,10 +117,10 @@ def _last_seen_key(case: Case, rows: slice) -> int:
 
 
 def _slices(case: Case, heads: int, device: str) -> Iterator[tuple[slice, slice]]:
-    """Slices over key-value heads and, where one head's scores are too large, over queries."""
+    """Yield slices of key-value heads, and of queries if one head's scores are too large."""
     row_bytes = 4 * (case.q_heads // case.kv_heads) * case.kv_len
     rows_that_fit = max(1, SLICE_BYTES[device] // row_bytes)
-    # Under a causal mask shorter slices skip more of what is hidden.
+    # Under a causal mask shorter slices skip more hidden keys.
     rows_at_once = min(case.q_len, rows_that_fit, CAUSAL_ROWS if case.causal else case.q_len)
     heads_at_once = max(1, rows_that_fit // rows_at_once)
     for head in range(0, heads, heads_at_once):

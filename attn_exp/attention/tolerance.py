@@ -1,8 +1,8 @@
-"""Tolerance: how far from the reference a result of a dtype may be, measured and not chosen.
+"""Tolerances: how far a result of a dtype may be from the reference, measured and not chosen.
 
-The plain formula in the case's own dtype rounds after every operator; whoever is `FACTOR` times as far off has not
-rounded but erred. Both it and the float32 reference are held against float64 on a part of the case, since errors of
-rounding hardly depend on how many heads or rows there are.
+The formula in the case's dtype rounds after every operator; an error `FACTOR` times as large is a bug, not rounding.
+The formula and the float32 reference are both compared with float64 on a part of the case, since rounding errors hardly
+depend on the number of heads or rows.
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ from attn_exp.core.case import Case
 from attn_exp.core.record import TensorError
 
 FACTOR = 3.0
-# One row in a million stands out further than one in the thousands that were sampled: cuDNN's dq of 256 heads of 8,192
-# tokens by 7 times its tensor's tolerance in bf16, of 64 heads of 16,384 by 9.4 times in fp8 (H200). A wrong row is off
-# by far more, except in fp8, where this bound is above 1.
+# One row in a million deviates more than one in the thousands that are sampled: cuDNN's dq of 256 heads of 8,192 tokens
+# by 7 times its tensor's tolerance in bf16, of 64 heads of 16,384 tokens by 9.4 times in fp8 (H200). A wrong row
+# deviates by far more, except in fp8, where this bound is above 1.
 WORST_ROW_FACTOR = 12.0
 # Unit roundoff of float32, in which every backend sums.
 _ROUNDOFF = 2.0**-24
@@ -39,27 +39,27 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a case's tensors should be, `out` and with gradients `dq`, `dk`, `dv` in float32, and how nearly."""
+    """The reference tensors of a case in float32, `out` and with gradients `dq`, `dk`, `dv`, and their tolerances."""
 
     tensors: dict[str, torch.Tensor]
     tolerances: dict[str, Tolerance]
 
     def judge(self, name: str, tensor: torch.Tensor, scale: float = 1.0) -> TensorError:
-        """How far a backend's tensor is off, beside what is allowed; codes are numbers once multiplied by `scale`."""
+        """Return the error of a backend's tensor and what is allowed; `scale` is the factor of codes."""
         bounds = self.tolerances[name]
-        found = tensor_error(tensor, self.tensors[name], scale)
-        return replace(found, tolerance=bounds.relative, row_tolerance=bounds.worst_row)
+        error = tensor_error(tensor, self.tensors[name], scale)
+        return replace(error, tolerance=bounds.relative, row_tolerance=bounds.worst_row)
 
 
 def expected(case: Case, inputs: Inputs, *, with_gradients: bool) -> Expected:
-    """The reference of a case, and the tolerances that go with it."""
+    """Return the reference of a case with its tolerances."""
     return Expected(
         reference(case, inputs, with_gradients=with_gradients), tolerances(case, inputs, with_gradients=with_gradients)
     )
 
 
 def tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, Tolerance]:
-    """The bounds for `out`, and with gradients for `dq`, `dk` and `dv`."""
+    """Return the bounds for `out`, and with gradients for `dq`, `dk` and `dv`."""
     part, on_part = _part(case, inputs)
     exact = reference(part, on_part, with_gradients=with_gradients, precision=torch.float64)
     single = reference(part, on_part, with_gradients=with_gradients)
@@ -68,7 +68,13 @@ def tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str,
 
 
 def bounds(case: Case, rounded: torch.Tensor, single: torch.Tensor, exact: torch.Tensor) -> Tolerance:
-    """The bounds on a tensor, from what the plain formula makes in the case's dtype, and float32 and float64.
+    """Return the bounds on a tensor.
+
+    Args:
+        case: the problem.
+        rounded: the formula's result in the case's dtype.
+        single: its result in float32.
+        exact: its result in float64.
 
     Raises:
         ValueError: one of them is not finite.
@@ -76,18 +82,18 @@ def bounds(case: Case, rounded: torch.Tensor, single: torch.Tensor, exact: torch
     eager, own = tensor_error(rounded, exact), tensor_error(single, exact)
     if eager.relative is None or eager.worst_row is None or own.relative is None or own.worst_row is None:
         raise ValueError("the plain formula gives values that are not finite here: there is nothing to judge by")
-    # Tensors of a few elements may be lucky; a result is at least rounded once itself. One unit of e4m3 is an eighth,
-    # more than is measured: there it is the half by which rounding once is off at most.
+    # Tensors of a few elements may come out exact by chance, but every result is rounded at least once. One unit of
+    # e4m3 is an eighth, more than is measured, so the bound is half of it: the largest error of rounding once.
     unit = torch.finfo(getattr(torch, case.dtype)).eps
     relative = max(FACTOR * eager.relative + own.relative, unit / 2 if case.quantised else unit, summed_otherwise(case))
     return Tolerance(relative, max(FACTOR * eager.worst_row + own.worst_row, WORST_ROW_FACTOR * relative))
 
 
 def summed_otherwise(case: Case) -> float:
-    """The relative error that float32 sums of a case may have by their order alone: of n terms sqrt(n) roundoffs.
+    """Return the relative error that float32 sums of n terms may have by their order: sqrt(n) roundoffs.
 
-    The plain formula's matrix products sum by halves and come out better than that, and of a single query nothing
-    averages out. Source of the bound: Higham and Mary, SIAM J. Sci. Comput. 41 (2019), A2815.
+    The formula's matrix products sum pairwise and are more accurate than that, and with a single query nothing averages
+    out. Source of the bound: Higham and Mary, SIAM J. Sci. Comput. 41 (2019), A2815.
     """
     terms = case.head_dim + case.kv_len + case.q_len * (case.q_heads // case.kv_heads)
     return _ROUNDOFF * float(terms**0.5)
@@ -99,21 +105,21 @@ def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, tor
     mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if masked(case) else None
     with torch.set_grad_enabled(with_gradients):
         out = formula(case, mask, *inputs.qkv)
-    found = {"out": out.detach()}
+    tensors = {"out": out.detach()}
     if with_gradients:
-        found |= dict(zip(("dq", "dk", "dv"), autograd_backward(inputs, out)(), strict=True))
-    return found
+        tensors |= dict(zip(("dq", "dk", "dv"), autograd_backward(inputs, out)(), strict=True))
+    return tensors
 
 
 def _part(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
-    """One row of the batch, as many heads as fit, and the first tokens if one head does not fit."""
+    """Return one row of the batch with as many heads as fit, and only the first tokens if one head does not fit."""
     scores = PART_SCORES[inputs.q_bhsd.device.type]
     side = max(1, int(scores**0.5))
     q_len, kv_len = case.q_len, case.kv_len
     if q_len * kv_len > scores:
         q_len, kv_len = min(q_len, max(side, scores // kv_len)), min(kv_len, max(side, scores // q_len))
     heads = max(1, min(case.kv_heads, scores // (q_len * kv_len)))
-    # One query head a key-value head: what a group sums up is rounded once more, and no less.
+    # One query head for each key-value head: a group's sum is rounded once more, never less.
     part = replace(
         case, batch=1, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, lengths=_first(case.lengths, q_len)
     )
@@ -135,7 +141,7 @@ def _part(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
 
 
 def _first(lengths: tuple[int, ...] | None, tokens: int) -> tuple[int, ...] | None:
-    """The packed sequences that the first `tokens` tokens belong to, the last one cut short."""
+    """Return the packed sequences of the first `tokens` tokens, the last one truncated."""
     if lengths is None:
         return None
     kept, left = [], tokens

@@ -1,7 +1,7 @@
-"""Timer `device`, the one that ranks: GPU time of a call with cold L2 and without the host's gaps.
+"""Timer `device`, the default on a GPU: GPU time of a call with cold L2 and without host gaps.
 
-As `event`, but where issuing calls is slower than running them a blocker holds the stream until the whole block is in
-the queue, so that the GPU runs call after call without waiting for Python.
+It measures as `event` does. Where issuing calls takes longer than running them, a blocker also holds the stream until
+the whole block is enqueued, so that the GPU runs call after call without waiting for Python.
 """
 
 import statistics
@@ -12,12 +12,13 @@ from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Call, Cost
 
 ESTIMATE_CALLS = 3
-# Unblocked, a call that is launch-bound seems as long as its launch; this much longer, and it cannot be.
+# Unblocked, a launch-bound call seems as long as its launch. A call that takes this many times as long is not
+# launch-bound.
 CLEARLY = 4.0
 
 
 class DeviceTimer:
-    """GPU time of a call, the stream pre-blocked whenever enqueueing is slower than running."""
+    """GPU time of a call, with the stream blocked first if enqueueing is slower than running."""
 
     name = "device"
     estimates = True
@@ -28,7 +29,10 @@ class DeviceTimer:
         self._blocker = Blocker(gpu, 0.0)
 
     def estimate(self, call: Call) -> Cost:
-        """From one call if it clearly outlasts its launch, else from a few behind a blocker; decides on blocking."""
+        """Estimate from one call if it clearly outlasts its launch, else from a few behind a blocker.
+
+        Decide whether to block.
+        """
         self.gpu.synchronize()
         began = self.gpu.now_us()
         pairs = enqueue(self.gpu, self.l2, call, 1)
@@ -42,9 +46,9 @@ class DeviceTimer:
         return Cost(time_us, flush_us + (self._blocker.length_us(1) if self.blocked else 0.0))
 
     def block(self, call: Call, calls: int) -> Block:
-        """Time a block; if the blocker ran out before the block was queued, again with twice its length."""
+        """Time a block; if the blocker ended before the block was enqueued, repeat it with twice the length."""
         if not self.blocked:
-            # One launch's worth: only the first call would otherwise wait for the host, behind its own event.
+            # The length of one launch: otherwise the first call would wait for the host behind its own event.
             return self._run(call, calls, self._blocker.length_us(1))[0]
         enqueue_us, length_us = self._blocker.enqueue_us, self._blocker.length_us(calls)
         for _ in range(DOUBLINGS + 1):
@@ -52,7 +56,7 @@ class DeviceTimer:
             if held:
                 return block
             length_us *= 2
-        # A call that waits for the GPU itself cannot be blocked for; its wait must not count as enqueueing.
+        # A call that synchronises with the GPU cannot be blocked; its wait must not count as enqueue time.
         self._blocker.enqueue_us = enqueue_us
         return Block(block.times_us, ("unblocked",))
 

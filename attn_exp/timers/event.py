@@ -1,6 +1,6 @@
-"""Timer `event`: a pair of CUDA events around each call, caches flushed before, the stream left unblocked.
+"""Timer `event`: a pair of CUDA events around each call, with flushed caches and an unblocked stream.
 
-What Triton's `do_bench` reports. Around a call that is shorter than its launch this times the host.
+It reports what Triton's `do_bench` reports. For a call that is shorter than its launch it measures the host.
 """
 
 import statistics
@@ -20,7 +20,7 @@ class EventTimer:
         self.gpu, self.l2 = gpu, l2
 
     def estimate(self, call: Call) -> Cost:
-        """From 3 calls: their median, and the rest of their wall time as what lies around."""
+        """Estimate from 3 calls: their median, and the rest of their wall time as the time around a call."""
         began = self.gpu.now_us()
         times = self.block(call, 3).times_us
         wall = (self.gpu.now_us() - began) / 3
@@ -28,14 +28,14 @@ class EventTimer:
         return Cost(median, max(0.0, wall - median))
 
     def block(self, call: Call, calls: int) -> Block:
-        """Flush, event, call, event, and so on; one wait at the end."""
+        """Enqueue flush, event, call, event for each call, then wait once."""
         pairs = enqueue(self.gpu, self.l2, call, calls)
         self.gpu.synchronize()
         return Block([self.gpu.elapsed_us(first, second) for first, second in pairs])
 
 
 def enqueue(gpu: Gpu, l2: str, call: Call, calls: int) -> list[tuple[Any, Any]]:
-    """Put `calls` times flush, event, call, event into the queue; the pairs of events."""
+    """Enqueue flush, event, call, event `calls` times; return the pairs of events."""
     pairs = []
     for _ in range(calls):
         gpu.flush(l2)

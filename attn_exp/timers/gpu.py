@@ -1,4 +1,4 @@
-"""The GPU's clock and queue as the timers see them: the one seam that tests replace by a fake."""
+"""The GPU's clock and queue for the timers: the one interface that tests replace with a fake."""
 
 import itertools
 import time
@@ -6,34 +6,34 @@ from typing import Any, Protocol
 
 import torch
 
-# Seen on an H200: `_sleep` counts cycles of a 1,978 MHz clock. A GPU whose clock is slower sleeps a little longer,
-# which is harmless: the blocker only has to hold long enough.
+# Measured on an H200, where `_sleep` counts cycles of a 1,978 MHz clock. A GPU with a slower clock sleeps a little
+# longer, which is harmless: the blocker only has to hold long enough.
 SLEEP_CYCLES_PER_US = 1980
 _EVENTS = 512
 _FLUSH_ROW = 4096
 
 
 class Gpu(Protocol):
-    """What a timer needs of a GPU: an in-order queue, events in it, and a kernel of a known length."""
+    """What a timer needs of a GPU: an in-order queue, events in it, and a kernel of known length."""
 
     def now_us(self) -> float:
-        """Host time in microseconds."""
+        """Return the host time in microseconds."""
         ...
 
     def event(self) -> Any:
-        """An event put into the queue now."""
+        """Enqueue an event and return it."""
         ...
 
     def passed(self, event: Any) -> bool:
-        """Whether the queue has got past an event."""
+        """Whether the queue has passed an event."""
         ...
 
     def elapsed_us(self, first: Any, second: Any) -> float:
-        """GPU time between two events that have passed, in microseconds."""
+        """Return the GPU time between two passed events in microseconds."""
         ...
 
     def sleep_us(self, duration_us: float) -> None:
-        """Put a kernel into the queue that does nothing for about so long."""
+        """Enqueue a kernel that does nothing for about this long."""
         ...
 
     def flush(self, l2: str) -> None:
@@ -44,7 +44,7 @@ class Gpu(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait until the queue is empty. Errors of earlier work surface here."""
+        """Wait until the queue is empty; errors of earlier work are raised here."""
         ...
 
 
@@ -53,37 +53,37 @@ class Cuda:
 
     def __init__(self) -> None:
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        # Twice the cache evicts what was there. Read, not written: a cache full of written lines would have to be
-        # stored back while the next call is timed. Sums of rows, since one sum of all would take two kernels.
+        # Twice the cache's size evicts its contents. Read instead of written: dirty lines would be written back while
+        # the next call is timed. Sums of rows, since a sum of all elements would take two kernels.
         self._flush_buffer = torch.randn(2 * l2_bytes // 4 // _FLUSH_ROW, _FLUSH_ROW, device="cuda")
         self._flush_sums = torch.empty(len(self._flush_buffer), device="cuda")
-        # Used again and again: making one costs as much host time as recording it, and a block reads its events
-        # before the next block records them anew.
+        # Reused, since creating an event costs as much host time as recording it. A block reads its events before the
+        # next block records them again.
         events = [torch.cuda.Event(enable_timing=True) for _ in range(_EVENTS)]
         for event in events:
-            event.record()  # CUDA makes an event when it is first recorded, which takes the host longer
+            event.record()  # CUDA creates an event when it is first recorded, which takes longer
         self._events = itertools.cycle(events)
 
     def now_us(self) -> float:
-        """Host time in microseconds."""
+        """Return the host time in microseconds."""
         return time.perf_counter_ns() / 1e3
 
     def event(self) -> torch.cuda.Event:
-        """A recorded timing event, good until some hundred others are."""
+        """Record and return a timing event; it is reused after some hundred others."""
         event = next(self._events)
         event.record()
         return event
 
     def passed(self, event: torch.cuda.Event) -> bool:
-        """`cudaEventQuery`."""
+        """Query the event with `cudaEventQuery`."""
         return bool(event.query())
 
     def elapsed_us(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-        """`cudaEventElapsedTime` in microseconds."""
+        """Return `cudaEventElapsedTime` in microseconds."""
         return float(first.elapsed_time(second)) * 1e3
 
     def sleep_us(self, duration_us: float) -> None:
-        """PyTorch's own spinning kernel; it cannot deadlock."""
+        """Enqueue PyTorch's spinning kernel, which cannot deadlock."""
         torch.cuda._sleep(int(duration_us * SLEEP_CYCLES_PER_US))
 
     def flush(self, l2: str) -> None:

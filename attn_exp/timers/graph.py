@@ -1,6 +1,6 @@
-"""Timer `graph`: replay of a CUDA graph that holds one call, cold L2, the stream pre-blocked as for `device`.
+"""Timer `graph`: replay of a CUDA graph of one call, with cold L2 and the stream blocked as in `device`.
 
-What a serving engine or a compiled training step sees: the same kernels without the host issuing each of them.
+It measures what a serving engine or a compiled training step has: the same kernels without their launches by the host.
 """
 
 import torch
@@ -13,35 +13,40 @@ _WARM_UP_CALLS = 3
 
 
 class CaptureFailed(Exception):
-    """The call cannot be captured into a CUDA graph; the message is CUDA's own reason."""
+    """The call cannot be captured into a CUDA graph; the message has CUDA's reason."""
 
 
 class GraphTimer(DeviceTimer):
-    """GPU time of one replay; many calls a graph with hot caches would be another timer."""
+    """GPU time of one replay. A graph of many calls would leave the caches hot."""
 
     name = "graph"
 
     def estimate(self, call: Call) -> Cost:
-        """Captures `call`, then estimates its replay. Raises CaptureFailed."""
+        """Capture `call` and estimate its replay.
+
+        Raises:
+            CaptureFailed: the call cannot be captured.
+        """
         self._replay = capture(call)
         return super().estimate(self._replay)
 
     def block(self, call: Call, calls: int) -> Block:
-        """Time replays of what `estimate` captured."""
+        """Time replays of the call that `estimate` captured."""
         return super().block(self._replay, calls)
 
 
 def capture(call: Call) -> Call:
-    """A call that replays `call` from a CUDA graph.
+    """Return a call that replays `call` from a CUDA graph.
 
     Raises:
-        CaptureFailed: it synchronises, allocates outside of PyTorch, or does something else that no graph can hold.
+        CaptureFailed: the call synchronises, allocates outside of PyTorch, or does something else that cannot be
+            captured.
     """
     try:
         for _ in range(_WARM_UP_CALLS):
             call()
         graph = torch.cuda.CUDAGraph()
-        # On the current stream: a backward runs on the stream of its forward, and must be captured there.
+        # On the current stream: a backward runs on its forward's stream, and must be captured there.
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             call()
     except RuntimeError as error:

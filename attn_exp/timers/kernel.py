@@ -1,7 +1,8 @@
-"""Timer `kernel`: the sum of a call's kernel times by CUPTI, through PyTorch's profiler; also names the kernels.
+"""Timer `kernel`: the sum of a call's kernel times by CUPTI, through PyTorch's profiler.
 
-What PyTorch's own attention benchmark reports. On a CPU, where there are no kernels, the same session names the
-operators that ran.
+It also names the kernels.
+
+It reports what PyTorch's own attention benchmark reports. On a CPU the same profiler names the operators that ran.
 """
 
 import statistics
@@ -16,17 +17,17 @@ from attn_exp.core.record import Kernel
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Call, Cost
 
-# Host activity that kineto reports as if it ran on the device.
+# Host activity that kineto reports as device activity.
 _NOT_KERNELS = ("Context Sync", "Event Sync", "Stream Sync", "Activity Buffer Request")
 
 
 class ProfilerLost(Exception):
-    """The profiler saw no kernels where some must have run: it says nothing about the call."""
+    """The profiler recorded no kernels where some must have run, so nothing is known about the call."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """One thing the device did: its name, start in nanoseconds and duration in microseconds."""
+    """One activity of the device: its name, start in nanoseconds and duration in microseconds."""
 
     name: str
     start_ns: int
@@ -35,9 +36,12 @@ class Activity:
 
 @dataclass(frozen=True)
 class Trace:
-    """The activities of some calls, one tuple a call, in time order, and how many launches a call is.
+    """The activities of traced calls.
 
-    `lossy` if they could not be told apart: then there are no calls, and `launches` is about right.
+    Attributes:
+        calls: the activities of each call, in time order.
+        lossy: whether records are missing, so that the activities cannot be assigned to calls; `calls` is then empty.
+        launches: how many kernels a call launches, approximate if lossy.
     """
 
     calls: tuple[tuple[Activity, ...], ...]
@@ -45,7 +49,7 @@ class Trace:
     launches: float
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels of one call, longest first: mean count and mean time over the traced calls."""
+        """Return the kernels of one call, longest first, with their mean count and mean time over the traced calls."""
         counts: Counter[str] = Counter()
         times: Counter[str] = Counter()
         for call in self.calls:
@@ -53,44 +57,47 @@ class Trace:
                 counts[activity.name] += 1
                 times[activity.name] += activity.time_us  # type: ignore[assignment]
         n = len(self.calls)
-        found = [Kernel(name=name, count=counts[name] / n, time_us=times[name] / n) for name in counts]
-        return tuple(sorted(found, key=lambda kernel: -kernel.time_us))
+        kernels = [Kernel(name=name, count=counts[name] / n, time_us=times[name] / n) for name in counts]
+        return tuple(sorted(kernels, key=lambda kernel: -kernel.time_us))
 
 
 def activities(run: Callable[[], None]) -> list[Activity]:
-    """What the GPU did during `run`, in time order.
+    """Return what the GPU did during `run`, in time order.
 
-    `torch.autograd.profiler.profile`, not `torch.profiler.profile`: the latter imports all of Inductor for a flag of
-    its own, 3 to 4 s in every worker (seen with torch 2.11).
+    It uses `torch.autograd.profiler.profile`: `torch.profiler.profile` imports all of Inductor for one flag, which
+    takes 3 to 4 s in every worker (torch 2.11).
     """
     with profile(use_cpu=False, use_device="cuda", use_kineto=True) as session:
         run()
         torch.cuda.synchronize()
-    found = [
+    activities = [
         Activity(event.name(), event.start_ns(), event.duration_ns() / 1e3)
         for event in session.kineto_results.events()
         if str(event.device_type()) == "DeviceType.CUDA" and event.name() not in _NOT_KERNELS
     ]
-    return sorted(found, key=lambda activity: activity.start_ns)
+    return sorted(activities, key=lambda activity: activity.start_ns)
 
 
-def split_calls(found: list[Activity], calls: int) -> Trace:
-    """Cut a session of `calls` times (flush, call) into calls, the flush left out.
+def split_calls(recorded: list[Activity], calls: int) -> Trace:
+    """Split the activities of `calls` times (flush, call) into calls, without the flush.
 
-    Every call ran the same kernels, so equal parts that each begin with the flush and name the same kernels are the
-    calls; anything else means that CUPTI lost records, and nobody knows whose the others are. Flushes alone are calls
-    that launched nothing.
+    Every call runs the same kernels, so equal parts that begin with the flush and have the same kernel names are the
+    calls. Anything else means that CUPTI lost records, and the rest cannot be assigned. Flushes without kernels are
+    calls that launched nothing.
     """
-    size, rest = divmod(len(found), calls)
-    parts = [tuple(found[i * size : (i + 1) * size]) for i in range(calls)] if size else []
+    size, rest = divmod(len(recorded), calls)
+    parts = [tuple(recorded[i * size : (i + 1) * size]) for i in range(calls)] if size else []
     ran = {(part[0].name, *sorted(activity.name for activity in part[1:])) for part in parts}
     if rest or len(ran) != 1:
-        return Trace((), True, max(1.0, len(found) / calls - 1))
+        return Trace((), True, max(1.0, len(recorded) / calls - 1))
     return Trace(tuple(part[1:] for part in parts), False, float(size - 1))
 
 
 def trace(gpu: Gpu, l2: str, call: Call, calls: int) -> Trace:
-    """Trace `calls` calls, each behind a flush. A lossy session, or one without a kernel, is tried once more."""
+    """Trace `calls` calls, each after a flush.
+
+    A session that is lossy or has no kernel is repeated once.
+    """
 
     def run() -> None:
         for _ in range(calls):
@@ -102,7 +109,7 @@ def trace(gpu: Gpu, l2: str, call: Call, calls: int) -> Trace:
 
 
 def operators(call: Call) -> tuple[Kernel, ...]:
-    """The ATen operators of one call on the CPU, all of them, longest first, nested ones included."""
+    """Return all ATen operators of one call on the CPU, nested ones included, longest first."""
     with profile(use_cpu=True, use_kineto=True) as session:
         call()
     counts: Counter[str] = Counter()
@@ -116,7 +123,7 @@ def operators(call: Call) -> tuple[Kernel, ...]:
 
 
 class KernelTimer:
-    """The sum of the kernel times of each call, cold L2; a profiler session a block."""
+    """The sum of each call's kernel times, with cold L2; one profiler session for each block."""
 
     name = "kernel"
     estimates = False
@@ -125,12 +132,16 @@ class KernelTimer:
         self.gpu, self.l2 = gpu, l2
 
     def estimate(self, call: Call) -> Cost:
-        """From one session of 3 calls."""
+        """Estimate from one session of 3 calls."""
         traced = trace(self.gpu, self.l2, call, 3)
         return Cost(statistics.median(_sums(traced)), 30.0, traced.launches)
 
     def block(self, call: Call, calls: int) -> Block:
-        """One session; no samples can be had from a lossy one, so it is an error there."""
+        """Time a block in one session.
+
+        Raises:
+            ProfilerLost: records are missing, so there are no samples.
+        """
         return Block(_sums(trace(self.gpu, self.l2, call, calls)))
 
 

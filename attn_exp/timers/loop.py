@@ -1,4 +1,4 @@
-"""The loop that all timers share: warm up, sample in rounds, stop by rule."""
+"""The sampling loop of all timers: warm up, sample in rounds, stop by a rule."""
 
 import contextlib
 import gc
@@ -27,7 +27,13 @@ LONG_CALL_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call costs in a timer's own pattern, in microseconds of wall time, and the kernels it launches."""
+    """The cost of one call as its timer runs it.
+
+    Attributes:
+        time_us: the call's time in microseconds.
+        around_us: the wall time of flush and blocker in microseconds.
+        kernels: how many kernels the call launches.
+    """
 
     time_us: float
     around_us: float = 0.0
@@ -35,36 +41,36 @@ class Cost:
 
     @property
     def calls_per_round(self) -> int:
-        """As many calls as come nearest to 15 ms, within the launch queue."""
+        """Return the number of calls that takes nearest to 15 ms and fits the launch queue."""
         wanted = round(ROUND_US / (self.time_us + self.around_us))
         queue = math.floor(ROUND_KERNELS / max(1.0, self.kernels))
         return max(ROUND_CALLS[0], min(ROUND_CALLS[1], wanted, queue))
 
     @property
     def warm_up_calls(self) -> int:
-        """25 ms of calls, at least 3 and at most 300."""
+        """Return the number of calls that take 25 ms, at least 3 and at most 300."""
         wanted = math.ceil(WARM_UP_US / (self.time_us + self.around_us))
         return max(WARM_UP_CALLS[0], min(WARM_UP_CALLS[1], wanted))
 
 
 @dataclass
 class Block:
-    """One block of calls: a sample a call in microseconds, and what went wrong meanwhile."""
+    """One block of calls: one sample for each call in microseconds, and flags."""
 
     times_us: list[float]
     flags: tuple[str, ...] = ()
 
 
 class Timer(Protocol):
-    """A way of timing. `name` and `l2` go into the record; `block` times `calls` calls in a row."""
+    """A timer. `name` and `l2` go into the record; `block` times `calls` calls in a row."""
 
     name: str
     l2: str
-    # Whether `block` stands on what `estimate` found.
+    # Whether `block` needs `estimate` to run first.
     estimates: bool
 
     def estimate(self, call: Call) -> Cost:
-        """What one call costs, from a few calls."""
+        """Estimate the cost of one call from a few calls."""
         ...
 
     def block(self, call: Call, calls: int) -> Block:
@@ -74,11 +80,11 @@ class Timer(Protocol):
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """When enough rounds are sampled.
+    """The rule that ends sampling.
 
-    `precise` once the 95 % interval over round log-medians lies within +-`precision`, after `min_rounds` rounds
-    (fewer for calls above 50 ms); else `max_rounds`; else `budget` after `budget_s` seconds, but never before the
-    least number of rounds.
+    It stops as `precise` when the 95 % confidence interval over the rounds' log-medians lies within +-`precision`,
+    after at least `min_rounds` rounds (fewer for calls above 50 ms); else as `max_rounds`; else as `budget` after
+    `budget_s` seconds, but never before the least number of rounds.
     """
 
     precision: float
@@ -87,14 +93,14 @@ class StoppingRule:
     budget_s: float
 
     def least_rounds(self, call_us: float) -> int:
-        """The rounds below which no rule stops."""
+        """Return the number of rounds before which no rule stops."""
         return min(self.min_rounds, LONG_CALL_ROUNDS) if call_us > LONG_CALL_US else self.min_rounds
 
     def verdict(self, series: Sequence[Sequence[float]], call_us: float, elapsed_s: float) -> str | None:
-        """Why to stop after these rounds, or None to go on.
+        """Return why to stop after these rounds, or None to continue.
 
         Args:
-            series: what has to be precise, each with a value a round: medians, or ratios of medians.
+            series: what has to be precise, one value for each round: medians, or ratios of medians.
             call_us: the longest call's time.
             elapsed_s: seconds of sampling so far.
         """
@@ -123,7 +129,10 @@ class _Samples:
 
 @dataclass(frozen=True)
 class Entry:
-    """A call to be sampled: how, and inside of what scope; `kernels` it launches bound the calls of a round."""
+    """A call to sample with its timer and scope.
+
+    The number of `kernels` that it launches limits the calls of a round.
+    """
 
     timer: Timer
     call: Call
@@ -132,7 +141,7 @@ class Entry:
 
 
 def sample(timer: Timer, call: Call, rule: StoppingRule, *, kernels: float = 1.0, **options: Any) -> Timing:
-    """Sample one call by itself; `options` are those of `sample_rivals`. Raises what the call raises."""
+    """Sample one call; `options` are those of `sample_rivals`. Raises what the call raises."""
     try:
         return sample_rivals([Entry(timer, call, kernels=kernels)], rule, **options)[0]
     except RivalFailed as failed:
@@ -148,21 +157,21 @@ def sample_rivals(
     midway: Callable[[], None] | None = None,
     after_block: Callable[[int], None] = lambda position: None,
 ) -> list[Timing]:
-    """Warm each call up in its timer's own pattern, then sample all in rounds until `rule` says stop.
+    """Warm each call up as its timer runs it, then sample all in rounds until `rule` stops.
 
     Args:
-        entries: what to time; inputs built, graphs compiled, each run at least once.
-        rule: when to stop: for one call by its own median, for several by the ratios between them.
-        order: of the rivals in a round, from their number and the round's index.
-        rest_s: seconds of idleness before each block.
-        midway: called once, halfway through the least number of rounds: other timers' blocks, under the same clocks.
+        entries: what to time; inputs are built, graphs compiled, and each has run at least once.
+        rule: when to stop: by the median of a single call, by the pairwise ratios of several.
+        order: the order of the rivals in a round, from their number and the round's index.
+        rest_s: seconds of idle time before each block.
+        midway: called once, halfway through the least number of rounds, for blocks of other timers at the same clocks.
         after_block: called after each block with the index of its entry.
 
     Raises:
         RivalFailed: an entry raised.
 
     Returns:
-        One timing an entry. Samples with the same round index of different entries were taken side by side.
+        One timing for each entry. Samples of different entries with the same round index were interleaved.
     """
     costs = []
     for position, entry in enumerate(entries):
@@ -214,7 +223,7 @@ class RivalFailed(Exception):
 def _naming(position: int) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # whatever it is, it has to be known whose it is
+    except Exception as error:  # any exception must be assigned to its entry
         raise RivalFailed(position, error) from error
 
 
@@ -230,7 +239,7 @@ def _warmed_up(entry: Entry) -> Cost:
 
 
 def _series(medians: Sequence[list[float]]) -> list[list[float]]:
-    """What has to be precise: one call's own medians, or of several calls every pair's ratios, round by round."""
+    """Return what has to be precise: a single call's medians, or every pair's ratios round by round."""
     if len(medians) == 1:
         return [medians[0]]
     return [
@@ -241,7 +250,7 @@ def _series(medians: Sequence[list[float]]) -> list[list[float]]:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Keep the garbage collector out: a collection inside a block is a pause of the host that no call made."""
+    """Disable the garbage collector: a collection inside a block would be timed as part of a call."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -252,7 +261,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def single_block(timer: Timer, call: Call, calls: int) -> Timing:
-    """One block of a warmed-up call: a second opinion beside the timer that ranks."""
+    """Time one block of a warmed-up call with a secondary timer."""
     if timer.estimates:
         timer.estimate(call)
     block = timer.block(call, calls)

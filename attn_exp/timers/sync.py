@@ -7,7 +7,10 @@ import torch
 
 
 def seconds(device: str, run: Callable[[], object]) -> float:
-    """How long the device takes for `run`, in seconds; by events on a GPU, since other threads may hold up this one."""
+    """Return the seconds that the device takes for `run`.
+
+    On a GPU events measure them, since other threads may delay this one.
+    """
     if device == "cpu":
         began = time.perf_counter()
         run()
@@ -21,6 +24,6 @@ def seconds(device: str, run: Callable[[], object]) -> float:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device's work; errors of earlier calls surface here."""
+    """Wait for the device's work; errors of earlier calls are raised here."""
     if device == "cuda":
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Timers `wall` and `dispatch`: the host's share. Both after a flush, each call by itself on an idle GPU."""
+"""Timers `wall` and `dispatch`: host time of single calls on an idle GPU, after a flush."""
 
 import statistics
 
@@ -9,7 +9,7 @@ _ESTIMATE_CALLS = 3
 
 
 class WallTimer:
-    """Host time from issuing a call until the GPU is done with it: the latency that a caller who waits sees."""
+    """Host time from issuing a call until the GPU has finished it: the latency that a waiting caller sees."""
 
     name = "wall"
     estimates = False
@@ -19,7 +19,7 @@ class WallTimer:
         self.gpu, self.l2 = gpu, l2
 
     def estimate(self, call: Call) -> Cost:
-        """From 3 calls: their median, and what lies around them."""
+        """Estimate from 3 calls: their median, and the wall time around them."""
         began = self.gpu.now_us()
         median = statistics.median(self.block(call, _ESTIMATE_CALLS).times_us)
         return Cost(median, max(0.0, (self.gpu.now_us() - began) / _ESTIMATE_CALLS - median))
@@ -40,7 +40,7 @@ class WallTimer:
 
 
 class DispatchTimer(WallTimer):
-    """Host time to issue a call, without waiting for it: what a launch-bound program pays."""
+    """Host time to issue a call without waiting for it: the cost in a launch-bound program."""
 
     name = "dispatch"
     waits = False
