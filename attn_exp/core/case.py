@@ -1,4 +1,4 @@
-"""The case: shapes, dtype and mask of one attention problem; nothing about who computes it."""
+"""The case: shapes, dtype and mask of one attention problem, independent of the backend."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -7,15 +7,15 @@ from attn_exp.core.errors import UserError, nearest
 
 E4M3 = "float8_e4m3fn"
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
-# What people type for the data types.
+# The short names of dtypes on the command line.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
-# What is computed around the attention. The first is the attention alone, and `None` in a case.
+# What is computed around the attention. The first is attention without a block, None in a case.
 WORKLOADS = ("attention", "dit_block", "decoder_layer")
 PASSES = ("forward", "backward")
 
-# Beyond these a number is a typo, not an experiment.
+# A larger number is a typo, not an experiment.
 _LARGEST = {
     "batch": 1 << 20,
     "q_heads": 1 << 14,
@@ -34,22 +34,36 @@ _LARGEST_MLP = 1 << 20
 class Case:
     """One attention problem.
 
-    Tensors are q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim) and
-    v (batch, kv_heads, kv_len, value_dim). `align` says where a causal mask starts when q_len != kv_len:
-    `bottom_right`, the last query sees every key (FlashAttention >= 2.1), or `top_left`, query i sees keys
-    0..i (PyTorch's `is_causal`). `window` is a sliding window's number of keys kept, the query's own included; it needs
-    a causal mask. Libraries count differently (FlashAttention's left window L keeps L + 1 keys, cuDNN's keeps L):
-    backends translate. `softcap` bounds the scores, softcap * tanh(scores / softcap), before the mask. `lengths` packs
-    several sequences into one row of the batch: a query sees keys of its own sequence alone, and masks count within
-    it. `layout` is how tensors lie in memory: `bhsd` or, heads of one token side by side, `bshd`. Tensors of dtype
-    `float8_e4m3fn` are codes, each tensor with a scale of its own (attn_exp/attention/inputs.py). `workload` is the
-    transformer block that the attention stands in, q_heads x head_dim wide, and `mlp_dim` the width of its MLP;
-    None and None is the attention alone.
+    Tensors are q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim) and v (batch, kv_heads,
+    kv_len, value_dim).
+
+    Attributes:
+        batch: sequences, or rows of packed sequences.
+        q_heads: query heads.
+        kv_heads: key-value heads, a divisor of `q_heads`.
+        q_len: queries.
+        kv_len: keys.
+        head_dim: the head dimension of q and k.
+        value_dim: the head dimension of v and the output.
+        dtype: PyTorch's name. Tensors of `float8_e4m3fn` are codes, each tensor with a scale
+            (attn_exp/attention/inputs.py).
+        causal: whether a query sees only keys up to its own.
+        align: where a causal mask starts if q_len != kv_len. `bottom_right`: the last query sees every key
+            (FlashAttention >= 2.1). `top_left`: query i sees keys 0..i (PyTorch's `is_causal`).
+        window: the keys that a sliding window keeps, the query's own included; it needs a causal mask. Libraries count
+            differently (FlashAttention's left window L keeps L + 1 keys, cuDNN's keeps L), and backends translate.
+        softcap: bounds the scores before the mask: softcap * tanh(scores / softcap).
+        lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,
+            and masks count within it.
+        layout: the memory layout of tensors: `bhsd`, or `bshd` with the heads of a token adjacent.
+        workload: the transformer block around the attention, q_heads x head_dim wide; None for attention without a
+            block.
+        mlp_dim: the width of the block's MLP; None without a block.
 
     Raises:
-        UserError: a size that is no positive integer or absurdly large, query heads that are no multiple of the
-            key-value heads, an unknown dtype, alignment, layout or workload, lengths that do not add up, a mask or
-            heads that the workload does not have.
+        UserError: a size is no positive integer or absurdly large, the query heads are no multiple of the key-value
+            heads, a dtype, alignment, layout or workload is unknown, the lengths do not add up, or the workload lacks a
+            mask or head configuration.
     """
 
     batch: int
@@ -148,22 +162,22 @@ class Case:
 
     @property
     def quantised(self) -> bool:
-        """Whether tensors are codes with a scale, and no numbers by themselves."""
+        """Whether tensors are codes with a scale."""
         return self.dtype == E4M3
 
     @property
     def square(self) -> bool:
-        """Whether both alignments mean the same mask."""
+        """Whether both alignments are the same mask."""
         return self.q_len == self.kv_len
 
     @property
     def offset(self) -> int:
-        """The last key that query 0 sees under a causal mask."""
+        """Return the last key that query 0 sees under a causal mask."""
         return self.kv_len - self.q_len if self.align == "bottom_right" else 0
 
     @property
     def dense(self) -> bool:
-        """Whether every query sees every key: without a mask, or with one that hides nothing, as in decoding."""
+        """Whether every query sees every key: no mask, or one that hides nothing, as in decoding."""
         if self.lengths is not None:
             return False
         hidden = self.window is not None and self.window < self.kv_len
@@ -171,7 +185,7 @@ class Case:
 
     @property
     def keyless(self) -> str | None:
-        """Which queries see no key, so that their softmax is 0 / 0, and what to set instead; None if all see one."""
+        """Return which queries see no key, with a softmax of 0 / 0, and what to set instead; None if all see one."""
         if self.causal and self.align == "bottom_right" and self.q_len > self.kv_len:
             return "the first queries see no key, their softmax is undefined: set align=top_left or q_len <= kv_len"
         if self.window is not None and self.align == "top_left" and self.q_len - self.window >= self.kv_len:
@@ -179,7 +193,7 @@ class Case:
         return None
 
     def label(self) -> str:
-        """The case in a few characters, e.g. `b8 h16 s1024 d128 bfloat16 causal`."""
+        """Return a short label, e.g. `b8 h16 s1024 d128 bfloat16 causal`."""
         heads = f"h{self.q_heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.q_heads else "")
         length = f"s{self.q_len}" if self.square else f"q{self.q_len} kv{self.kv_len}"
         dim = f"d{self.head_dim}" + (f"/{self.value_dim}" if self.value_dim != self.head_dim else "")
@@ -196,10 +210,10 @@ class Case:
 
 
 def case_from_config(config: dict[str, Any]) -> Case:
-    """The case that a composed configuration asks for: `model`, `dtype`, and the fields of `Case` that are keys.
+    """Return the case of a composed configuration: `model`, `dtype`, and the keys that are fields of `Case`.
 
     Raises:
-        UserError: as `Case`; also an embedding that the heads do not divide, or a missing size.
+        UserError: as `Case`; also if the heads do not divide the embedding, or a size is missing.
     """
     model = config["model"]
     head_dim = model.get("head_dim")
@@ -227,7 +241,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
     if lengths is not None and not isinstance(lengths, list | tuple):
         raise UserError(f"lengths={lengths} is no list: write lengths=[512,1536]")
     if lengths and all(isinstance(length, int) for length in lengths):
-        # A packed case's length is their sum; a length that was typed as well has to agree.
+        # The length of a packed case is the sum of its sequences; an explicit length has to agree.
         model_len = model.get("seq_len")
         config = config | {key: sum(lengths) for key in ("q_len", "kv_len") if config[key] == model_len}
     alone = config["workload"] == WORKLOADS[0]
@@ -253,12 +267,12 @@ def case_from_config(config: dict[str, Any]) -> Case:
 
 
 def case_columns() -> tuple[str, ...]:
-    """The names of a case's fields, in the order in which tables and files show them."""
+    """Return the names of a case's fields in the order of tables and files."""
     return tuple(field.name for field in fields(Case))
 
 
 def _size(value: Any) -> bool:
-    """Whether it is a whole positive number that is no typo."""
+    """Whether a value is a positive integer of plausible size."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_EMBEDDING
 
 

@@ -1,10 +1,10 @@
-"""Where the configuration lies."""
+"""The location of the configuration."""
 
 from pathlib import Path
 
 
 def conf_folder() -> Path:
-    """The folder of the configuration: in the installed package, else beside it in the checkout."""
+    """Return the configuration's folder: in the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"

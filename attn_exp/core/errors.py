@@ -1,4 +1,4 @@
-"""The user's mistakes: found in the parent, told in one sentence, exit code 2."""
+"""Mistakes of the user: the parent reports each in one sentence and exits with code 2."""
 
 import difflib
 import re
@@ -13,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def check_name(key: str, name: Any) -> None:
-    """Raise UserError unless `name` can name a folder inside another, and nothing outside of it."""
+    """Raise UserError unless `name` can name a folder inside another."""
     if isinstance(name, str) and len(name) > _LONGEST:
         raise UserError(f"{key}={name[:20]}... has {len(name)} characters: use at most {_LONGEST}")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -23,7 +23,7 @@ def check_name(key: str, name: Any) -> None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, links followed, lies in a folder."""
+    """Whether a path lies in a folder after following links."""
     return path.resolve().is_relative_to(folder.resolve())
 
 
@@ -31,39 +31,39 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(: \S|$)")
 
 
 class UserError(Exception):
-    """Something to type differently. The message is one sentence that says what to type instead."""
+    """A mistake of the user. The message is one sentence that says what to type instead."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says; its type where it says nothing."""
+    """Return the first line of an exception's message, or its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def last_words(output: str) -> str:
-    """What a program said at last: the exception that ended it, not the hints below that, or its last line."""
+    """Return the exception that ended a program, without the hints below it, or the program's last line."""
     lines = [line.rstrip() for line in output.strip().splitlines()]
     for above, line in reversed(list(pairwise(lines))):
-        # A traceback's frames are indented, what was raised is not.
+        # The frames of a traceback are indented, the exception is not.
         if above.startswith("  ") and _RAISED.match(line):
             return line
     return lines[-1] if lines else ""
 
 
 def how_it_ended(code: int) -> str:
-    """`was killed by SIGSEGV` or `exited with code 1`, of a process' return code as `subprocess` gives it."""
+    """Return `was killed by SIGSEGV` or `exited with code 1` for a return code of `subprocess`."""
     if code >= 0:
         return f"exited with code {code}"
-    # Of the real-time signals only the first and the last have a name.
+    # Only the first and the last real-time signal have a name.
     named = -code in {*signal.Signals}
     return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """`did you mean 'flash'? ` if one of `choices` is close to `word`, else an empty string."""
+    """Return `did you mean 'flash'? ` if one of `choices` is close to `word`, else an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'? " if near else ""
 
 
 def no_config_dir(folder: str) -> str:
-    """What to say of a `--config-dir` that is not there."""
+    """Return the message for a `--config-dir` that does not exist."""
     return f"--config-dir {folder} is not a folder: give one that has backend/, model/ or other groups"

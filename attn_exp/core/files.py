@@ -1,4 +1,4 @@
-"""Litter: temporary files whose process was killed before it could remove them, told by the process in their names."""
+"""Temporary files that were left behind: their names say which process made them."""
 
 import contextlib
 import os
@@ -13,12 +13,12 @@ _OWNER = re.compile(r"@([^@]*)@(\d+)@")
 
 
 def owner_mark() -> str:
-    """Who makes a temporary file: this host and process, to be put into its name."""
+    """Return the mark of this host and process for a temporary file's name."""
     return f"@{os.uname().nodename}@{os.getpid()}@"
 
 
 def remove_litter(paths: Iterable[Path]) -> None:
-    """Remove those of `paths` that a process of this host made which is no more; others stay, whatever they are."""
+    """Remove those of `paths` that an ended process of this host made."""
     for path in paths:
         owner = _OWNER.search(path.name)
         if owner is None or owner[1] != os.uname().nodename or Path("/proc", owner[2]).exists():
@@ -26,11 +26,11 @@ def remove_litter(paths: Iterable[Path]) -> None:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
             continue
-        # It may be another user's.
+        # The file may belong to another user.
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def hidden_files(folder: Path) -> list[Path]:
-    """The hidden files of a sweep's folder, its jobs' and their profiles': where `write_whole` makes its own."""
+    """Return the hidden files of a sweep's folder, its jobs and their profiles, where `write_whole` makes its own."""
     return [path for pattern in (".*", "*/.*", f"*/{PROFILES}/.*") for path in folder.glob(pattern)]

@@ -1,4 +1,4 @@
-"""Flags: what a reader should know about a number that is still a number. Each with the mark that tables show."""
+"""Flags: what a reader should know about a valid number. Each has the mark that tables show."""
 
 import os
 import statistics
@@ -10,14 +10,14 @@ from typing import Any
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import log_half_width, round_medians
 
-# /proc/stat counts in ticks of 10 ms a processor.
+# /proc/stat counts in ticks of 10 ms for each processor.
 _SLACK_S = 0.03
 
 
 def host_reading() -> dict[str, Any]:
-    """CPU seconds that this host's processors have been busy (or taken by a hypervisor), and that this process used.
+    """Return the CPU seconds that this host's processors were busy (or a hypervisor took), and that this process used.
 
-    Empty where Linux' /proc cannot be read.
+    Empty if Linux' /proc cannot be read.
     """
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
@@ -29,14 +29,14 @@ def host_reading() -> dict[str, Any]:
 
 
 def others_cores(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
-    """How many processors other programs kept busy between two readings; 0.0 where that cannot be known."""
+    """Return how many processors other programs kept busy between two readings; 0.0 if unknown."""
     if "busy_s" not in first or "busy_s" not in last or last["at"] <= first["at"]:
         return 0.0
     others_s = (last["busy_s"] - first["busy_s"]) - (last["own_s"] - first["own_s"]) - _SLACK_S
     return float(max(0.0, others_s / (last["at"] - first["at"])))
 
 
-# flag: (mark in tables, what it says)
+# flag: (mark in tables, meaning)
 FLAGS = {
     "unstable": ("~", "the 95 % interval is wider than +-1 %, or the rounds spread by more than 2 %"),
     "drift": (">", "the last third of the rounds differs from the first by more than 1 %"),
@@ -53,10 +53,11 @@ FLAGS = {
     "no_graph": ("g", "the call cannot be captured into a CUDA graph"),
 }
 
-# Flags of company that outlasts a round: it makes equal things look different, and no test on samples can tell.
+# Interference flags: they last longer than a round, can make equal backends look different, and no test on the samples
+# detects them.
 INTERFERENCE = frozenset({"busy_host", "shared_gpu"})
 
-# So many times as long unblocked: the host cannot keep up.
+# If an unblocked call takes this many times as long, the host cannot keep up.
 LAUNCH_BOUND = 1.05
 _OTHERS_CORES = 0.1
 _INTERVAL, _ROUND_SPREAD, _DRIFT, _CLOCK, _CLOCK_MISMATCH = 0.01, 0.02, 0.01, 0.75, 0.01
@@ -64,69 +65,72 @@ _SHORT_US, _SHORT_QUANTA = 10.0, 50.0
 
 
 def timing_flags(ranking: Timing, others: tuple[Timing, ...], quantum_us: float = 0.0) -> set[str]:
-    """The flags that follow from the samples of the ranking timer and its second opinions.
+    """Return the flags that follow from the samples of the ranking and secondary timers.
 
-    `quantum_us` is the step in which this GPU's event times come.
+    Args:
+        ranking: the ranking timer's samples.
+        others: the secondary timers' samples.
+        quantum_us: the step of this GPU's event times, in microseconds.
     """
-    found = set(ranking.flags).union(*(other.flags for other in others))
+    flags = set(ranking.flags).union(*(other.flags for other in others))
     medians = round_medians(ranking.times_us, ranking.rounds)
     half = log_half_width(medians)
     if half is not None and half > _INTERVAL:
-        found.add("unstable")
+        flags.add("unstable")
     if len(medians) > 1 and statistics.stdev(medians) / statistics.median(medians) > _ROUND_SPREAD:
-        found.add("unstable")
+        flags.add("unstable")
     third = len(medians) // 3
     if third and abs(statistics.median(medians[-third:]) / statistics.median(medians[:third]) - 1) > _DRIFT:
-        found.add("drift")
+        flags.add("drift")
     median = statistics.median(ranking.times_us)
     if ranking.timer != "cpu" and median < max(_SHORT_US, _SHORT_QUANTA * quantum_us):
-        found.add("too_short")
+        flags.add("too_short")
     for other in others:
         if (
             ranking.timer == "device"
             and other.timer == "event"
             and statistics.median(other.times_us) / median > LAUNCH_BOUND
         ):
-            found.add("launch_bound")
-    return found
+            flags.add("launch_bound")
+    return flags
 
 
 def flag_marks(flags: Iterable[str]) -> str:
-    """The marks of flags, in their order; one that is not known here has none."""
+    """Return the marks of flags, in their order; unknown flags have none."""
     return "".join(FLAGS[flag][0] for flag in flags if flag in FLAGS)
 
 
 def flag_notes(flags: Iterable[str]) -> list[str]:
-    """A line for each flag that occurs: its mark, its name and what it says."""
+    """Return a line for each flag that occurs: its mark, name and meaning."""
     return [f"{FLAGS[flag][0]} {flag}: {FLAGS[flag][1]}" for flag in sorted(set(flags) & set(FLAGS))]
 
 
 def telemetry_flags(readings: Sequence[dict[str, Any]], highest_clock_mhz: float | None) -> set[str]:
-    """The flags that follow from what NVML, or on a CPU Linux, said before, between and after the passes."""
-    found = set()
+    """Return the flags that follow from NVML's readings, or on a CPU Linux', before, between and after the passes."""
+    flags = set()
     if readings and others_cores(readings[0], readings[-1]) > _OTHERS_CORES:
-        found.add("busy_host")
+        flags.add("busy_host")
     for cause, flag in (("power", "power_capped"), ("thermal", "thermal")):
         held = [reading["held_back_ns"][cause] for reading in readings if cause in reading.get("held_back_ns", ())]
         if len(held) > 1 and held[-1] > held[0]:
-            found.add(flag)
+            flags.add(flag)
     for reading in readings:
         if {"sw_thermal", "hw_thermal", "hw_slowdown"} & set(reading.get("reasons", ())):
-            found.add("thermal")
+            flags.add("thermal")
         if highest_clock_mhz and reading.get("sm_clock_mhz", highest_clock_mhz) < _CLOCK * highest_clock_mhz:
-            found.add("clock_low")
+            flags.add("clock_low")
         if reading.get("processes", 0) > 1:
-            found.add("shared_gpu")
-    return found
+            flags.add("shared_gpu")
+    return flags
 
 
 def median_clock(readings: Sequence[dict[str, Any]]) -> float | None:
-    """The median SM clock of some readings, in MHz; None if none has one."""
+    """Return the median SM clock of readings in MHz; None if none has one."""
     clocks = [reading["sm_clock_mhz"] for reading in readings if "sm_clock_mhz" in reading]
     return statistics.median(clocks) if clocks else None
 
 
 def clocks_differ(rivals: Sequence[Sequence[dict[str, Any]]]) -> bool:
-    """Whether the median clocks of rivals, by their readings, lie further apart than 1 %."""
+    """Whether the rivals' median clocks differ by more than 1 %."""
     clocks = [clock for readings in rivals if (clock := median_clock(readings)) is not None]
     return len(clocks) > 1 and max(clocks) / min(clocks) - 1 > _CLOCK_MISMATCH

@@ -8,9 +8,9 @@ CONVENTION = "exact_mask"
 
 
 def unmasked_pairs(case: Case) -> int:
-    """The (query, key) pairs of one head that the mask lets through.
+    """Return the number of (query, key) pairs of one head that the mask does not hide.
 
-    A query that no key is left for (causal, bottom-right, q_len > kv_len) counts nothing.
+    A query that sees no key (causal, bottom-right, q_len > kv_len) counts nothing.
     """
     if case.lengths is not None:
         return sum(unmasked_pairs(one) for one in _sequences(case))
@@ -22,7 +22,7 @@ def unmasked_pairs(case: Case) -> int:
 
 
 def seen_keys(case: Case) -> int:
-    """How many keys at least one query sees."""
+    """Return how many keys at least one query sees."""
     if case.lengths is not None or not case.causal:
         return case.kv_len
     offset = case.offset
@@ -32,15 +32,18 @@ def seen_keys(case: Case) -> int:
 
 
 def _sequences(case: Case) -> list[Case]:
-    """The sequences of a packed case, each as a case of its own."""
+    """Return the sequences of a packed case, each as a case of its own."""
     return [replace(case, lengths=None, q_len=length, kv_len=length) for length in case.lengths or ()]
 
 
 def _pairs_up_to(case: Case, offset: int) -> int:
-    """The pairs of query i and key j with 0 <= j <= i + offset: the sum of i + offset + 1 within 0 and kv_len."""
+    """Return the number of pairs of query i and key j with 0 <= j <= i + offset.
+
+    It is the sum of i + offset + 1, clamped to [0, kv_len].
+    """
 
     def held_sum(n: int) -> int:
-        """The sum of m, held between 0 and kv_len, over all m <= n."""
+        """Return the sum of m clamped to [0, kv_len] over all m <= n."""
         n, beyond = min(max(n, 0), case.kv_len), max(0, n - case.kv_len)
         return n * (n + 1) // 2 + beyond * case.kv_len
 
@@ -48,10 +51,10 @@ def _pairs_up_to(case: Case, offset: int) -> int:
 
 
 def flops(case: Case, direction: str) -> int:
-    """Floating-point operations of the matrix products of one pass, `forward` or `backward`.
+    """Return the floating-point operations of the matrix products of one pass, `forward` or `backward`.
 
-    Forward has two (q kT, p v); backward has five, of which one is recomputed (FlashAttention, arXiv:2205.14135,
-    appendix B). Softmax, scale and mask do not count. Grouped heads save bytes, not operations: q_heads counts.
+    Forward has two (q kT, p v). Backward has five, one of them recomputed (FlashAttention, arXiv:2205.14135, appendix
+    B). Softmax, scale and mask do not count. Grouped heads save bytes, not operations: q_heads counts.
     """
     pairs = case.batch * case.q_heads * unmasked_pairs(case)
     if direction == "forward":
@@ -60,9 +63,9 @@ def flops(case: Case, direction: str) -> int:
 
 
 def flops_sdpa_convention(case: Case, direction: str) -> float:
-    """The count of PyTorch's attention benchmark (benchmarks/transformer/sdpa.py), to meet figures people know.
+    """Return the FLOPs as PyTorch's attention benchmark counts them (benchmarks/transformer/sdpa.py).
 
-    4 M N D and 2 M N for the softmax, halved under a causal mask, 2.5 times for backward.
+    4 M N D and 2 M N for the softmax, halved under a causal mask, times 2.5 for the backward.
     """
     per_head = 2 * case.q_len * case.kv_len * (case.head_dim + case.value_dim + 1)
     total = case.batch * case.q_heads * per_head * (0.5 if case.causal else 1.0)
@@ -70,19 +73,20 @@ def flops_sdpa_convention(case: Case, direction: str) -> float:
 
 
 def flops_common_convention(case: Case, direction: str) -> float:
-    """The count of most published figures (flash-attention's benchmarks, cuDNN frontend's): matrix products alone.
+    """Return the FLOPs as most published figures count them (flash-attention's and cuDNN frontend's benchmarks).
 
-    4 M N D a head (2 M N (d_qk + d_v)), halved exactly under a causal mask, 2.5 times for backward.
+    Only matrix products: 4 M N D for each head (2 M N (d_qk + d_v)), exactly half under a causal mask, times 2.5 for
+    the backward.
     """
     total = case.batch * case.q_heads * 2 * case.q_len * case.kv_len * (case.head_dim + case.value_dim)
     return total * (0.5 if case.causal else 1.0) * (1.0 if direction == "forward" else 2.5)
 
 
 def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
-    """Bytes that one pass must move: every input read once, every output written once.
+    """Return the bytes that one pass must move: every input read once, every output written once.
 
-    Forward reads q, k, v and writes the output, and the float32 log-sum-exp if a backward will need it
-    (`saves_lse`). Backward reads q, k, v, output, output gradient and log-sum-exp and writes dq, dk, dv.
+    Forward reads q, k, v and writes the output, and the float32 log-sum-exp if a backward will need it (`saves_lse`).
+    Backward reads q, k, v, output, output gradient and log-sum-exp and writes dq, dk, dv.
     """
     size = DTYPE_BYTES[case.dtype]
     dims = case.head_dim + case.value_dim

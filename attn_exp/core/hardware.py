@@ -1,4 +1,4 @@
-"""Datasheet peaks by device name: the roof that no measured number may pass."""
+"""Datasheet peaks by device name: no measured rate can be higher."""
 
 import re
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from attn_exp.core.case import E4M3
 class Peak:
     """A chip's datasheet figures: dense FLOP/s by input dtype (no sparsity), memory bytes/s, and their source.
 
-    A dtype that the chip's matrix units do not take is not among `flops`. float32 is the rate of the plain units;
-    `flops_limit` also allows the TF32 matrix units, which a float32 kernel may use.
+    `flops` lacks a dtype that the matrix units do not take. float32 is the rate of the CUDA cores; `flops_limit` also
+    allows the TF32 matrix units, which a float32 kernel may use.
     """
 
     name: str
@@ -21,7 +21,10 @@ class Peak:
     source: str
 
     def flops_limit(self, dtype: str) -> float | None:
-        """FLOP/s above which a figure for inputs of `dtype` is impossible; None if the datasheet has none."""
+        """Return the FLOP/s above which a figure for inputs of `dtype` is impossible.
+
+        None if the datasheet has none.
+        """
         return max(self.flops[dtype], self.tf32_flops) if dtype == "float32" else self.flops.get(dtype)
 
 
@@ -34,8 +37,8 @@ def _peak(
     return Peak(name, flops, tf32 * 1e12, tb_per_s * 1e12, source)
 
 
-# First match wins, so the more special name comes first. Names are those that the driver reports. Datasheets give the
-# tensor cores' rates with sparsity, twice the dense ones that stand here: an H200's 3,958 TFLOPS of FP8 are 1,979.
+# The first match wins, so more specific names come first. The names are the driver's. Datasheets state the tensor
+# cores' rates with sparsity, twice the dense rates here: an H200's 3,958 TFLOPS of FP8 are 1,979.
 _PEAKS = (
     (r"\bB200\b", _peak("B200", 2250, 75, 1125, 8.0, "NVIDIA HGX B200 datasheet", 4500)),
     (r"\bGH200 144G\b", _peak("GH200 144 GB", 989.4, 67, 494.7, 4.9, "NVIDIA GH200 datasheet, 144 GB HBM3e", 1979)),
@@ -54,7 +57,7 @@ _PEAKS = (
 
 
 def datasheet_peak(device_name: str) -> Peak | None:
-    """The peak of a device as the driver names it (`NVIDIA H200`), or None for a device not in the table."""
+    """Return the peak of a device by the driver's name (`NVIDIA H200`), or None for an unknown device."""
     for pattern, peak in _PEAKS:
         if re.search(pattern, device_name):
             return peak

@@ -1,4 +1,4 @@
-"""NVML: which GPUs there are, and what state one is in. No torch, so the parent can ask too."""
+"""NVML: which GPUs there are and their state. It needs no torch, so the parent can use it too."""
 
 import time
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-# NVML_FI_DEV_PERF_POLICY_*: nanoseconds for which the clock was held back, by cause (nvml.h).
+# NVML_FI_DEV_PERF_POLICY_*: nanoseconds for which the clock was reduced, by cause (nvml.h).
 _HELD_BACK = {74: "power", 75: "thermal", 77: "board_limit", 79: "reliability"}
 
 # Bits of the clocks event reason mask (nvml.h, nvmlClocksEventReason*).
@@ -33,31 +33,34 @@ class GpuInfo:
 
 
 def list_gpus() -> list[GpuInfo]:
-    """The NVIDIA GPUs of this host; empty where there is no driver."""
+    """Return the NVIDIA GPUs of this host; empty without a driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []
-    found = []
+    gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found.append(GpuInfo(index, pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)))
+            gpus.append(GpuInfo(index, pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)))
         except pynvml.NVMLError:
-            continue  # a GPU that is lost is none that can be measured
-    return found
+            continue  # a lost GPU cannot be measured
+    return gpus
 
 
 class GpuState:
-    """Reads clocks, power, temperature and throttle reasons of one GPU. A read costs 1 to 10 ms: never while timing."""
+    """Reads clocks, power, temperature and throttle reasons of one GPU.
+
+    A read takes 1 to 10 ms: never read while timing.
+    """
 
     def __init__(self, uuid: str) -> None:
-        """Raises pynvml.NVMLError where NVML does not know the GPU."""
+        """Open a GPU by its UUID. Raises pynvml.NVMLError if NVML does not know it."""
         pynvml.nvmlInit()
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def constant(self) -> dict[str, Any]:
-        """What does not change while measuring: power limit in watts, highest SM clock in MHz, driver."""
+        """Return what does not change while measuring: power limit in watts, highest SM clock in MHz, driver."""
         return _answered(
             power_limit_w=lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3,
             max_sm_clock_mhz=lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, pynvml.NVML_CLOCK_SM),
@@ -66,7 +69,10 @@ class GpuState:
         )
 
     def read(self) -> dict[str, Any]:
-        """SM clock in MHz, power in W, temperature in C, throttle reasons, time held back in ns, processes."""
+        """Return SM clock in MHz, power in W, temperature in C, throttle reasons and processes.
+
+        `held_back_ns` is the time at a reduced clock by cause, in nanoseconds.
+        """
         return {
             "at": time.time(),
             **_answered(
@@ -93,7 +99,7 @@ class GpuState:
 
 
 def _answered(**questions: Any) -> dict[str, Any]:
-    """The answers of those questions that this GPU and driver answer at all."""
+    """Return the answers to those questions that this GPU and driver support."""
     answers = {}
     for name, ask in questions.items():
         try:

@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when the parent dies, however it dies (Linux, prctl(2))."""
+    """Ask the kernel to kill this process when its parent dies for any reason (Linux, prctl(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -24,7 +24,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def end_with(process: int) -> None:
-    """End this process once another has ended that is not its parent: a profiler's program stands between the two."""
+    """End this process when another one ends that is not its parent, as with a profiler's program between the two."""
     try:
         alive = os.pidfd_open(process)
     except ProcessLookupError:

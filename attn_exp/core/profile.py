@@ -1,15 +1,16 @@
-"""Profile: what one profiler found out about a job. Its times stand here alone, never among the job's metrics."""
+"""What a profiler reports about a job. Its times are kept here, never among the job's metrics."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-# Where profiles lie in a job's folder: `profiles/PROFILER/FILE`.
+# The folder of profiles in a job's folder: `profiles/PROFILER/FILE`.
 FOLDER = "profiles"
 
-# What a profiler's own process leaves for the process that started it.
+# The file in which a profiler's own process returns its profile.
 RESULT_NAME = "profile.json"
-# Inductor's column: which of its arguments a kernel writes into.
+# Inductor's column with the arguments that a kernel writes into. Inductor copies them for each call that it times,
+# inside the time.
 IN_PLACE = "mutated_arg_names"
 
 ProfileStatus = Literal["ok", "unavailable", "failed"]
@@ -17,10 +18,14 @@ ProfileStatus = Literal["ok", "unavailable", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class ProfiledKernel:
-    """A kernel as a profiler saw it. `direction` is the pass that it ran in.
+    """A kernel as a profiler saw it.
 
-    `count` and `time_us` are of one call, None where the profiler does not know; `figures` are what else is known, by
-    the profiler's own names: grid, registers, tflops.
+    Attributes:
+        direction: the pass that it ran in.
+        name: the kernel's name.
+        count: launches in one call, None if unknown.
+        time_us: its time in one call in microseconds, None if unknown.
+        figures: other figures under the profiler's names: grid, registers, tflops.
     """
 
     direction: str
@@ -32,10 +37,15 @@ class ProfiledKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What one profiler left of one job.
+    """The result of one profiler for one job.
 
-    `reason` is one sentence: why there is no profile, or, beside `ok`, what is missing of it. `metrics` go to MLflow
-    as `PROFILER/NAME`, `files` are relative to the job's folder.
+    Attributes:
+        status: `ok`, `unavailable` or `failed`.
+        reason: one sentence: why there is no profile, or what is missing from it.
+        seconds: how long the profiler took.
+        kernels: the kernels that it saw.
+        metrics: logged to MLflow as `PROFILER/NAME`.
+        files: paths relative to the job's folder.
     """
 
     status: ProfileStatus
@@ -47,5 +57,5 @@ class Profile:
 
 
 def profile_folder(job: Path, profiler: str) -> Path:
-    """The folder of one profiler's files inside of a job's folder."""
+    """Return the folder of one profiler's files inside a job's folder."""
     return job / FOLDER / profiler

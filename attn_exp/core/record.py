@@ -1,4 +1,4 @@
-"""The record: all that one job leaves, as `record.json` in the job's folder. The truth; MLflow is a view of it."""
+"""The record: the result of one job, `record.json` in its folder. MLflow only shows copies of it."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -17,29 +17,34 @@ from attn_exp.core.text import flat
 
 SCHEMA = 1
 METHOD_VERSION = "2"
-# What lies in a job's folder.
+# The files in a job's folder.
 FILE_NAME = "record.json"
 REQUEST_NAME = "request.yaml"
 DUEL_NAME = "duel.yaml"
 LOG_NAME = "worker.log"
-# What a duel adds to its own folder.
+# The file that a duel adds to its folder.
 VERDICTS_NAME = "duel.json"
 
-# What decoding may raise for bytes that somebody else wrote; nesting without end is among them.
+# What decoding a foreign file may raise, including endless nesting.
 NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
 
 
 class RecordError(ValueError):
-    """A file that is no record: cut short, of another schema, or of another shape. The message names the file."""
+    """A file that is no record: truncated, of another schema, or of another shape. The message names the file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Samples of one call by one timer, in time order, none dropped.
+    """All samples of one call by one timer, in time order.
 
-    `times_us` are microseconds, `rounds` the index of each sample's round. `stop_reason` says why sampling ended
-    (`precise`, `max_rounds`, `budget`, or `one_block` for a second opinion), `l2` what caches held before each call
-    (see `Measuring`).
+    Attributes:
+        timer: the timer's name.
+        l2: what the caches held before each call (see `Measuring`).
+        times_us: the samples in microseconds; none is dropped.
+        rounds: the index of each sample's round.
+        stop_reason: why sampling ended: `precise`, `max_rounds`, `budget`, or `one_block` for a secondary timer.
+        notes: calls per round and warm-up calls.
+        flags: what went wrong while sampling.
     """
 
     timer: str
@@ -53,7 +58,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """One kernel of a call: its name, how often it ran in one call, and its time in one call in microseconds."""
+    """One kernel of a call: its name, its launches in one call, and its time in one call in microseconds."""
 
     name: str
     count: float
@@ -62,12 +67,15 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorError:
-    """How far one tensor is from the float32 reference.
+    """The error of one tensor against the float32 reference. None stands for a value that is not finite.
 
-    `relative` is |x - ref| / |ref| (Euclidean), `worst_row` the same for the worst row along the last dimension
-    (over the larger of that row's norm and the root-mean-square row norm), `max_abs` the largest difference. None
-    stands for a value that is not finite. `tolerance` and `row_tolerance` are the bounds on `relative` and `worst_row`,
-    None if nothing was judged.
+    Attributes:
+        relative: |x - ref| / |ref| (Euclidean norms).
+        worst_row: the same for the worst row along the last dimension, relative to the larger of that row's norm and
+            the root-mean-square row norm.
+        max_abs: the largest difference.
+        tolerance: the bound on `relative`, None if nothing was checked.
+        row_tolerance: the bound on `worst_row`, None if nothing was checked.
     """
 
     relative: float | None
@@ -79,7 +87,7 @@ class TensorError:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one pass of a block does: `flops` in all, `attention_flops` of them, and the `bytes` that must move."""
+    """The work of one pass of a block: `flops` in total, `attention_flops` of them, and the compulsory `bytes`."""
 
     flops: float
     attention_flops: float
@@ -88,11 +96,17 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
-    """What one pass (forward or backward) left.
+    """The result of one pass, forward or backward.
 
-    `took` is the kernel provider: the backend whose kernels ran, of a backend that dispatches to others; None
-    otherwise. Its name is the one that `record.json` has. `work` is None for attention without a block, whose work
-    follows from its case.
+    Attributes:
+        first_call_s: seconds of the first call, compilation included.
+        peak_memory_bytes: the pass's peak of GPU memory.
+        errors: by tensor.
+        kernels: the kernels of one call, longest first.
+        took: the kernel provider: the backend whose kernels ran, if the backend dispatches to others; else None. The
+            name is the one in `record.json`.
+        work: a block's work; None without a block, where the work follows from the case.
+        timings: the ranking timer's samples, then those of secondary timers.
     """
 
     first_call_s: float | None = None
@@ -106,10 +120,20 @@ class PassRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring:
-    """The options that say how a job is measured. Times in seconds; `precision` is the relative half-width aimed at.
+    """The options that say how a job is measured.
 
-    `l2` is what a GPU's caches hold before each call: `cold`, nothing of the call and nothing to be stored, or
-    `written`, lines of another's that still have to be. On a CPU it is `warm`: what the last call left.
+    Attributes:
+        timer: the timer that ranks.
+        also: the secondary timers.
+        precision: the relative half-width of the 95 % confidence interval to reach.
+        min_rounds: the least number of rounds.
+        max_rounds: the largest number of rounds.
+        budget_s: seconds of sampling after which no new round starts.
+        regime: `sustained` or `burst`.
+        passes: `forward`, `backward`.
+        seed: of the inputs.
+        l2: what a GPU's caches hold before each call: `cold`, clean lines without the call's data, or `written`, dirty
+            lines of other data. On a CPU it is `warm`, what the previous call left.
     """
 
     timer: str
@@ -126,9 +150,12 @@ class Measuring:
 
 @dataclass(frozen=True, kw_only=True)
 class Compile:
-    """How a backend's attention goes through torch.compile: `mode` none, or Inductor's, with more Inductor `options`.
+    """How a backend's attention goes through torch.compile.
 
-    With `fullgraph` a graph break is a refusal.
+    Attributes:
+        mode: `none`, or a mode of Inductor.
+        fullgraph: whether a graph break is refused.
+        options: more options of Inductor.
     """
 
     mode: str = "none"
@@ -153,14 +180,14 @@ def backend_label(name: str, compile_: Compile, providers: Iterable[str | None] 
 
 
 def settings(backend: Mapping[str, Any], compile_: Compile, *, caches: bool) -> dict[str, Any]:
-    """The options of a backend, those of its compiler, and whether that may read its caches, under dotted names."""
+    """Return the options of backend and compiler, and whether the compiler may read its caches, under dotted names."""
     compiler = flat({"fullgraph": compile_.fullgraph, **compile_.options}, "compile.")
     return flat(backend) | compiler | {"caches": caches}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRecord:
-    """What Dynamo made of a job: `graphs`, `breaks` by reason, and how often it had to compile a frame again."""
+    """What Dynamo did in a job: `graphs`, `breaks` by reason, and how often it compiled a frame again."""
 
     graphs: int
     breaks: dict[str, int]
@@ -169,11 +196,15 @@ class CompileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the parent asks of a worker: one job. Written as `request.yaml` into the job's folder.
+    """One job that the parent gives a worker, written as `request.yaml` into the job's folder.
 
-    `caches` lets compilers read what earlier processes compiled. `profilers` are those to run after the timing, each
-    with its `name`, `_target_` and options, `profiler_limit_mb` is the largest file that one may leave; neither is
-    part of what makes two jobs the same.
+    `caches`, which lets compilers read what earlier processes compiled, is part of a job's identity. `profilers`,
+    `profiler_limit_mb`, `label` and `config` are not.
+
+    Attributes:
+        profilers: the profilers to run after timing, each with `name`, `_target_` and its options.
+        profiler_limit_mb: the largest file that a profiler may leave.
+        config: the composed configuration.
     """
 
     job: str
@@ -192,18 +223,24 @@ class Request:
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise UserError for a name that could lead out of a folder: requests and records may be somebody else's."""
+        """Raise UserError for a name that leads out of a folder: requests and records may come from others."""
         check_name("job", self.job)
         check_name("sweep", self.sweep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """All that a job leaves. `metrics` has entries if and only if `status` is `ok`, a `reason` if and only if not.
+    """The result of one job.
 
-    `notes` are the backend's own figures (workspace bytes, plan building), `compiled` is None if nothing was.
-    `canaries` are microseconds of fixed work (`sleep`, `copy`, `matmul`, `sdpa`), measured once a worker: what they
-    differ by between two sessions is the session's. `profiles` are what profilers found after the timing, by name.
+    Attributes:
+        reason: one sentence, if and only if `status` is not `ok`.
+        metrics: numbers by name, if and only if `status` is `ok`.
+        ceilings: the machine's measured FLOP/s and bytes/s for the case's dtype.
+        canaries: microseconds of fixed work (`sleep`, `copy`, `matmul`, `sdpa`), measured once for each worker. If they
+            differ between two runs, the machine has changed.
+        compiled: None if nothing was compiled.
+        notes: the backend's own figures: workspace bytes, build times.
+        profiles: the results of profilers, by name.
     """
 
     request: Request
@@ -227,32 +264,32 @@ class Record:
 
     @property
     def final(self) -> bool:
-        """Whether running the job again could not change the outcome."""
+        """Whether the status is final: the same command does not run the job again."""
         return STATUSES[self.status].final
 
     @property
     def label(self) -> str:
-        """Who computed it, as tables say: `flash`, `flex+max-autotune`, `auto (cudnn)`."""
+        """Return the backend's name in tables: `flash`, `flex+max-autotune`, `auto (cudnn)`."""
         providers = [measured.took for measured in self.passes.values()]
         return backend_label(str(self.request.backend.get("name", "?")), self.request.compile, providers)
 
     def lacking(self, request: Request) -> list[str]:
-        """The profilers of a request that the record has no profile of."""
+        """Return the names of a request's profilers that the record has no profile of."""
         return [str(one["name"]) for one in request.profilers if one["name"] not in self.profiles]
 
     @property
     def device_name(self) -> str:
-        """The GPU's name, or the processor's where none measured; empty if the job got nowhere."""
+        """Return the GPU's name, or the processor's on a CPU; empty if the device was not opened."""
         return str(self.environment.get("gpu") or self.environment.get("cpu") or "")
 
 
 def write_record(record: Record, folder: Path) -> None:
-    """Write `record.json` into `folder`, whole or not at all: to a temporary file, then renamed."""
+    """Write `record.json` into `folder` atomically."""
     write_whole(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; a reader never sees half of it, also after a power cut."""
+    """Write a file atomically: a reader never sees half of it, even after a power failure."""
     temporary = path.with_name(f".{path.name}{owner_mark()}")
     try:
         with temporary.open("wb") as file:
@@ -266,7 +303,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record in a job's folder, or None if there is none.
+    """Return the record in a job's folder, or None if there is none.
 
     Raises:
         RecordError: the file cannot be read, or is not a record of this schema.
@@ -282,7 +319,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def sound_record(folder: Path) -> Record | None:
-    """The record in a job's folder; None if there is none, or none that can be read."""
+    """Return the record in a job's folder, or None if there is none that can be read."""
     try:
         return read_record(folder)
     except RecordError:
@@ -290,7 +327,7 @@ def sound_record(folder: Path) -> Record | None:
 
 
 def decode_record(content: bytes, path: Path) -> Record:
-    """The record that a file's content is; `path` is for messages.
+    """Decode a record's file; `path` is for messages.
 
     Raises:
         RecordError: it is not a record of this schema.

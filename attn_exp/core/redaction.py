@@ -1,4 +1,4 @@
-"""Redaction: what must never be shown or kept: passwords in URIs, and the values of variables named as secrets are."""
+"""Redact what must never be shown or stored: passwords in URIs, and the values of secret variables."""
 
 import os
 import re
@@ -9,23 +9,25 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _PLACE_NAME = re.compile(r"_(URI|URL|DSN)$", re.IGNORECASE)
-# Before the @ of Azure's and Hadoop's stands a container or a user that nobody has to hide.
+# In URIs of Azure and Hadoop, a container or a user stands before the @, which is not secret.
 _USER_AND_PASSWORD = re.compile(r"\b(?P<kept>(?:wasbs?|abfss?|hdfs)://[^:/@\s]+@)|(?<=://)[^:/@\s]*(?::\S*)?@")
-# What is left of a URI that was mistyped (`http:/me:secret@host`) still has a password before its @.
+# The rest of a mistyped URI (`http:/me:secret@host`) still has a password before its @.
 _MISTYPED = re.compile(r"[^\s:/@=]+:[^\s/]\S*@")
-# `sig` is Azure's; all of an ODBC connection may be in one value.
+# `sig` is Azure's; an ODBC connection string may be one value.
 _IN_QUERY = re.compile(
     r"([?&;](?:[\w-]*(?:pass|pwd|token|secret|key|credential|signature|auth)[\w-]*|sig|odbc_connect)=)[^&;\s]*",
     re.IGNORECASE,
 )
-# A shorter value is in many words by accident; so is one of the next length inside of a longer text.
+# Shorter values occur in other words by accident; so do values below the second length inside a longer text.
 _SHORTEST, _SHORTEST_INSIDE = 6, 12
 
 
 def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """The text without user and password in every URI in it, passwords in queries, and values of secret variables.
+    """Return the text without users and passwords of URIs, passwords in queries, and values of secret variables.
 
-    `environ` are the variables to look in, by default this process's own.
+    Args:
+        text: the text to redact.
+        environ: the variables to check, by default this process's.
     """
     for _, secret in secrets(os.environ if environ is None else environ):
         text = text.replace(secret, "***")
@@ -35,31 +37,31 @@ def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable is named as secrets are: `..._PASSWORD`, `..._TOKEN`, `AWS_SECRET_ACCESS_KEY`."""
+    """Whether a variable's name is that of a secret: `..._PASSWORD`, `..._TOKEN`, `AWS_SECRET_ACCESS_KEY`."""
     return _SECRET_NAME.search(name) is not None
 
 
 def has_password(uri: str) -> bool:
-    """Whether a URI shows who is asking: user and password, or a password in its query."""
+    """Whether a URI contains a user and password, or a password in its query."""
     return redacted(uri, {}) != uri
 
 
 def secrets(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Names and values of the variables that hold a secret; of a URI with a password the password alone."""
+    """Yield names and values of variables that hold a secret; of a URI only its password."""
     for name, value in environ.items():
         if is_secret(name):
-            found = value
+            secret = value
         elif _PLACE_NAME.search(name):
             match = re.search(r"://[^:/@\s]*:(\S+)@", value)
-            found = match[1] if match else ""
+            secret = match[1] if match else ""
         else:
             continue
-        if len(found) >= _SHORTEST:
-            yield name, found
+        if len(secret) >= _SHORTEST:
+            yield name, secret
 
 
 def held_secret(texts: Iterable[str], environ: Mapping[str, str] | None = None) -> str | None:
-    """The name of a secret variable whose value is among the texts, or inside of one of them; None if none is."""
+    """Return the secret variable whose value is one of the texts or part of one; None if there is none."""
     known = list(secrets(os.environ if environ is None else environ))
     if not known:
         return None

@@ -22,7 +22,7 @@ _Asked = TypeVar("_Asked")
 
 
 def read_requests(folder: Path) -> list[tuple[Request, Path]]:
-    """What is asked for in a folder: its one request, or a duel's several, each with the folder for its record.
+    """Return a folder's request, or a duel's several, each with the folder for its record.
 
     Raises:
         RecordError: the file is no request. The message names it.

@@ -1,4 +1,4 @@
-"""Roofline: what bounds a pass, by its work, its bytes, and this machine's measured ceilings."""
+"""Roofline: what bounds a pass, from its work, its bytes, and this machine's measured ceilings."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,18 +7,20 @@ from attn_exp.core.flags import LAUNCH_BOUND
 from attn_exp.core.record import Record
 
 Bound = Literal["compute", "memory", "latency", "launch"]
-# Of the roof that is above it. Nsight Compute too calls a kernel below 60 % of both its limits bound by latency.
+# As a share of the roof. Nsight Compute also calls a kernel latency-bound below 60 % of both its limits.
 NEAR_THE_ROOF = 0.6
-# The measured bytes of a pass, as the profiler `ncu` names them.
+# The metric with a pass's measured bytes, as the profiler `ncu` names it.
 MEASURED_BYTES = "dram_bytes"
 
 
 @dataclass(frozen=True)
 class Roof:
-    """Where a pass stands under the roofline. Rates in FLOP/s and bytes/s, `of_...` as shares of a measured ceiling.
+    """A pass under the roofline. Rates are FLOP/s and bytes/s; `of_...` are shares of a measured ceiling.
 
-    `intensity` is FLOP per byte, of the bytes that DRAM really moved if `measured`, else `compulsory`, of those that
-    must move at least. `roof` is what can be reached at `intensity`.
+    Attributes:
+        intensity: FLOP per byte: of the bytes that DRAM moved if `measured`, else of the compulsory bytes.
+        compulsory: FLOP per compulsory byte.
+        roof: the highest rate at `intensity`.
     """
 
     direction: str
@@ -34,14 +36,14 @@ class Roof:
 
     @property
     def of_roof(self) -> float:
-        """The rate as a share of what can be reached at this intensity."""
+        """Return the rate as a share of the roof at this intensity."""
         return self.rate / self.roof
 
     @property
     def sentence(self) -> str:
-        """What bounds the pass, and by which figures."""
+        """Return what bounds the pass, with the figures that show it."""
         bytes_ = "counted bytes" if self.measured else "compulsory bytes"
-        # Of a kernel that moves more than it must, time is spent on bytes that nobody has counted yet.
+        # The time of a kernel that moves more than the compulsory bytes is spent on bytes that nothing has counted yet.
         beyond = ", or bytes beyond the compulsory ones, which profiler=ncu counts"
         more = "" if self.measured or self.bound != "latency" else beyond
         where = (
@@ -63,7 +65,7 @@ _WHY: dict[Bound, str] = {
 
 @dataclass(frozen=True)
 class Work:
-    """What one call of a pass does: FLOP, the bytes that it must move at least, and its measured seconds."""
+    """The work of one call of a pass: FLOP, compulsory bytes, and its measured seconds."""
 
     flops: float
     least_bytes: float
@@ -71,13 +73,13 @@ class Work:
 
 
 def work_of(record: Record, direction: str) -> Work | None:
-    """The work of one pass as the record's own metrics have it; None where its timer measured none."""
+    """Return the work of one pass from the record's metrics; None if its timer measured none."""
     time_us, rate, least = (record.metrics.get(f"{direction}/{name}") for name in ("time_us", "tflops", "min_bytes"))
     return Work(rate * time_us * 1e6, least, time_us / 1e6) if time_us and rate and least else None
 
 
 def roof_of(record: Record, direction: str) -> Roof | None:
-    """Where one pass of an ok record stands; None where no ceilings or no work are known."""
+    """Return where one pass of an ok record stands; None if its ceilings or work are unknown."""
     work = work_of(record, direction)
     top, speed = (record.ceilings.get(name) for name in ("matmul_flops_per_s", "copy_bytes_per_s"))
     if work is None or not top or not speed:
@@ -100,25 +102,25 @@ def roof_of(record: Record, direction: str) -> Roof | None:
 
 
 def roof_metrics(record: Record) -> dict[str, float]:
-    """The roofline's figures of an ok record by name, each under `roofline/PASS/`."""
-    found: dict[str, float] = {}
+    """Return the roofline figures of an ok record by name, `roofline/PASS/...`."""
+    metrics: dict[str, float] = {}
     for roof in filter(None, (roof_of(record, direction) for direction in record.request.measuring.passes)):
         key = f"roofline/{roof.direction}"
-        found |= {f"{key}/flop_per_byte": roof.compulsory, f"{key}/roof_tflops": roof.roof / 1e12}
-        found |= {f"{key}/flop_per_dram_byte": roof.intensity} if roof.measured else {}
-        found |= {f"{key}/of_roof": roof.of_roof, f"{key}/of_memory": roof.of_memory}
-    return found
+        metrics |= {f"{key}/flop_per_byte": roof.compulsory, f"{key}/roof_tflops": roof.roof / 1e12}
+        metrics |= {f"{key}/flop_per_dram_byte": roof.intensity} if roof.measured else {}
+        metrics |= {f"{key}/of_roof": roof.of_roof, f"{key}/of_memory": roof.of_memory}
+    return metrics
 
 
 def measured_bytes(record: Record, direction: str) -> float | None:
-    """The bytes that DRAM moved in one call, as `ncu` counted them; None if it did not."""
+    """Return the bytes that DRAM moved in one call, as `ncu` counted them; None if it did not."""
     profile = record.profiles.get("ncu")
     counted = profile.metrics.get(f"{direction}/{MEASURED_BYTES}") if profile else None
     return counted if counted and counted > 0 else None
 
 
 def _bound(record: Record, direction: str, of_compute: float, of_memory: float) -> Bound:
-    """The rule that docs/profiling.md states."""
+    """Apply the rule that docs/profiling.md states."""
     if max(of_compute, of_memory) >= NEAR_THE_ROOF:
         return "compute" if of_compute >= of_memory else "memory"
     if _launch_bound(record, direction):
@@ -127,6 +129,6 @@ def _bound(record: Record, direction: str, of_compute: float, of_memory: float) 
 
 
 def _launch_bound(record: Record, direction: str) -> bool:
-    """Whether this pass itself was slower unblocked: the record's flag is of any of its passes."""
+    """Whether this pass was slower unblocked; the record's flag may come from another pass."""
     event, time = (record.metrics.get(f"{direction}/{name}") for name in ("event_time_us", "time_us"))
     return "launch_bound" in record.flags and (event is None or time is None or event > LAUNCH_BOUND * time)

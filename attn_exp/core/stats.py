@@ -1,4 +1,4 @@
-"""Statistics of samples: quantiles, and an interval over rounds. Standard library alone."""
+"""Statistics of samples: quantiles, and a confidence interval over rounds. Uses only the standard library."""
 
 import math
 import statistics
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """What the samples of one call say, in microseconds.
+    """Statistics of one call's samples in microseconds.
 
-    `low_us` and `high_us` bound the 95 % interval over rounds; None below two rounds.
+    `low_us` and `high_us` bound the 95 % confidence interval over rounds; None below two rounds.
     """
 
     n: int
@@ -30,14 +30,14 @@ class Summary:
 
     @property
     def half_width(self) -> float | None:
-        """Half the interval over the median: 0.01 says +-1 %."""
+        """Return the relative half-width of the confidence interval: 0.01 is +-1 %."""
         if self.low_us is None or self.high_us is None:
             return None
         return (self.high_us - self.low_us) / 2 / self.median_us
 
 
 def quantile(ordered: Sequence[float], fraction: float) -> float:
-    """Linear interpolation between order statistics (Hyndman and Fan 1996, type 7, as NumPy's default)."""
+    """Interpolate linearly between order statistics (Hyndman and Fan 1996, type 7, as NumPy's default)."""
     position = fraction * (len(ordered) - 1)
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -45,10 +45,10 @@ def quantile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def student_t_975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t.
+    """Return the 97.5 % quantile of Student's t.
 
     Exact for 1 and 2 degrees of freedom; from 3 the Cornish-Fisher expansion in 1/degrees (Abramowitz and Stegun
-    26.7.5), off by less than 0.5 % at 3 and by less than 0.01 % from 7.
+    26.7.5), with an error below 0.5 % at 3 and below 0.01 % from 7.
     """
     if degrees < 1:
         raise ValueError("Student's t needs at least one degree of freedom")
@@ -67,13 +67,13 @@ def student_t_975(degrees: int) -> float:
 
 
 def student_t_p(t: float, degrees: int) -> float:
-    """The probability that Student's t lies further from 0 than `t`, on either side.
+    """Return the probability that Student's t is further from 0 than `t`, on either side.
 
     I_x(degrees / 2, 1 / 2) at x = degrees / (degrees + t^2), the regularised incomplete beta function (Abramowitz and
-    Stegun 26.7.1, 26.5.27). The relative error is below 1e-11 up to 1,000 degrees of freedom, for tiny values too.
+    Stegun 26.7.1, 26.5.27). The relative error is below 1e-11 up to 1,000 degrees of freedom, also for tiny values.
 
     Raises:
-        ValueError: no degree of freedom, or `t` is not a number.
+        ValueError: there is no degree of freedom, or `t` is not a number.
     """
     if degrees < 1:
         raise ValueError("Student's t needs at least one degree of freedom")
@@ -81,17 +81,18 @@ def student_t_p(t: float, degrees: int) -> float:
         raise ValueError("Student's t is not a number")
     square = t * t
     x, a = degrees / (degrees + square), degrees / 2
-    # The fraction converges fast below the mean; above it, the symmetry I_x(a, b) = 1 - I_(1-x)(b, a) (DLMF 8.17.4).
+    # The fraction converges fast below the mean; above it, the symmetry I_x(a, b) = 1 - I_(1-x)(b, a) applies (DLMF
+    # 8.17.4).
     if x < (a + 1) / (a + 2.5):
         return _incomplete_beta(x, square / (degrees + square), a, 0.5)
     return 1.0 - _incomplete_beta(square / (degrees + square), x, 0.5, a)
 
 
 def _incomplete_beta(x: float, rest: float, a: float, b: float) -> float:
-    """I_x(a, b) with `rest` = 1 - x, by the continued fraction DLMF 8.17.22 (Abramowitz and Stegun 26.5.8).
+    """Return I_x(a, b) with `rest` = 1 - x, by the continued fraction DLMF 8.17.22 (Abramowitz and Stegun 26.5.8).
 
-    The fraction is evaluated from its head on as two ratios a step, as Lentz does (Applied Optics 15, 668, 1976). None
-    of them vanishes for x below (a + 1) / (a + b + 2).
+    Lentz's method evaluates the fraction from its head with two ratios in each step (Applied Optics 15, 668, 1976).
+    None of them vanishes for x below (a + 1) / (a + b + 2).
     """
     if x == 0.0:  # t is 0, or its square overflows
         return 0.0
@@ -111,7 +112,7 @@ def _incomplete_beta(x: float, rest: float, a: float, b: float) -> float:
 
 
 def round_medians(times_us: Sequence[float], rounds: Sequence[int]) -> list[float]:
-    """The median of each round, in the order of the rounds."""
+    """Return the median of each round, in the order of the rounds."""
     by_round: dict[int, list[float]] = defaultdict(list)
     for time_us, index in zip(times_us, rounds, strict=True):
         by_round[index].append(time_us)
@@ -119,7 +120,10 @@ def round_medians(times_us: Sequence[float], rounds: Sequence[int]) -> list[floa
 
 
 def log_half_width(medians_us: Sequence[float]) -> float | None:
-    """Half the 95 % t-interval of the mean of log round-medians; about the relative half-width. None below 2 rounds."""
+    """Return half the 95 % t-interval of the mean of log round-medians, about the relative half-width.
+
+    None below 2 rounds.
+    """
     if len(medians_us) < 2:
         return None
     logs = [math.log(median) for median in medians_us]
@@ -129,8 +133,8 @@ def log_half_width(medians_us: Sequence[float]) -> float | None:
 def summarize(times_us: Sequence[float], rounds: Sequence[int]) -> Summary:
     """Summarize samples in time order with the index of each sample's round.
 
-    The interval is over rounds, not over samples: calls inside one round share clocks and temperature, and an
-    interval that takes them for independent covers the truth far too seldom. Outliers (beyond 3 interquartile
+    The confidence interval is over rounds, not over samples: calls inside one round share clocks and temperature, and
+    an interval that treats them as independent covers the true value far too seldom. Outliers (beyond 3 interquartile
     ranges, Tukey's far out) are counted, never dropped.
     """
     ordered = sorted(times_us)

@@ -1,4 +1,4 @@
-"""Tables: the figures and grids that all tables share."""
+"""Text that all tables share: figures, grids and labels."""
 
 import json
 import math
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Options inside of options under dotted names."""
-    found: dict[str, Any] = {}
+    """Return nested options under dotted names."""
+    flattened: dict[str, Any] = {}
     for name, value in options.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        flattened |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flattened
 
 
 def word(value: Any) -> str:
-    """A value as the command line takes it."""
+    """Return a value as the command line takes it."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -30,7 +30,7 @@ def word(value: Any) -> str:
 
 
 def told_apart(labels: Sequence[str], options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The labels made unique: where one stands for several sets of (flat) options, what differs stands with it."""
+    """Return unique labels: where one stands for several sets of (flat) options, add the options that differ."""
     sets: dict[str, dict[str, Mapping[str, Any]]] = {}
     for label, own in zip(labels, options, strict=True):
         sets.setdefault(label, {}).setdefault(json.dumps(own, sort_keys=True), own)
@@ -55,7 +55,7 @@ SHORT = {"forward": "fwd", "backward": "bwd"}
 
 
 def figures(value: float) -> str:
-    """Four significant digits, and never an exponent."""
+    """Format with four significant digits and without an exponent."""
     if value >= 1000:
         return f"{value:.0f}"
     digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
@@ -63,12 +63,12 @@ def figures(value: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """`yes` and `no` for truth values, all else as it is."""
+    """Return `yes` and `no` for truth values, anything else unchanged."""
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
 
 
 def grid(rows: Sequence[Mapping[str, Any]], shown: Sequence[str], form: str = "simple") -> str:
-    """The columns `shown` of all rows, numbers to the right; `form` is a format of tabulate's."""
+    """Return the columns `shown` of all rows, numbers right-aligned; `form` is one of tabulate's formats."""
     from tabulate import tabulate
 
     numbers = [all(_is_number(row[name]) for row in rows) for name in shown]
@@ -81,7 +81,7 @@ def grid(rows: Sequence[Mapping[str, Any]], shown: Sequence[str], form: str = "s
     )
 
 
-# So many rows of a table a notebook shows.
+# The number of rows that a notebook shows.
 FIRST_ROWS = 10
 
 
@@ -107,7 +107,7 @@ def template(package: str, name: str) -> "Template":
 def fitted(
     rows: Sequence[Mapping[str, Any]], shown: Sequence[str], dispensable: Sequence[str], width: int
 ) -> tuple[str, list[str]]:
-    """The grid in `width` columns, and the names that it had to leave out; the first of `dispensable` goes first."""
+    """Return the grid in `width` columns, and the names left out to fit; the first of `dispensable` goes first."""
     kept, left_out = list(shown), []
     waiting = [name for name in dispensable if name in kept]
     while waiting and len(kept) > 1 and _width(rows, kept) > width:
@@ -117,7 +117,7 @@ def fitted(
 
 
 def _width(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> int:
-    """How wide tabulate's `simple` form will be: a header has two spaces of its own, and two stand between columns."""
+    """Return the width of tabulate's `simple` form, which puts two spaces between columns."""
     widths = [max((len(line) for line in name.replace("_", "\n").split("\n")), default=0) + 2 for name in shown]
     for index, name in enumerate(shown):
         widths[index] = max(widths[index], max((len(_text(row[name])) for row in rows), default=0))

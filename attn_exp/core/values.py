@@ -1,4 +1,4 @@
-"""Values: text of a command line, or of a call from Python, becomes a value; what is wrong becomes one sentence."""
+"""Convert text of a command line, or values of a Python call; a mistake becomes one sentence."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -32,10 +32,10 @@ def truth(key: str, value: str) -> bool:
 def share(key: str, value: str) -> float:
     """Return a relative difference: 0.03 for `3%` or `0.03`. Raises UserError outside of 0 to 100 %."""
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(%?)", value)
-    found = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not match or not 0 < found < 1:
+    relative = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not match or not 0 < relative < 1:
         raise UserError(f"{key}={value} is no percentage between 0 and 100: use {key}=3%")
-    return found
+    return relative
 
 
 def rows(key: str, value: str) -> int | None:
