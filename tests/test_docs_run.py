@@ -166,6 +166,6 @@ def test_every_replay_stores(here, capsys, arguments):
 def test_a_comparison_and_an_explanation_of_what_was_measured_here(here, capsys):
     # The pages' own, with their filters and patterns, run in tests/test_docs.py over sweeps that have what they name.
     assert here[1](*shrunk(["-m", "backend=flash,math", "batch=1,2", "sweep=measured"]))[0] == 0
-    assert compare_main(["sweep=measured", "baseline=math", "out=measured.html"]) == 0
+    assert compare_main(["measured", "baseline=math", "out=measured.html"]) == 0
     assert explain_main(["measured"]) == 0
     assert "flash" in capsys.readouterr().out
