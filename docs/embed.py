@@ -121,8 +121,8 @@ def sweep(file: Path) -> str:
     """Return bench/sdpa_sweep.py's summary in two sentences."""
     summary = json.loads(file.read_text())
     text = (
-        f"The sweep took {summary['attn_exp_s']:.1f} s on one {summary['gpu']} with torch {summary['torch']}, including "
-        "start-up, correctness checks, plots and MLflow. A plain loop of PyTorch's `do_bench_using_profiling` over the "
+        f"The sweep took {summary['attn_exp_s']:.1f} s on one {summary['gpu']} with torch {summary['torch']}, "
+        "including start-up, checks, plots and MLflow. A plain loop of PyTorch's `do_bench_using_profiling` over the "
         f"same 30 configurations, which checks and stores nothing, took {summary['plain_loop_s']:.1f} s. Of the "
         f"{summary['cells_above_50_us']} cells above 50 us, {summary['within_3_percent']} kernel times agree with that "
         f"loop's within 3 % (median difference {100 * summary['median_disagreement']:.1f} %, largest "

@@ -45,7 +45,7 @@ def home(tmp_path_factory):
 def test_every_example_is_listed_and_run_here():
     names = {path.name for path in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
     page, tests = (EXAMPLES / "README.md").read_text(), Path(__file__).read_text()
-    assert {name for name in names if f"({name})" not in page} == set()
+    assert {name for name in names if f"({name}" not in page} == set()
     assert {name for name in names if f'"{name}"' not in tests} == set()
 
 
@@ -84,7 +84,7 @@ def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
         for folder, share in ((base, factor), (sweep, 1.0)):
             for path in folder.glob("*/record.json"):
                 path.write_text(calm(path.read_text(), share))
-        assert compare_main([sweep, f"against={base}", "fail_if_slower=3%", "spread=1%"]) == code
+        assert compare_main([str(sweep), f"against={base}", "fail_if_slower=3%", "spread=1%"]) == code
     made = ran([EXAMPLES / "ci_gate.sh", "fresh", *SMALL, "batch=1", "backend=math", "tracker=none"], home)
     assert "fresh" in made and (home / "multirun" / "fresh").is_dir()
 
