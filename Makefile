@@ -24,7 +24,7 @@ lint: setup
 
 # The documentation as a site in site/; a warning is an error. The variable hides mkdocs-material's advertisement.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Sweeps in which everything goes wrong, and whether anything was lost: minutes, on a CPU.
 JOBS ?= 200
