@@ -62,7 +62,7 @@ def test_a_duel_says_it_and_measures(newer_torch, tmp_path):
 def test_the_doctor_says_it(newer_torch, monkeypatch, capsys):
     class Passes:
         def __init__(self, *_, **__):
-            self.wait = lambda: 0
+            self.wait = self.kill = lambda: 0
 
     monkeypatch.setattr(subprocess, "Popen", Passes)
     assert doctor(["device=cpu"]) == 0
