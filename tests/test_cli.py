@@ -104,7 +104,7 @@ BAD = {
     "hydra/launcher=nope": "hydra/launcher=nope does not exist: the choices are basic",
     "-m hydra.launcher._target_=their.Launcher": "leave hydra/launcher out",
     "tracker.uri=mlruns": "use tracker.uri=sqlite:///mlruns/mlflow.db",
-    "tracker.uri=sqlite:////proc/x/mlflow.db": "choose another place with tracker.uri=",
+    "tracker.uri=sqlite:////proc/x/mlflow.db": "choose another with tracker.uri=",
     "tracker.uri=sqlite:///newer.db": "was written by a newer MLflow",
     "tracker.uri=sqlite:///a_file": "is not a sqlite database",
     "folder=/proc/nope": "choose another with folder=...",

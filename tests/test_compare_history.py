@@ -118,7 +118,7 @@ def test_false_turns_among_many_cells_are_held_down(tmp_path):
 
 
 def test_too_few_or_unlike_sweeps_are_refused(tmp_path):
-    with pytest.raises(UserError, match="a history needs 3 sweeps or more, not 2"):
+    with pytest.raises(UserError, match="history=true needs 3 sweeps or more, not 2"):
         compare(nights(tmp_path / "a", [100.0, 101.0]), history=True)
     unlike = nights(tmp_path / "b", [100.0, 101.0, 102.0], n1={"power_limit_w": 500.0})
     with pytest.raises(UserError, match="power_limit_w 700 -> 500"):

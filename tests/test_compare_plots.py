@@ -108,7 +108,7 @@ def test_the_roofline_has_both_roofs_and_every_point(drawn):
     assert "datasheet: 989.4 TFLOPS, 4.8 TB/s" in legend(chart)
     points = [line for line in axes.lines if line.get_linestyle() == "None"]
     assert sum(len(line.get_xdata()) for line in points) == 2 * 24
-    assert axes.get_xlabel() == "arithmetic intensity, FLOP per byte that must move"
+    assert axes.get_xlabel() == "arithmetic intensity, FLOP per compulsory byte"
     roofs = [line for line in axes.lines if line.get_linestyle() != "None"]
     assert {round(max(line.get_ydata()), 1) for line in roofs} == {720.0, 989.4}
 

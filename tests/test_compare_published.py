@@ -64,7 +64,7 @@ def test_a_library_that_was_not_measured_stands_beside_the_fastest(beside):
     found = beside([sweeps.job("flash", 100.0), sweeps.job("cudnn", 60.0)], line(library="FA3", gpu="H100 SXM"))
     (row,) = found.rows
     assert (row.cell.result.label, row.same_library, row.same_gpu) == ("cudnn", False, False)
-    assert "FA3: not measured here, the fastest backend stands beside" in found.notes
+    assert "FA3: not measured here, compared with the fastest backend" in found.notes
     assert any("H100 SXM there, NVIDIA H200 here" in note for note in found.notes)
 
 

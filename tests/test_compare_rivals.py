@@ -183,7 +183,7 @@ def test_a_job_that_was_measured_again_counts_once(tmp_path):
     again = sweeps.sweep(tmp_path / "b", [replace(sweeps.job("flash", 50.0), finished_at=sweeps.NOON + 99)])
     found = compare([first, again], metric="forward/time_us")
     assert {label: row.cell.value for label, row in by_label(found).items()} == {"flash": 50.0, "cudnn": 90.0}
-    assert "1 cells were measured again later: the last counts" in found.notes
+    assert "1 cells were measured again later: the latest counts" in found.notes
     # Two sweeps are two sessions.
     assert by_label(found)["cudnn"].gain.spread == 0.022
 

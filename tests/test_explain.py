@@ -72,9 +72,9 @@ def test_a_page_says_what_ran_how_long_what_bounds_it_and_who_is_faster(here, ca
     assert "forward: 110.0 us in kernels, 312.5 TFLOPS" in text
     (row,) = (line.split() for line in text.splitlines() if "132x1x1" in line)
     assert row[-5:] == ["132x1x1", "168", "0.12", "30", "300.5"], "counts are whole, shares have two digits"
-    assert "gap before: us in which the device idled" in text
+    assert "gap before: us for which the device was idle" in text
     assert "forward is bound by " in text and "counted bytes" in text
-    assert "its warps wait most for gmma, 50 % of their time" in text
+    assert "its warps mostly wait for gmma, 50 % of their time" in text
     # The other sweep's flash is faster, but another sweep's.
     assert "forward: 3 of 3; cudnn (80.00 us," in " ".join(text.split())
     assert "and this takes 1.5 times as long" in " ".join(text.split())
@@ -94,7 +94,7 @@ def test_what_inductor_timed_with_copies_is_marked_as_such(here, capsys, written
     text = page(capsys, "generated")
     (row,) = (line.split() for line in text.splitlines() if "triton_a" in line)
     assert row[-1] == ("yes" if written else "1035")
-    assert ("in place: Inductor times these kernels with a copy" in text) == bool(written)
+    assert ("in place: Inductor copies what these kernels write" in text) == bool(written)
 
 
 @pytest.mark.parametrize("grid", ["1728x1x1", "864x1x1"])
@@ -106,21 +106,21 @@ def test_a_kernel_that_tuned_itself_anew_under_a_profiler_is_told(here, capsys, 
     }
     sweeps.write(here.parent / "tuned", [replace(job("triton", 120.0), profiles=profiles)])
     text = page(capsys, "tuned")
-    said = "tuned anew: dq ran on a grid of 864x1x1 here, and of 1728x1x1 where it was timed"
+    said = "tuned again: dq ran on a grid of 864x1x1 here, and of 1728x1x1 where it was timed"
     assert (said in text) == (grid == "864x1x1")
 
 
 def test_two_that_ran_the_same_kernel_are_told_so_and_not_ranked_within_their_intervals(here, capsys):
     text = " ".join(page(capsys, "first/cudnn").split())
     assert "forward: the fastest of 3; next is aten_cudnn (80.20 us" in text
-    assert "so no difference is shown" in text
-    assert "both spend most of it in one and the same kernel, cudnn_generated" in text
+    assert "too close to call" in text
+    assert "both spend most of their time in the same kernel, cudnn_generated" in text
 
 
 def test_a_job_that_failed_has_a_page_too(here, capsys):
     text = page(capsys, "first/fa3")
     assert "unsupported: it is not installed" in text and "worker.log" in text
-    assert "What bounds it" not in text
+    assert "What limits it" not in text
 
 
 def test_what_a_record_says_cannot_steer_the_terminal(here, capsys):
@@ -132,8 +132,8 @@ def test_what_a_record_says_cannot_steer_the_terminal(here, capsys):
 def test_a_sweep_s_page_says_who_ran_the_same_kernel(here, capsys):
     text = page(capsys, "first")
     assert "sweep first: 4 jobs" in text
-    assert f"forward: cudnn, aten_cudnn ran one and the same kernel: {SHARED_KERNEL[:34]}" in text
-    assert "forward: flash alone ran flash_forward" in text
+    assert f"forward: cudnn, aten_cudnn ran the same kernel: {SHARED_KERNEL[:34]}" in text
+    assert "forward: flash ran flash_forward" in text
     assert [line.split()[0] for line in text.splitlines() if " ok " in line] == ["cudnn", "aten_cudnn", "flash"]
 
 
@@ -186,7 +186,7 @@ def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
     assert main([f"{99:032x}"]) == 2
     assert "there is no run" in capsys.readouterr().err
     assert main(["f" * 32]) == 2
-    assert "is no job's but of kind sweep: give a job's run, or the sweep's name first" in capsys.readouterr().err
+    assert "is not a job's but of kind sweep: give a job's run, or the sweep's name first" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
         (["first", "plots="], "plots= is empty"),
         (["first", "folder=nowhere"], "there is no sweep 'first'"),
         (["0" * 32], "there is no database"),
-        (["a" * 300], "cannot be looked up (File name too long)"),
+        (["a" * 300], "cannot be read (File name too long)"),
         (["a**b"], "there is no sweep 'a**b'"),
         (["0" * 32, "uri=http://nowhere"], "Failed to resolve 'nowhere'; or give the job's folder"),
     ],

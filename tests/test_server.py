@@ -234,7 +234,7 @@ def test_a_server_that_is_away_at_the_start_is_told_and_stored_into_when_it_is_b
     tracker = tracker_for(f"http://127.0.0.1:{port}", "late")
     warning = tracker.open(SweepInfo("first", home / "multirun" / "first", ""))
     assert warning is not None
-    assert f"MLflow at http://127.0.0.1:{port} takes nothing yet (it cannot be reached: Connection refused)" in warning
+    assert f"MLflow at http://127.0.0.1:{port} stores nothing yet (it cannot be reached: Connection refused)" in warning
     assert f"attn-exp log first uri=http://127.0.0.1:{port} mlflow_experiment=late" in warning
     for record in records:
         tracker.log(record, home / "multirun" / "first" / record.request.job)
@@ -291,8 +291,8 @@ def test_a_replay_into_a_server_that_is_away_says_so_in_one_sentence(
     [
         (401, r"refuses this user \(go away\): set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
         (403, "refuses this user"),
-        (404, r"is no MLflow server: write tracker\.uri=http://HOST:5000"),
-        (200, "is no MLflow server"),
+        (404, r"is not an MLflow server: use tracker\.uri=http://HOST:5000"),
+        (200, "is not an MLflow server"),
     ],
 )
 def test_a_server_that_refuses_is_the_user_s_mistake_before_anything_is_measured(
@@ -321,7 +321,7 @@ def test_a_server_that_refuses_is_the_user_s_mistake_before_anything_is_measured
         (["tracker=server"], "no SWEEP was given: write one, for example attn-exp log first"),
         (["first", f"tracker.uri=http:/me:{PLANTED}@host"], "tracker.uri=http:/host names no server"),
         (["first", f"tracker.uri=http://me:{PLANTED}@host:port"], "names no host and port"),
-        (["first", f"tracker.uri=me:{PLANTED}@host"], "is none of sqlite, http"),
+        (["first", f"tracker.uri=me:{PLANTED}@host"], "is not one of sqlite, http"),
         (["first", "tracker.artifacts=s3://me:secret-of-mine@bucket"], "had a password"),
         (["empty"], "has no records"),
     ],

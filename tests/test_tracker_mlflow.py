@@ -333,7 +333,7 @@ def test_closing_with_a_time_limit_returns_in_time_and_still_ends_the_sweep(
     warning = logged(ready, *(a_record(str(number)) for number in range(20)), status="KILLED", timeout_s=3.0)
     assert time.monotonic() - began < 8  # to store all takes more than 10
     assert warning is not None
-    assert "there was no time left" in warning
+    assert "no time was left" in warning
     parent, children = runs_of(ready)
     assert parent.info.status == "KILLED"
     assert all(run.info.status == "FINISHED" for run in children)
@@ -441,7 +441,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_refused(place: Path) -> None
     with pytest.raises(UserError, match="cannot be made"):
         make_tracker(config(place / "file")).open(SweepInfo("first", place, ""))
     # Root may write everywhere else, and is told so here too.
-    wanted = r"/proc cannot be written \(.*\): choose another place with tracker\.uri"
+    wanted = r"/proc cannot be written \(.*\): choose another with tracker\.uri"
     with pytest.raises(UserError, match=wanted):
         make_tracker({"name": "mlflow", "uri": "sqlite:////proc/x.db"}).open(SweepInfo("first", place, ""))
 
@@ -453,7 +453,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_refused(place: Path) -> None
         ("mlruns", "no longer stores into plain folders"),
         ("sqlite://mlflow.db", "names no database file"),
         ("sqlite:///:memory:", "names no database file"),
-        ("ftp://me:secret@host", "tracker.uri=ftp://host is none of sqlite, http"),
+        ("ftp://me:secret@host", "tracker.uri=ftp://host is not one of sqlite, http"),
     ],
 )
 def test_a_location_that_cannot_be_meant_is_refused(place: Path, uri: str, said: str) -> None:

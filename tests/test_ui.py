@@ -63,7 +63,7 @@ def test_no_database_yet_is_one_sentence(
 
 def test_a_server_needs_no_second_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert ui.main(["uri=http://me:secret@host:5000"]) == 2
-    assert capsys.readouterr().err == "attn-exp ui: http://host:5000 is a server already: open it in a browser\n"
+    assert capsys.readouterr().err == "attn-exp ui: http://host:5000 is a server: open it in a browser\n"
 
 
 def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

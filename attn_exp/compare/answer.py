@@ -77,7 +77,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     check_ways(choice, against=bool(against or choice.against))
     both = sorted({(sweep.place, sweep.name) for sweep in sweeps} & {(sweep.place, sweep.name) for sweep in against})
     if both:
-        raise UserError(f"{both[0][1]} stands on both sides of against=: compare it with another sweep")
+        raise UserError(f"{both[0][1]} is on both sides of against=: compare it with another sweep")
     together = labelled([*against, *sweeps])
     results = results_of(together)
     if not results:
@@ -94,7 +94,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     if choice.published:
         if not metric.name.endswith("time_us"):
             raise UserError(
-                f"published figures stand beside times: leave metric={metric} out, or metric=kernel_time_us"
+                f"published figures are compared by time: remove metric={metric}, or use metric=kernel_time_us"
             )
         found: Comparison = compare_published(new, cells_new, Path(choice.published))
     elif choice.history:
@@ -180,9 +180,9 @@ def _filtered(cells: Sequence[list[Cell]], where: str | None, *, pairs: bool) ->
 def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
     """Return the note that says what the intervals consist of."""
     if spreads.fixed is not None:
-        return [f"equal rows are taken to differ by up to {100 * spreads.fixed:g} % (spread=)"]
+        return [f"equal rows are assumed to differ by up to {100 * spreads.fixed:g} % (spread=)"]
     return [
-        "intervals: both rows' own over rounds, and what equal rows of different moments differ by "
+        "intervals: both rows' confidence intervals across rounds, and the usual difference of equal rows "
         f"({100 * min(map(spreads.margin, results), default=MARGIN_FLOOR):.1f} % and more)"
     ]
 

@@ -67,7 +67,7 @@ class Change:
 
 def refused_notes(unlike: Sequence[Difference]) -> list[str]:
     """Return a note for each difference that was accepted by anyway=true."""
-    return [f"compared all the same (anyway=true): {one}, in {one.cells} cells" for one in unlike]
+    return [f"compared nevertheless (anyway=true): {one}, in {one.cells} cells" for one in unlike]
 
 
 def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
@@ -92,8 +92,8 @@ def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
         )
     if without:
         said.append(
-            f"{without} cells have no canary in both sweeps: what lies between the sessions is still in their change, "
-            "and in what is taken for no difference"
+            f"{without} cells have no canary in both sweeps: their change and its interval include the "
+            "difference between the sessions"
         )
     return said
 
@@ -223,7 +223,7 @@ def compare_sweeps(
     if unlike and not anyway:
         raise UserError(
             f"{_names(new)} and {_names(old)} cannot be compared ({'; '.join(map(str, unlike))}): "
-            "choose cells with where=, or type anyway=true to compare them all the same"
+            "choose cells with where=, or type anyway=true to compare them nevertheless"
         )
     cells = [_opened(pair, metric) for pair in pairs]
     scatter = _scatter(cells)

@@ -101,4 +101,4 @@ def check_ways(choice: Choice, *, against: bool) -> None:
     for way in ways:
         for name in unused[way]:
             if getattr(choice, name):
-                raise UserError(f"{name}= says nothing with {way}: leave it out")
+                raise UserError(f"{name}= has no effect with {way}: remove it")

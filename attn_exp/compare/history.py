@@ -146,7 +146,7 @@ class History(Comparison):
             Column(f"first_{self.metric.name}", f"first {self.metric.kind.head}", "figure"),
             Column(f"last_{self.metric.name}", f"last {self.metric.kind.head}", "figure"),
             Column("change", "change %", "percent"),
-            Column("per_sweep", "a sweep %", "percent", spare=2),
+            Column("per_sweep", "per sweep %", "percent", spare=2),
             Column("scatter", "+-%", "half", spare=1),
             Column("curve", "trend", joined=_curve([f"at_{name}" for name in names])),
             *(Column(f"at_{name}", "") for name in names),
@@ -220,7 +220,9 @@ def compare_history(
         UserError: there are fewer than three sweeps, or their environments are incomparable and `anyway` is not set.
     """
     if len(sweeps) < LEAST:
-        raise UserError(f"a history needs {LEAST} sweeps or more, not {len(sweeps)}: sweep=A,B,C or sweep='nightly-*'")
+        raise UserError(
+            f"history=true needs {LEAST} sweeps or more, not {len(sweeps)}: name them as A,B,C or 'nightly-*'"
+        )
     order = sorted(range(len(sweeps)), key=lambda index: sweeps[index].when)
     ordered, by_sweep = [sweeps[index] for index in order], [latest(cells[index])[0] for index in order]
     series = [cells for cells in _series(by_sweep) if _logs(cells, metric)]
@@ -232,11 +234,11 @@ def compare_history(
     if unlike and not anyway:
         raise UserError(
             f"these sweeps cannot be compared ({'; '.join(dict.fromkeys(map(str, unlike)))}): "
-            "choose cells with where=, or type anyway=true to compare them all the same"
+            "choose cells with where=, or type anyway=true to compare them nevertheless"
         )
     trends = _trends(series, metric, spreads, steps)
     few = sum(trend.n < FEWEST for trend in trends)
-    said = [f"{few} cells have fewer than {FEWEST} values: no changes of level are looked for in those"] if few else []
+    said = [f"{few} cells have fewer than {FEWEST} values, too few to detect a change of level"] if few else []
     said += [
         f"between {ordered[at].name} and {ordered[at + 1].name}: {'; '.join(map(str, step))}"
         for at, step in enumerate(steps)
@@ -247,7 +249,7 @@ def compare_history(
         for cells in series
         for one, other in itertools.pairwise([cell for cell in cells if cell and cell.value])
     ):
-        said.append("sessions are divided out by canaries where both sweeps have them: see docs/comparing.md")
+        said.append("where both sweeps have canaries, the sessions' difference is divided out: docs/comparing.md")
     return History(
         metric=metric,
         sweeps=tuple(about(sweep) for sweep in ordered),

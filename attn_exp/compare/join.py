@@ -32,7 +32,7 @@ def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
                 del machines[None]
     kept = [cell for machines in jobs.values() for cell in machines.values()]
     gone = len(cells) - len(kept)
-    return kept, [f"{gone} cells were measured again later: the last counts"] if gone else []
+    return kept, [f"{gone} cells were measured again later: the latest counts"] if gone else []
 
 
 def rivals_of(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -104,7 +104,7 @@ def nothing_in_common(old: Sequence[Cell], new: Sequence[Cell]) -> str:
         before, after = distinct(map(get, old)), distinct(map(get, new))
         if not set(before) & set(after):
             return f"{name} is {_some(before)} in the old and {_some(after)} in the new"
-    return "each has backends and cases of the other, but no backend has a case in both"
+    return "they share backends and cases, but no backend was measured on a case in both"
 
 
 def _same_measuring(one: Cell, other: Cell) -> bool:

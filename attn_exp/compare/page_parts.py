@@ -25,7 +25,7 @@ def detailed(page: Page, found: Comparison, cells: Sequence[Cell]) -> Page:
 def _flags(counts: Counter[str]) -> list[Sheet]:
     if not counts:
         return []
-    columns = (Column("mark", "mark"), Column("flag", "flag"), Column("jobs", "jobs"), Column("says", "what it says"))
+    columns = (Column("mark", "mark"), Column("flag", "flag"), Column("jobs", "jobs"), Column("says", "meaning"))
     rows = [(*(FLAGS[name][:1] if name in FLAGS else ("",)), name, counts[name], FLAGS.get(name, ("", ""))[1])
             for name in sorted(counts)]  # fmt: skip
     return [Sheet("flags", "flags", columns, tuple(rows))]

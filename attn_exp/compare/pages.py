@@ -29,7 +29,7 @@ def rivals_page(found: Rivals) -> Page:
         found.sheet(),
         *_means_sheet(found),
         *_picks_sheet(found.picks),
-        *duels_sheet(found.ties, "ties", "not told apart; side by side they would be"),
+        *duels_sheet(found.ties, "ties", "too close to call; a duel would decide:"),
     ]
     about = about_part(found) | {"kind": "rivals", "baseline": found.baseline, "by": list(found.by), "shared": shared}
     notes = [
@@ -82,7 +82,7 @@ def _picks_sheet(picks: Sequence[Pick]) -> list[Sheet]:
         *(Column(name, name) for name in names),
         *((Column(f"{axis}_from", f"{axis} from"), Column(f"{axis}_to", "to")) if axis else ()),
         Column("pick", "pick"),
-        Column("ties", "not told from it"),
+        Column("ties", "too close to call"),
         Column("ahead", "ahead of the rest", "ratio"),
         Column("n", "cases"),
     )
@@ -106,7 +106,7 @@ def changes_page(found: Changes) -> Page:
     shared = shared_values([row.cell for row in found.rows])
     sheets = [
         found.sheet(),
-        *duels_sheet(found.duels, "duels", "undecided; the same duel in both environments is free of the session"),
+        *duels_sheet(found.duels, "duels", "undecided; to decide, run the same duel in both environments:"),
     ]
     about = about_part(found) | {
         "kind": "changes",
@@ -139,14 +139,14 @@ def history_page(found: History) -> Page:
         devices = ", ".join(sorted({device for one in found.sweeps for device in one.devices}))
         lines = [f"{len(names)} sweeps, {names[0]} to {names[-1]}, {span}, {devices}"]
     turned = sum(bool(row.turns) for row in found.rows)
-    lines += [shared_line(shared), f"of {len(found.rows)} cells: {turned} changed their level"]
+    lines += [shared_line(shared), f"of {len(found.rows)} cells: {turned} changed level"]
     return Page(about, tuple(lines), (found.sheet(),), tuple(notes))
 
 
 def _turn_note(row: Trend, names: Sequence[str]) -> str:
     said = []
     for turn in row.turns:
-        around = "; ".join(map(str, turn.coincides)) or "no difference of the environment is recorded"
+        around = "; ".join(map(str, turn.coincides)) or "no difference between the environments is recorded"
         said.append(f"{written(turn.change, 'percent')} % at {names[turn.at]}: {around}")
     return f"{row.cell.result.label} {row.cell.result.case.label()} {row.cell.direction} {', '.join(said)}"
 
@@ -158,7 +158,7 @@ def published_page(found: Published) -> Page:
     lines = (
         *head_lines(found),
         shared_line(shared),
-        f"{len({id(row.figure) for row in found.rows})} of {found.figures} figures are of a shape measured here",
+        f"{len({id(row.figure) for row in found.rows})} of {found.figures} figures have a shape that was measured here",
     )
     return Page(about, lines, (found.sheet(),), found.notes)
 

@@ -115,16 +115,16 @@ def compare_published(
         raise UserError(f"no figure in {file} is of a shape in the sweep: that has {', '.join(shapes[:3])} ...{unused}")
     rows.sort(key=lambda row: (*case_order(row.cell), row.figure.library, row.figure.source))
     other = {f"{row.figure.gpu} there, {row.cell.result.device_name} here" for row in rows if row.same_gpu is False}
-    said = [f"another GPU: {words}; such ratios say nothing of the implementation" for words in sorted(other)]
+    said = [f"another GPU: {words}; such ratios do not compare implementations" for words in sorted(other)]
     apart = sorted({row.figure.library for row in rows if not row.same_library})
     if apart:
-        said.append(f"{', '.join(apart)}: not measured here, the fastest backend stands beside")
+        said.append(f"{', '.join(apart)}: not measured here, compared with the fastest backend")
     return Published(
         metric=ChosenMetric(),
         sweeps=tuple(about(sweep) for sweep in sweeps),
         notes=(
             *notes,
-            "TFLOPS as published figures count them: 4 S S D a head, half under a causal mask, 2.5 times backward",
+            "TFLOPS in the published convention: 4 S S D per head, half under a causal mask, 2.5 times backward",
             *said,
             *left_out,
             *(
@@ -169,9 +169,9 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
                 wrong.append(f"{file.name} line {number}: {error}")
     said = wrong[:3] + ([f"{len(wrong) - 3} more lines of {file.name} cannot be used"] if len(wrong) > 3 else [])
     if windows:
-        said.append(f"{windows} figures with a window are left out: how their FLOPs are counted is not said")
+        said.append(f"{windows} figures with a window are omitted: their FLOP count is unknown")
     if deterministic:
-        said.append(f"{deterministic} figures of deterministic backwards are left out")
+        said.append(f"{deterministic} figures of deterministic backwards are omitted")
     return found, said
 
 
@@ -180,10 +180,10 @@ def _figure(row: Mapping[str, str | None]) -> Figure:
     values = {name: (value or "").strip() for name, value in row.items() if name is not None}
     tflops = float(values["tflops"])
     if not 0 < tflops < float("inf"):
-        raise ValueError(f"tflops={values['tflops']} is no rate")
+        raise ValueError(f"tflops={values['tflops']} is not a rate")
     direction = values.get("pass") or "forward"
     if direction not in PASSES:
-        raise ValueError(f"pass={direction} is none of {', '.join(PASSES)}")
+        raise ValueError(f"pass={direction} is not one of {', '.join(PASSES)}")
     if "seq_len" in values:
         values = {"q_len": values["seq_len"], "kv_len": values["seq_len"]} | values
     case: dict[str, Any] = {}

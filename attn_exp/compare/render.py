@@ -107,7 +107,7 @@ def format_of(form: str | None, file: str | None) -> str:
     named = next((name for name, own in FORMATS.items() if own == ending), None)
     if not form and not named and ending:
         endings = ", ".join(FORMATS.values())
-        raise UserError(f"out={file} ends in none of {endings}: add format={'|'.join(FORMATS)}")
+        raise UserError(f"out={file} has none of the endings {endings}: add format={'|'.join(FORMATS)}")
     return form or named or "table"
 
 
@@ -145,7 +145,7 @@ def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
         lines[head:] = [_coloured(line, tone) for line, tone in zip(lines[head:], sheet.tones, strict=False)]
     lines += _more(sheet, rows)
     if left_out:
-        lines.append(f"not shown for want of width: {', '.join(left_out)}; format=csv has all")
+        lines.append(f"omitted to fit the width: {', '.join(left_out)}; format=csv has all")
     return "\n".join(lines)
 
 

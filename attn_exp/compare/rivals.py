@@ -410,7 +410,7 @@ def _mixed(groups: Sequence[Sequence[Cell]]) -> list[str]:
         counts = Counter(get(result) for result in results.values())
         if len(counts) > 1:
             each = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
-            said.append(f"several {what}: {each}; rows of one are never compared with rows of another")
+            said.append(f"several {what}: {each}; rows are only compared within one of them")
     apart = sum(len({cell.result.environment.get("gpu_uuid") for cell in group if cell.value}) > 1 for group in groups)
     if apart:
         said.append(f"rivals of {apart} cases ran on different GPUs of one model, which may differ by 2 %")

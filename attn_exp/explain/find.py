@@ -36,9 +36,7 @@ def find(word: str, home: Path, uri: str | None) -> Found:
     try:
         return _find(word, home, uri)
     except OSError as error:
-        raise UserError(
-            f"'{word[:_SHOWN]}' cannot be looked up ({error.strerror}): give a sweep or SWEEP/JOB"
-        ) from error
+        raise UserError(f"'{word[:_SHOWN]}' cannot be read ({error.strerror}): give a sweep or SWEEP/JOB") from error
 
 
 def _find(word: str, home: Path, uri: str | None) -> Found:
@@ -60,7 +58,7 @@ def _find(word: str, home: Path, uri: str | None) -> Found:
             return _in_sweep(places[-1].parent.parent, places[-1].parent.name)
     folders = sweep_folders([word], home)
     if len(folders) > 1:
-        raise UserError(f"'{word}' stands for {len(folders)} sweeps: name one, such as {folders[0].name}")
+        raise UserError(f"'{word}' names {len(folders)} sweeps: name one, such as {folders[0].name}")
     sweep_read = read_folder(folders[0])
     results = sweep_read.results
     if not results:
@@ -77,7 +75,7 @@ def _in_sweep(folder: Path, name: str) -> Found:
     if len(matching) == 1:
         return Found(sweep.results, jobs[matching[0]])
     if matching:
-        raise UserError(f"{len(matching)} jobs begin with '{name}': write more of one, {', '.join(matching[:6])}")
+        raise UserError(f"{len(matching)} jobs begin with '{name}': type more of its name, {', '.join(matching[:6])}")
     broken = [said for said in sweep.broken if f"/{name}" in said]
     if broken:
         raise UserError(f"{broken[0]}: run the sweep again")

@@ -27,12 +27,12 @@ _COLUMNS = (
     ),
 )
 _GAPS = (
-    "gap before: us in which the device idled. The trace calls into an empty queue and slows the host, so these gaps "
-    "are the host's, and longer than when timed"
+    "gap before: us for which the device was idle. Tracing slows the host and the queue is empty, so gaps are longer "
+    "than during timing"
 )
 _COPIES = (
-    "in place: Inductor times these kernels with a copy of what they write into before each call, so their us are too "
-    "long and their GB/s too low"
+    "in place: Inductor copies what these kernels write into before each call, so their us are too long and their "
+    "GB/s too low"
 )
 _HEADS = {
     "shared_memory_bytes": "shared\nbytes",
@@ -59,7 +59,7 @@ def kernel_tables(record: Record) -> list[str]:
         for direction, measured in record.passes.items()
         for kernel in measured.kernels
     ]
-    what = "kernels" if record.request.device == "cuda" else "operators, those inside of others counted twice"
+    what = "kernels" if record.request.device == "cuda" else "operators; nested ones are counted twice"
     # A profiler sees few calls, before the clock has settled, so its times may not add up to those above.
     found = [f"By the trace of two calls before the timing ({what}):", _table(timed)] if timed else []
     for name, profile in record.profiles.items():
@@ -88,7 +88,7 @@ def _tuned_anew(profile: Profile, record: Record) -> list[str]:
         here, there = one.figures.get("grid"), timed.get((one.direction, one.name))
         if here and there and here != there:
             name = short(one.name, _NAME)
-            said.append(f"tuned anew: {name} ran on a grid of {here} here, and of {there} where it was timed")
+            said.append(f"tuned again: {name} ran on a grid of {here} here, and of {there} where it was timed")
     return said
 
 

@@ -64,7 +64,7 @@ def same_kernels(results: Sequence[Result]) -> list[str]:
             if result.status == "ok" and direction in result.kernels:
                 ran[result.longest_kernel(direction)].append(result.label)
         for name, labels in sorted(ran.items(), key=lambda one: -len(one[1])):
-            who = f"{', '.join(labels)} ran one and the same kernel:" if len(labels) > 1 else f"{labels[0]} alone ran"
+            who = f"{', '.join(labels)} ran the same kernel:" if len(labels) > 1 else f"{labels[0]} ran"
             lines.append(f"{direction}: {who} {short(name)}")
     return lines
 
@@ -158,7 +158,7 @@ def _measured(found: Found) -> dict[str, Roof]:
     return {direction: roof for direction, roof in roofs.items() if roof is not None and roof.measured}
 
 
-_BEYOND = "there is no job on the same case beside it"
+_BEYOND = "there is no other job on the same case"
 
 
 def job_page(job: Result, results: Iterable[Result]) -> str:
@@ -174,14 +174,14 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     several = list(results)
     parts = [_head(job, record)]
     if record.status != "ok":
-        parts.append([f"{record.status}: {record.reason}", f"what it printed is in {near(job.path.parent / LOG_NAME)}"])
+        parts.append([f"{record.status}: {record.reason}", f"its output is in {near(job.path.parent / LOG_NAME)}"])
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
     parts += [["What ran", *tables] for tables in [kernel_tables(record)] if tables]
     if record.status == "ok":
-        parts.append(["What bounds it", *_bounds(record)])
+        parts.append(["What limits it", *_bounds(record)])
         said = [line for direction in record.request.measuring.passes for line in standing(job, several, direction)]
-        parts.append(["Against the fastest on the same case", *(said or [_BEYOND])])
+        parts.append(["Compared with the fastest on the same case", *(said or [_BEYOND])])
     if record.profiles:
         parts.append(["Profiles", *_profiles(job, record)])
     notes = flag_notes(record.flags)
@@ -217,7 +217,7 @@ def _timed(record: Record, direction: str) -> str:
             said.append(f"{figures(found[f'{direction}/{name}'])} {unit}")
     kernel_us = found.get(f"{direction}/kernel_time_us")
     if kernel_us:
-        said.append(f"kernels alone {time_text(kernel_us)} by tracing")
+        said.append(f"kernels {time_text(kernel_us)} by tracing")
     return f"{direction}: {', '.join(said)}"
 
 
@@ -226,7 +226,7 @@ def _bounds(record: Record) -> list[str]:
     for direction in record.request.measuring.passes:
         roof = roof_of(record, direction)
         said += [roof.sentence, *_stall(record, direction)] if roof else []
-    return said or ["no ceilings or rates are in the record, so nothing can be said"]
+    return said or ["the record has no ceilings or rates"]
 
 
 def _stall(record: Record, direction: str) -> list[str]:
@@ -239,7 +239,7 @@ def _stall(record: Record, direction: str) -> list[str]:
     if not shares:
         return []
     most = max(shares, key=lambda name: shares[name])
-    return [f"  its warps wait most for {most[len(begin) : -len(end)]}, {100 * shares[most]:.0f} % of their time"]
+    return [f"  its warps mostly wait for {most[len(begin) : -len(end)]}, {100 * shares[most]:.0f} % of their time"]
 
 
 def _profiles(job: Result, record: Record) -> list[str]:

@@ -55,7 +55,7 @@ def _doubt(slow: Result, fast: Result, direction: str) -> str:
     ratio = slow.metrics[f"{direction}/time_us"] / fast.metrics[f"{direction}/time_us"] - 1
     if ratio > max(0.01, sum(halves)):
         return ""
-    return f": within their intervals, so no difference is shown (attn-exp duel decides {SHORT[direction]})"
+    return f": within their intervals, too close to call (attn-exp duel decides {SHORT[direction]})"
 
 
 def _kernels(own: Result, other: Result, direction: str) -> list[str]:
@@ -64,7 +64,7 @@ def _kernels(own: Result, other: Result, direction: str) -> list[str]:
         return []
     what = kind(own)
     if mine == theirs:
-        return [f"  both spend most of it in one and the same {what}, {short(mine)}"]
+        return [f"  both spend most of their time in the same {what}, {short(mine)}"]
     return [f"  this one's longest {what} is {short(mine)}", f"  {other.label}'s is {short(theirs)}"]
 
 

@@ -39,15 +39,15 @@ def changes_chart(found: "Changes") -> Chart | None:
     ]
     panel.set_yticks(range(len(rows)), names, fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
-    panel.set_xlabel(f"change of {found.metric}, %, sessions divided out where canaries allow")
+    panel.set_xlabel(f"change of {found.metric}, %, corrected for sessions where canaries allow")
     panel.grid(axis="x", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
     left_out = len(every) - len(rows)
     said = caption(
         results,
-        "Filled: told from no change; lines: 95 % intervals; the grey band is the margin.",
+        "Filled: faster or slower; lines: 95 % intervals; the grey band is the margin.",
         f"All: {shared_case(results)}.",
-        f"{left_out} cells that changed less are not shown." if left_out else "",
+        f"{left_out} cells with smaller changes are not shown." if left_out else "",
     )
     new, old = (", ".join(one.name for one in part) for part in (found.sweeps[found.old :], found.sweeps[: found.old]))
     return finish(figure, "changes", f"{new} against {old}", said)

@@ -48,8 +48,8 @@ def first_call_chart(results: "Sequence[Result]") -> Chart | None:
     panels[0].set_yticks(range(len(style)), list(style), fontsize=9)
     said = caption(
         found,
-        "Building, compiling, loading: what a job's first call took, a dot a job; the line is the median.",
-        "What any attention call loads is loaded before and in none.",
+        "The first call of each job: building, compiling, loading. A dot per job; the line is the median.",
+        "What every attention call loads is loaded before and not included.",
     )
     return finish(figure, "first_call", "First-call cost", said)
 
@@ -79,8 +79,8 @@ def accuracy_chart(results: "Sequence[Result]") -> Chart | None:
     panels[0].set_ylabel("relative error against float32")
     said = caption(
         found,
-        "Lower is more exact, further right is faster. Error: norm of the difference over the reference's norm,",
-        "of dq, dk and dv the worst.",
+        "Lower is more accurate, further right is faster. Error: norm of the difference over the reference's norm,",
+        "the largest of dq, dk and dv.",
         f"All: {shared_case(found)}.",
     )
     return finish(

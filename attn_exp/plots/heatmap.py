@@ -49,11 +49,11 @@ def heatmap_chart(found: "Rivals") -> Chart | None:
     bar.ax.minorticks_off()
     if not found.baseline:
         bar.ax.set_ylim(-math.log2(_FULL), 0)
-    bar.set_label(f"times as good as {found.baseline or 'the best'}", fontsize=8)
+    bar.set_label(f"times as fast as {found.baseline or 'the best'}", fontsize=8)
     left_out = len(cases) - len(shown)
     said = caption(
         results,
-        f"{_what(found)}: more is better. Bold: the best, and what cannot be told from it.",
+        f"{_what(found)}: more is better. Bold: the best, and backends too close to it to call.",
         f"All: {shared_case(results)}.",
         f"{left_out} more cases are not shown." if left_out else "",
     )

@@ -40,7 +40,7 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     left_out = len(every) - len(shown)
     said = caption(
         flat,
-        f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. Bars: 95 % intervals over rounds.",
+        f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. Bars: 95 % confidence intervals across rounds.",
         f"{left_out} more groups of sizes are not shown." if left_out else "",
     )
     return finish(figure, "lengths", "TFLOPS against sequence length", said, handles, list(style))

@@ -50,7 +50,7 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
                 label=label if side == passes[0] else f"{label}, {side}",
                 rasterized=len(found) > _RASTERISED_FROM,
             )
-    panel.set(xscale="log", yscale="log", xlabel="arithmetic intensity, FLOP per byte that must move", ylabel="TFLOPS")
+    panel.set(xscale="log", yscale="log", xlabel="arithmetic intensity, FLOP per compulsory byte", ylabel="TFLOPS")
     for side, roof in (counted or {}).items():
         _draw_counted(panel, _point(found[-1], side), roof)
         intensities.append(roof.intensity)
@@ -73,8 +73,8 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
     others = len({(r.device_name, r.case.dtype) for r in measured(results, "tflops", "min_bytes")}) - 1
     said = caption(
         found,
-        "Bytes are those that must move at least, FLOP those of unmasked pairs.",
-        "Crosses: by the bytes that DRAM moved, as Nsight Compute counted them." if counted else "",
+        "Bytes are the compulsory ones, FLOP those of unmasked pairs.",
+        "Crosses: with the DRAM bytes that Nsight Compute counted." if counted else "",
         "Measured: a large matrix product and a copy, in the worker that ran the jobs." if measured_too else "",
         f"All: {shared_case(found)}.",
         f"{others} more devices or data types are not shown." if others else "",

@@ -45,10 +45,10 @@ def samples_chart(results: "Sequence[Result]") -> Chart | None:
     left_out = len(found) - len(kept)
     said = caption(
         kept,
-        "A dot a sample, the first on top of each row; bars reach from the 5th to the 95th percentile.",
-        f"Dots beyond {_WIDEST:.0f} % stand at the edge.",
+        "A dot per sample, the first at the top of each row; bars span the 5th to the 95th percentile.",
+        f"Samples beyond {_WIDEST:.0f} % are drawn at the edge.",
         f"All: {shared_case(kept)}.",
-        f"Of {left_out + len(kept)} jobs those with the longest times are shown." if left_out else "",
+        f"Of {left_out + len(kept)} jobs, those with the longest times are shown." if left_out else "",
     )
     return finish(figure, "samples", "Samples of each job", said)
 

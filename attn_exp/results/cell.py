@@ -57,7 +57,7 @@ def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
     names = metric_names(results)
     if name not in names or (slash and direction not in PASSES):
         if not names:
-            raise UserError("no record is ok, so there is nothing to compare: look at table.txt in the sweep's folder")
+            raise UserError("no record is ok, so there is nothing to compare: see table.txt in the sweep's folder")
         near = nearest(name, names)
         raise UserError(f"there is no metric '{word}': {near}the metrics are {', '.join(sorted(names)[:24])} ...")
     return found

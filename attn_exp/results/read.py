@@ -77,7 +77,7 @@ def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:
         if not folders:
             there = [path.name for path in _sweeps(home)]
             known = f"the sweeps in {home} are {', '.join(there[-8:])}" if there else f"there is no sweep in {home}"
-            raise UserError(f"there is no sweep '{word}': {nearest(word, there)}{known}; a folder's path will do too")
+            raise UserError(f"there is no sweep '{word}': {nearest(word, there)}{known}; a folder's path works too")
         found += [folder for folder in folders if folder not in found]
     return found
 

@@ -88,7 +88,7 @@ class Result:
         """Read the whole record, samples included. Raises RecordError if its file was deleted or damaged."""
         record = read_record(self.path.parent)
         if record is None:
-            raise RecordError(f"{self.path} is not there any more")
+            raise RecordError(f"{self.path} was deleted meanwhile")
         return record
 
 

@@ -75,7 +75,7 @@ def table(results: Sequence[Result], width: int = WIDTH) -> str:
     lines.append(text)
     if left_out:
         names = ", ".join(" ".join(name.split()) for name in left_out)
-        lines.append(f"not shown for want of width: {names}; table.csv has all")
+        lines.append(f"omitted to fit the width: {names}; table.csv has all")
     lines += flag_notes(flag for result in results for flag in result.flags)
     lines += [f"* {reason}" for reason in sorted({result.reason for result in results if result.reason})]
     return "\n".join(line if line is text else textwrap.fill(line, width, subsequent_indent="  ") for line in lines)

@@ -26,4 +26,4 @@ def make_tracker(config: Mapping[str, Any]) -> Tracker:
         from attn_exp.tracking.mlflow import MlflowTracker
 
         return MlflowTracker(config)
-    raise UserError(f"tracker.name={name} is no tracker: {nearest(name, NAMES)}choose one of {', '.join(NAMES)}")
+    raise UserError(f"tracker.name={name} is not a tracker: {nearest(name, NAMES)}choose one of {', '.join(NAMES)}")

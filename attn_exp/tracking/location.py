@@ -70,11 +70,11 @@ def absolute_uri(uri: str) -> str:
     if scheme in _SERVERS:
         raise UserError(f"tracker.uri={shown} names no server: {_EXAMPLE}")
     if re.fullmatch(r"[\w.-]+:\d{1,5}(/.*)?", uri):
-        raise UserError(f"tracker.uri={shown} is no address: write tracker.uri=http://{shown}")
+        raise UserError(f"tracker.uri={shown} is not an address: write tracker.uri=http://{shown}")
     if scheme in ("", "file"):
         raise UserError(f"MLflow no longer stores into plain folders ({shown}): use tracker.uri={DEFAULT_URI}")
     known = ", ".join(("sqlite", *_SERVERS, *DATABASES))
-    raise UserError(f"tracker.uri={shown} is none of {known}: use tracker.uri={DEFAULT_URI}")
+    raise UserError(f"tracker.uri={shown} is not one of {known}: use tracker.uri={DEFAULT_URI}")
 
 
 def is_server(uri: str) -> bool:
@@ -163,10 +163,10 @@ def _make_writable(folder: Path, option: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{folder} cannot be made ({error.strerror}): choose another place with {option}") from error
+        raise UserError(f"{folder} cannot be created ({error.strerror}): choose another with {option}") from error
     try:
         # Tested by writing, because on some file systems permissions do not tell.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}): choose another place with {option}") from error
+        raise UserError(f"{folder} cannot be written ({error.strerror}): choose another with {option}") from error

@@ -82,7 +82,7 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
     if row is None:
         raise UserError(
             f"there is no run {run} in {path}: copy its identifier from the run's page, "
-            "and say uri=http://HOST:5000 if it is a server's"
+            "with uri=http://HOST:5000 if a server has it"
         )
     place, experiment, kind, sweep = row
     return _artifact(path, run, place), experiment, _of_job(run, kind, sweep)
@@ -91,7 +91,7 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
 def _of_job(run: str, kind: str | None, sweep: str | None) -> str:
     """Return the sweep of a job's run. Raises UserError for any other run."""
     if kind != "job" or sweep is None:
-        raise UserError(f"run {run} is no job's but of kind {kind}: give a job's run, or the sweep's name {sweep}")
+        raise UserError(f"run {run} is not a job's but of kind {kind}: give a job's run, or the sweep's name {sweep}")
     return sweep
 
 

@@ -24,7 +24,7 @@ def refusal(error: Exception) -> str | None:
         said = redacted(first_line(Exception(body[1].rstrip("'") if body else text)))[:_LONGEST]
         return f"refuses this user ({said}): {_LOGIN}"
     if code == "ENDPOINT_NOT_FOUND" or "not in a valid JSON format" in text:
-        return "is no MLflow server: write tracker.uri=http://HOST:5000"
+        return "is not an MLflow server: use tracker.uri=http://HOST:5000"
     if "password authentication failed" in text:
         return "refuses this user (password authentication failed): give another user or password in tracker.uri"
     return None
@@ -38,9 +38,7 @@ def trouble(error: Exception) -> str:
     found = _UNREACHABLE.search(text)
     if isinstance(error, ArtifactError):
         said = found[0] if found else first_line(error)
-        return redacted(f"its artifact store took no files, see its log for why: full, or not to be written? {said}")[
-            :_LONGEST
-        ]
+        return redacted(f"its artifact store accepted no files (full, or read-only?): see its log. {said}")[:_LONGEST]
     refused = refusal(error)
     if refused is not None:
         return refused

@@ -47,7 +47,7 @@ def checked(uri: str, host: str, port: int) -> str:
     if importlib.util.find_spec("mlflow") is None:
         raise UserError("MLflow is not installed: pip install mlflow")
     if urlsplit(uri).scheme in ("http", "https"):
-        raise UserError(f"{redacted(uri)} is a server already: open it in a browser")
+        raise UserError(f"{redacted(uri)} is a server: open it in a browser")
     uri = absolute_uri(uri)
     path = database_file(uri)
     if path is not None:
@@ -107,7 +107,7 @@ def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None)
                 print(f"{_address(base, experiment, sweep)}\nCtrl-C ends it", flush=True)
                 server.wait()
             log.seek(0)
-            last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
+            last = (log.read().strip().splitlines() or ["it printed nothing"])[-1]
             print(f"MLflow's server ended or did not answer: {redacted(last)}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
