@@ -25,6 +25,7 @@ from attn_exp.compare.render import FORMATS
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError
 from attn_exp.core.flags import FLAGS
 from attn_exp.core.metrics import METRICS
 from attn_exp.core.nvml import GpuInfo
@@ -57,12 +58,12 @@ def commands():
 
 def of_command(name):
     """Return the arguments of all commands `attn-exp NAME ...`; without a name, and in a container, `run`'s."""
-    found = [words[2:] for words in commands() if words[:2] == ["attn-exp", name]]
+    arguments = [words[2:] for words in commands() if words[:2] == ["attn-exp", name]]
     if name == "run":
-        found += [words[3:] for words in commands() if words[:3] == ["python", "-m", "attn_exp"]]
+        arguments += [words[3:] for words in commands() if words[:3] == ["python", "-m", "attn_exp"]]
         runs = [words for words in commands() if words[:2] == ["docker", "run"] and "--entrypoint" not in words]
-        found += [words[words.index("attn_exp") + 1 :] for words in runs]
-    return found
+        arguments += [words[words.index("attn_exp") + 1 :] for words in runs]
+    return arguments
 
 
 def anchors(page):
@@ -263,7 +264,16 @@ def test_the_page_on_comparing_names_every_verdict_format_and_example(tmp_path, 
     exec(fenced(page, "python")[0], {})
 
 
-def test_the_other_commands_are_there():
+@pytest.mark.parametrize("name", ["doctor", "log", "ui"])
+def test_the_arguments_of_the_other_commands_are_accepted(name):
+    command = importlib.import_module(f"attn_exp.commands.{name}").COMMAND
+    for arguments in of_command(name):
+        command.parse(arguments)
+    with pytest.raises(UserError):
+        command.parse(["first", "colour=red"])
+
+
+def test_every_file_and_target_of_a_command_is_there():
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for words in commands():
         if words[0] == "make":
@@ -287,31 +297,31 @@ def test_the_backend_of_the_page_runs_in_a_worker(tmp_path):
     assert (record.status, record.reason, record.request.backend["name"]) == ("ok", None, "mine")
 
 
-def said_texts():
-    """All that the program's modules can say, as one text with a line for what is filled in between."""
-    found = []
+def message_texts():
+    """Return all strings of the package's modules as one text; a line break stands for what is filled in."""
+    strings = []
     for path in (ROOT / "attn_exp").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-    return "\n".join(found)
+                strings.append(node.value)
+    return "\n".join(strings)
 
 
-def is_said(message, texts):
-    """Whether most of the longest piece of a quoted message, names and numbers apart, is in the texts."""
-    piece = max(re.split(r"\.\.\.|\bN\b|SIGSEGV", message), key=len).strip(" ,:'")
+def is_message(quoted, texts):
+    """Return whether most of the longest piece of a quoted message, without names and numbers, is in the texts."""
+    piece = max(re.split(r"\.\.\.|\bN\b|SIGSEGV", quoted), key=len).strip(" ,:'")
     window = min(len(piece), max(6, round(0.6 * len(piece))))
     return any(piece[start : start + window] in texts for start in range(len(piece) - window + 1))
 
 
-def test_every_message_that_is_explained_is_one_that_the_program_says():
+def test_every_message_of_the_page_is_one_of_the_program():
     rows = re.findall(r"^\| (`.+?) \|", TEXTS["docs/troubleshooting.md"], re.MULTILINE)
     messages = [message for row in rows for message in re.findall(r"`([^`]+)`", re.sub(r"\(`\w+`\)", "", row))]
     assert len(messages) > 50
-    texts = said_texts()
-    # The last is PyTorch's own.
-    assert [message for message in messages if not is_said(message, texts)] == ["OutOfMemoryError"]
-    assert not is_said("there is no such message anywhere", texts)
+    texts = message_texts()
+    # OutOfMemoryError is PyTorch's.
+    assert [message for message in messages if not is_message(message, texts)] == ["OutOfMemoryError"]
+    assert not is_message("there is no such message anywhere", texts)
 
 
 def test_every_flag_is_explained():

@@ -1,4 +1,4 @@
-"""Every command of the documentation runs: as it stands where that takes no GPU, in small sizes, one after another."""
+"""Run every command of the documentation that needs no GPU, with small sizes."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from attn_exp.core.record import read_record
 from attn_exp.run.worker_process import InProcess, Worker
 
 START = Worker.start
-# What cannot run here, by words that its command has, and where it is tried instead.
+# Commands that cannot run here, by a part of their text, and where they are tested instead.
 NOT_RUN = {
     "docker": "there is no Docker: tests/test_docker.py, tests/test_server.py",
     "mkdir -p docker/secrets": "it makes a secret for Docker",
@@ -54,7 +54,7 @@ WORDS = sorted({tuple(words) for words in commands()})
 
 
 def reasons(words):
-    """Why a command is not run here; nothing, if it is."""
+    """Return why a command is not run here; an empty list if it is."""
     return [reason for fragment, reason in NOT_RUN.items() if fragment in " ".join(words)]
 
 
@@ -64,19 +64,19 @@ def run_here(name):
 
 
 def shrunk(words):
-    """The words with small lengths, and `SMALL` for what they leave open."""
-    found = [re.sub(r"^(seq_len|q_len|kv_len|window)=([\d,]+)$", _short, word) for word in words]
+    """Return the words with small lengths, and with `SMALL` for the keys that they do not set."""
+    small = [re.sub(r"^(seq_len|q_len|kv_len|window)=([\d,]+)$", _short, word) for word in words]
     # A pair's sequence lengths.
-    found = [re.sub(r"\bs:\d+", "s:32", word) if word.startswith("+pair=") else word for word in found]
+    small = [re.sub(r"\bs:\d+", "s:32", word) if word.startswith("+pair=") else word for word in small]
     # A CPU takes seconds for the ceilings of each other type.
-    found = [re.sub(r"^dtype=(fp16|bf16)$", "dtype=fp32", word) for word in found]
-    given = {re.split(r"[+=]+", word.lstrip("+"))[0] for word in found}
+    small = [re.sub(r"^dtype=(fp16|bf16)$", "dtype=fp32", word) for word in small]
+    given = {re.split(r"[+=]+", word.lstrip("+"))[0] for word in small}
     more = {key: value for key, value in SMALL.items() if key not in given}
     if given & {"q_len", "kv_len"}:
         del more["seq_len"]
     if "+experiment=sdpa_sweep" in words:
         more["model.embedding"] = "32"
-    return [*found, *(f"{key}={value}" for key, value in more.items())]
+    return [*small, *(f"{key}={value}" for key, value in more.items())]
 
 
 def _short(match):
@@ -86,7 +86,7 @@ def _short(match):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """A folder with the pages' files and modules, and what types a command in it: exit code, output, errors."""
+    """Return a folder with the pages' files and modules, and a function that runs a command in it."""
     folder = tmp_path_factory.mktemp("reader")
     write_examples(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -106,7 +106,7 @@ def here(tmp_path_factory):
 
 @pytest.fixture
 def real(here, monkeypatch):
-    """The same folder for commands that start processes of their own."""
+    """Return the same folder, for commands that start processes."""
     monkeypatch.setattr(Worker, "start", START)
     return here
 

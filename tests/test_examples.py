@@ -1,4 +1,4 @@
-"""Every example runs as it is, on a CPU: the sweep that the first one makes is read by the others."""
+"""Run every example on a CPU; the sweep of the first one is read by the others."""
 
 import csv
 import json
@@ -23,11 +23,11 @@ SMALL = (*(word for word in cli.QUICK if not word.startswith("batch=")), "save_p
 
 
 def ran(command, cwd, *path, codes=(0,)):
-    """What a command printed. Its `python` is this one; `path` are folders where it finds modules beside attn_exp."""
+    """Return what a command printed. Its `python` is this one; `path` are further folders on its PYTHONPATH."""
     where = os.pathsep.join(map(str, [*path, ROOT]))
-    found = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path_variable = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=cli.environment() | {"PYTHONPATH": where, "PATH": found},
+        list(map(str, command)), cwd=cwd, env=cli.environment() | {"PYTHONPATH": where, "PATH": path_variable},
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode in codes, done.stdout + done.stderr
@@ -36,9 +36,9 @@ def ran(command, cwd, *path, codes=(0,)):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Where the first example made its sweep, `from_python`."""
+    """Return the folder in which the first example made its sweep, `from_python`."""
     folder = tmp_path_factory.mktemp("home")
-    (folder / "said.txt").write_text(ran([sys.executable, EXAMPLES / "first_sweep.py", *SMALL], folder))
+    (folder / "printed.txt").write_text(ran([sys.executable, EXAMPLES / "first_sweep.py", *SMALL], folder))
     return folder
 
 
@@ -51,14 +51,16 @@ def test_every_example_is_listed_and_run_here():
 
 def test_a_first_sweep_from_python(home):
     assert {record.status for record in read_folder(home / "multirun" / "from_python").records()} == {"ok"}
-    best = [line for line in (home / "said.txt").read_text().splitlines() if line.startswith(("forward ", "backward "))]
+    best = [
+        line for line in (home / "printed.txt").read_text().splitlines() if line.startswith(("forward ", "backward "))
+    ]
     assert len(best) >= 4
     assert {line.rpartition(": ")[2] for line in best} <= {"flash", "math"}
 
 
 def test_records_in_plain_python(home):
-    said = ran([sys.executable, "-S", EXAMPLES / "plain_records.py", home / "multirun" / "from_python"], home)
-    rows = list(csv.DictReader(said.splitlines()))
+    output = ran([sys.executable, "-S", EXAMPLES / "plain_records.py", home / "multirun" / "from_python"], home)
+    rows = list(csv.DictReader(output.splitlines()))
     assert len(rows) == 8
     assert {row["backend"] for row in rows} == {"flash", "math"}
     assert all(float(row["time_us"]) == pytest.approx(float(row["median_of_samples_us"])) for row in rows)
@@ -67,8 +69,8 @@ def test_records_in_plain_python(home):
 def test_the_notebook(home):
     pytest.importorskip("pandas")
     shutil.copytree(home / "multirun" / "from_python", home / "multirun" / "again")
-    said = ran([sys.executable, EXAMPLES / "notebook.py", "from_python", "again"], home)
-    assert "math" in said and "verdict" in said
+    output = ran([sys.executable, EXAMPLES / "notebook.py", "from_python", "again"], home)
+    assert "math" in output and "verdict" in output
 
 
 def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
@@ -77,7 +79,7 @@ def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
     (sweep,) = (home / "multirun").glob("gate-*")
     assert len(list(read_folder(sweep).records())) == 2
     assert "verdict" in (home / "gate.md").read_text()
-    # What it made, beside the same sweep with times that a gate has to see: half of them, and the very same.
+    # The new sweep against copies of it, with times of which the gate must notice the first: half, and the same.
     for factor, code in ((0.5, 1), (1.0, 0)):
         base = tmp_path / f"base-{factor}"
         shutil.copytree(sweep, base)
@@ -90,7 +92,7 @@ def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
 
 
 def calm(text, factor):
-    """A record whose times are all near `factor` of 100 us, as on a machine that runs no other tests beside."""
+    """Return a record whose times are all near `factor` of 100 us, as on an idle machine."""
     tree = json.loads(text)
     for name, measured in tree["passes"].items():
         for timing in measured["timings"]:
@@ -103,7 +105,7 @@ def calm(text, factor):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The package of custom_backend/, built and installed into a folder of its own."""
+    """Return a folder in which the package of custom_backend/ is installed."""
     source, target = tmp_path_factory.mktemp("source") / "custom_backend", tmp_path_factory.mktemp("target")
     shutil.copytree(EXAMPLES / "custom_backend", source)
     quiet = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
@@ -114,7 +116,7 @@ def installed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def beside(installed, tmp_path_factory):
-    """Sweeps with the installed package's backend: `yaml` beside one of ours, `target` without a file."""
+    """Return a folder with sweeps of the package's backend: `yaml` next to one of ours, `target` without a file."""
     folder = tmp_path_factory.mktemp("beside")
     choices = ("-m", "backend=sliced,math", "batch=1,2", *SMALL, "sweep=yaml")
     ran(
@@ -149,16 +151,18 @@ def test_without_a_file_it_has_its_class_s_name_and_its_options(beside):
 
 def test_its_records_are_compared_without_the_package(beside, monkeypatch):
     monkeypatch.chdir(beside)
-    found = compare(load("yaml"), baseline="math")
-    assert {row.cell.result.label for row in found.rows} == {"sliced", "math"}
-    assert all(row.gain is not None for row in found.rows)
-    assert {mean.label: mean.n for mean in found.means if mean.label == "sliced"} == {"sliced": 2}
+    rivals = compare(load("yaml"), baseline="math")
+    assert {row.cell.result.label for row in rivals.rows} == {"sliced", "math"}
+    assert all(row.gain is not None for row in rivals.rows)
+    assert {mean.label: mean.n for mean in rivals.means if mean.label == "sliced"} == {"sliced": 2}
 
 
 def test_what_it_does_not_support_is_a_sentence(beside, installed):
     conf = EXAMPLES / "custom_backend/conf"
-    said = ran([sys.executable, "-m", "attn_exp.backends", "--config-dir", conf, "model=gemma2"], beside, installed)
-    (line,) = [line for line in said.splitlines() if line.startswith("sliced")]
+    output = ran(
+        [sys.executable, "-m", "attn_exp", "backends", "--config-dir", conf, "model=gemma2"], beside, installed
+    )
+    (line,) = [line for line in output.splitlines() if line.startswith("sliced")]
     assert "has no softcap" in line
 
 
@@ -167,9 +171,9 @@ def test_a_profiler_of_one_s_own(tmp_path):
     choices = ("profiler=python_calls", "backend=eager", *SMALL, "batch=1", "passes=[forward]", "sweep=a")
     ran([sys.executable, "-m", "attn_exp", "--config-dir", folder / "conf", *choices], tmp_path, folder)
     (record,) = read_folder(tmp_path / "multirun" / "a").records()
-    found = record.profiles["python_calls"]
-    assert (found.status, found.reason) == ("ok", None)
-    assert found.metrics["forward/calls"] >= 1
-    assert any("formula" in kernel.name for kernel in found.kernels)
+    profile = record.profiles["python_calls"]
+    assert (profile.status, profile.reason) == ("ok", None)
+    assert profile.metrics["forward/calls"] >= 1
+    assert any("formula" in kernel.name for kernel in profile.kernels)
     job = tmp_path / "multirun" / "a" / record.request.job
     assert (profile_folder(job, "python_calls") / "forward.txt").read_text()
