@@ -54,7 +54,7 @@ def run(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.Comp
 
 def records(cwd: Path, sweep: str) -> dict[str, Record]:
     """The records of a sweep by backend, or by backend and batch where a backend has several."""
-    found = read_folder(cwd / "multirun" / sweep)
+    found = read_folder(cwd / "multirun" / sweep, may_be_empty=True)
     assert not found.broken
     by_name: dict[str, Record] = {}
     for record in found.records():

@@ -20,7 +20,7 @@ from attn_exp.sweep import parallel as sweep_module
 from attn_exp.sweep.board import GONE_S, Board, Line, TaskBoard, running_elsewhere
 from attn_exp.sweep.parallel import _check_alone
 from attn_exp.sweep.plan import Group, LaunchPlan, group_jobs, read_plan, write_plan
-from attn_exp.sweep.task import _own, _taken
+from attn_exp.sweep.task import _own, _requests
 from attn_exp.tracking.none import NoTracker
 
 
@@ -60,7 +60,7 @@ def test_each_group_is_taken_once_and_none_that_belongs_to_another_gpu(board):
     assert _own(plan, "A") == [1, 0, 3]
     assert _own(plan, None) == [0, 3]
     first, second = TaskBoard(board.folder, 0), TaskBoard(board.folder, 1)
-    mine, theirs = _taken(plan, first, "A"), _taken(plan, second, "B")
+    mine, theirs = _requests(plan, first, "A"), _requests(plan, second, "B")
     taken = [next(mine).job[0], next(theirs).job[0], next(mine).job[0], next(theirs).job[0]]
     assert taken == ["1", "2", "0", "3"]
     assert list(mine) == list(theirs) == []
@@ -86,16 +86,16 @@ def test_lines_come_once_and_whole(board, monkeypatch):
 
 def test_a_task_ends_when_its_parent_says_so_dies_or_takes_the_folder_away(board, monkeypatch):
     seat = TaskBoard(board.folder, 0)
-    assert seat.wanted()
+    assert seat.goes_on()
     board.beat(stop=True)
-    assert not seat.wanted()
+    assert not seat.goes_on()
     board.beat()
-    assert seat.wanted()
+    assert seat.goes_on()
     monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)  # above any process
     board.beat()
-    assert not seat.wanted()
+    assert not seat.goes_on()
     (board.folder / "parent").unlink()
-    assert not seat.wanted()
+    assert not seat.goes_on()
     (board.folder / "parent").parent.rename(board.folder.with_name("gone"))
     seat.say("bye")
     assert not seat.take(0)
@@ -109,13 +109,13 @@ def test_a_parent_on_another_host_is_gone_after_a_minute_without_a_beat(board, m
     monkeypatch.setattr(socket, "gethostname", lambda: "node7")
     seat = TaskBoard(board.folder, 0)
     for _ in range(3):
-        assert seat.wanted()
+        assert seat.goes_on()
         now[0] += GONE_S - 1
-        assert seat.wanted()
+        assert seat.goes_on()
         board.beat()
-    assert seat.wanted()
+    assert seat.goes_on()
     now[0] += GONE_S + 1
-    assert not seat.wanted()
+    assert not seat.goes_on()
 
 
 def test_a_sweep_that_runs_is_not_run_twice_and_what_a_dead_one_left_is_cleared(board, tmp_path, monkeypatch):
@@ -142,11 +142,11 @@ def test_a_parent_that_dies_over_its_file_is_missed_all_the_same(board, monkeypa
     now = [0.0]
     monkeypatch.setattr(board_module.time, "monotonic", lambda: now[0])
     seat, other = TaskBoard(board.folder, 0), TaskBoard(board.folder, 1)
-    assert seat.wanted()
+    assert seat.goes_on()
     (board.folder / "parent").write_text("")
-    assert seat.wanted() and other.wanted()
+    assert seat.goes_on() and other.goes_on()
     now[0] += GONE_S + 1
-    assert not seat.wanted() and not other.wanted()
+    assert not seat.goes_on() and not other.goes_on()
 
 
 def test_tasks_are_told_to_stop_also_on_a_full_disk(board, monkeypatch):
@@ -156,7 +156,7 @@ def test_tasks_are_told_to_stop_also_on_a_full_disk(board, monkeypatch):
     seat = TaskBoard(board.folder, 0)
     monkeypatch.setattr(Path, "write_text", full)
     board.beat(stop=True)
-    assert not seat.wanted()
+    assert not seat.goes_on()
     with pytest.raises(OSError, match="No space left"):
         board.beat()
 
@@ -167,8 +167,8 @@ def test_a_record_that_the_file_system_shows_late_is_taken_when_it_shows(tmp_pat
     session = Session()
     session.context = SweepContext("s", tmp_path, NoTracker(), {}, print)
     jobs = sweep_module._Jobs(session, tmp_path, [wanted])
-    assert jobs.hear(Line(0, "begin", wanted.job))
-    assert jobs.hear(Line(0, "end", wanted.job))
+    assert jobs.handle(Line(0, "begin", wanted.job))
+    assert jobs.handle(Line(0, "end", wanted.job))
     assert not jobs.over()
 
     def shown():
@@ -178,7 +178,7 @@ def test_a_record_that_the_file_system_shows_late_is_taken_when_it_shows(tmp_pat
 
     late = threading.Timer(0.3, shown)
     late.start()
-    jobs.give_up(SimpleNamespace(name="slurm"), {})
+    jobs.record_lost(SimpleNamespace(name="slurm"), {})
     assert jobs.over()
     assert read_record(tmp_path / wanted.job).status == "unsupported"
 
@@ -204,7 +204,7 @@ def test_a_record_that_nobody_was_told_of_is_taken_and_not_written_over(tmp_path
     made, record = jobs
     launched = made()
     write_record(record, tmp_path / record.request.job)
-    launched.give_up(SimpleNamespace(name="slurm"), ended)
+    launched.record_lost(SimpleNamespace(name="slurm"), ended)
     assert launched.over() and read_record(tmp_path / record.request.job) == record
 
 
@@ -212,11 +212,11 @@ def test_a_record_of_an_earlier_try_is_no_record_of_this_one(tmp_path, jobs):
     made, record = jobs
     folder = tmp_path / record.request.job
     write_record(replace(record, status="crashed", reason="before"), folder)
-    made().give_up(SimpleNamespace(name="slurm"), {})
+    made().record_lost(SimpleNamespace(name="slurm"), {})
     assert read_record(folder).reason == "all tasks of slurm had ended"
     # A final one that was to get a profile stays.
     write_record(record, folder)
-    made(profilers=({"name": "ncu"},)).give_up(SimpleNamespace(name="slurm"), {})
+    made(profilers=({"name": "ncu"},)).record_lost(SimpleNamespace(name="slurm"), {})
     found = read_record(folder)
     assert (found.status, found.finished_at) == ("unsupported", 2.0)
     assert found.profiles["ncu"].reason == "repeating the job for it ended as crashed: all tasks of slurm had ended"

@@ -45,7 +45,7 @@ def done(process: subprocess.Popen[str]) -> str:
 
 
 def found(cwd: Path, sweep: str) -> list[Record]:
-    read = read_folder(cwd / "multirun" / sweep)
+    read = read_folder(cwd / "multirun" / sweep, may_be_empty=True)
     assert not read.broken
     return list(read.records())
 

@@ -83,7 +83,7 @@ def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
 
 def test_two_choices_that_are_one_job_are_measured_once(current, tmp_path):
     worker = Measures()
-    current._runner, current.ahead = JobQueue(worker, tmp_path), 1
+    current._queue, current.ahead = JobQueue(worker, tmp_path), 1
     request = replace(make_request(), device="cuda")
     for _ in range(2):
         current.submit(request, pytest.fail)

@@ -99,7 +99,7 @@ class Session:
         self._worker = worker
         self._run_folder = run_folder
         self._plots = True
-        self._runner: JobQueue | None = None
+        self._queue: JobQueue | None = None
 
     def request(self, config: DictConfig) -> Request:
         """Return the request that a composed configuration describes. Raises UserError."""
@@ -120,11 +120,11 @@ class Session:
         Raises:
             UserError: the job cannot be measured as typed.
         """
-        runner = self._runner or self._start(config(), request)
+        queue = self._queue or self._start(config(), request)
         context = self.opened
-        if runner.has(request.job):
+        if queue.has(request.job):
             # Two combinations of choices may be the same job: the second one uses the first one's record.
-            self._await(runner, 0)
+            self._await(queue, 0)
         done = done_record(request, context.folder / request.job)
         if done is not None:
             self.keep(done, request)
@@ -133,14 +133,14 @@ class Session:
             # Nothing of ours may run while the CPU is measured.
             context.tracker.settle()
         with self.writing():
-            runner.submit(request)
-        self.progress.running(runner.oldest.label)
-        return _objective(self._await(runner, self.ahead if request.device == "cuda" else 0))
+            queue.submit(request)
+        self.progress.running(queue.oldest.label)
+        return _objective(self._await(queue, self.ahead if request.device == "cuda" else 0))
 
     def drain(self) -> None:
         """Wait for all queued jobs."""
-        if self._runner is not None:
-            self._await(self._runner, 0)
+        if self._queue is not None:
+            self._await(self._queue, 0)
 
     def keep(self, record: Record, request: Request) -> None:
         """Count a job that is done already, and log it if the tracker does not have it. `stop_on` may end the sweep."""
@@ -196,24 +196,24 @@ class Session:
         """Lease a GPU, choose the worker, and return the queue for this session's jobs."""
         context = self.open(config)
         isolation = context.start(request.device, self.gpus, worker=self._worker, run_folder=self._run_folder)
-        self._runner = JobQueue(isolation, context.folder, context.gpu_uuid)
-        return self._runner
+        self._queue = JobQueue(isolation, context.folder, context.gpu_uuid)
+        return self._queue
 
-    def _await(self, runner: JobQueue, ahead: int) -> Record | None:
+    def _await(self, queue: JobQueue, ahead: int) -> Record | None:
         """Wait until no more than `ahead` jobs are queued; return the last record. `stop_on` may end the sweep."""
         record = None
-        while runner.waiting > ahead:
-            record = self._collect(runner)
+        while queue.waiting > ahead:
+            record = self._collect(queue)
             self._halt(record)
         return record
 
-    def _collect(self, runner: JobQueue) -> Record:
+    def _collect(self, queue: JobQueue) -> Record:
         """Wait for the oldest job, and return its record after logging it."""
         with self.writing():
-            record = runner.record(runner.wait())
+            record = queue.record(queue.wait())
         self.finish(record)
-        if runner.waiting:
-            self.progress.running(runner.oldest.label)
+        if queue.waiting:
+            self.progress.running(queue.oldest.label)
         return record
 
     def finish(self, record: Record) -> None:

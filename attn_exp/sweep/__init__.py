@@ -1,1 +1,1 @@
-"""Many jobs: the sweeper, the product of choices, and launchers."""
+"""Sweeps of many jobs: the sweeper, the composition of its jobs, and launchers that run them in tasks."""

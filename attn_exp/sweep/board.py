@@ -1,8 +1,8 @@
-"""Board: the folder in which a sweep's parent and its tasks, on whatever hosts, tell each other where they are.
+"""The board: a folder over which a sweep's parent and its tasks, on any hosts, communicate.
 
-The parent's file says that it lives and whether to stop; each task has a file of its own that it adds lines to; a group
-is taken by making a file that was not there. All are opened anew for each look, and none is locked or renamed: this is
-what network file systems keep in order (close-to-open consistency, and exclusive creation since NFS 3).
+The parent's file says that it is alive and whether to stop. Each task appends lines to a file of its own. A task takes
+a group of jobs by creating a file exclusively. Files are opened for each read, and none is locked or renamed: network
+file systems guarantee only close-to-open consistency, and exclusive creation since NFS 3.
 """
 
 import contextlib
@@ -18,18 +18,16 @@ _LOOK_S = 0.1
 _BEAT_S = 1.0
 # How long tasks that were told to stop may take to end.
 _STOP_S = 3.0
-
-
-# A parent that a task cannot see the process of, on another host, is gone after so long without a sign of life.
+# A parent on another host is taken to be dead after so long without a heartbeat.
 GONE_S = 60.0
 _PARENT = "parent"
-# How often a parent's file is read that has no whole line.
+# How often a parent's file is read again if its line is incomplete.
 _READS, _READ_AGAIN_S = 10, 0.02
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a task: `hello HOST`, `wait GPU`, `begin JOB`, `end JOB`, `bye`."""
+    """One message of a task: `hello HOST`, `wait GPU`, `begin JOB`, `end JOB` or `bye`."""
 
     task: int
     word: str
@@ -37,7 +35,7 @@ class Line:
 
 
 class Board:
-    """The parent's side."""
+    """The parent's side of the board."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,16 +43,16 @@ class Board:
         self._read: dict[int, int] = {}
 
     def open(self) -> None:
-        """Make the folder; the parent lives."""
+        """Create the folder and write the first heartbeat."""
         self.folder.mkdir(parents=True)
         (self.folder / "groups").mkdir()
         self.beat()
 
     def beat(self, *, stop: bool = False) -> None:
-        """Tell tasks that the parent lives, and with `stop` that they are to end at once.
+        """Write a heartbeat, or with `stop` tell tasks to end at once.
 
         Raises:
-            OSError: it cannot be written; to `stop`, which a missing file says too, there always is a way.
+            OSError: the heartbeat cannot be written. `stop` never fails: a missing file means stop too.
         """
         self._beats += 1
         word, path = "stop" if stop else "go", self.folder / _PARENT
@@ -66,8 +64,8 @@ class Board:
                 raise
 
     def lines(self, tasks: int) -> list[Line]:
-        """What tasks have added since the last call, whole lines alone."""
-        found = []
+        """Return the complete lines that tasks have appended since the last call."""
+        lines = []
         refresh_folder(self.folder)
         for task in range(tasks):
             try:
@@ -75,17 +73,17 @@ class Board:
                     file.seek(self._read.get(task, 0))
                     whole, _, _ = file.read().rpartition(b"\n")
             except OSError:
-                continue  # not there yet, or a file system that is away for a moment
+                continue  # it does not exist yet, or the file system is away for a moment
             if whole:
                 self._read[task] = self._read.get(task, 0) + len(whole) + 1
                 for line in whole.decode().split("\n"):
                     word, _, rest = line.partition(" ")
-                    found.append(Line(task, word, rest))
-        return found
+                    lines.append(Line(task, word, rest))
+        return lines
 
 
 class TaskBoard:
-    """A task's side."""
+    """A task's side of the board."""
 
     def __init__(self, folder: Path, task: int) -> None:
         self._folder = folder
@@ -93,7 +91,7 @@ class TaskBoard:
         self._last, self._since = "", time.monotonic()
 
     def say(self, word: str, rest: str = "") -> None:
-        """Add a line; if the folder is gone nobody is interested any more."""
+        """Append a line, unless the folder is gone, which means that the parent has ended."""
         try:
             with _own(self._folder, self._task).open("a") as file:
                 file.write(f"{word} {rest}\n")
@@ -109,32 +107,32 @@ class TaskBoard:
         return True
 
     def taken(self, group: int) -> bool:
-        """Whether some task has this group."""
+        """Return whether a task has taken this group."""
         return (self._folder / "groups" / str(group)).exists()
 
-    def wanted(self) -> bool:
-        """Whether the parent lives and wants this task to go on."""
+    def goes_on(self) -> bool:
+        """Return whether the parent is alive and has not said stop."""
         try:
             content = (self._folder / _PARENT).read_text()
         except FileNotFoundError:
             return False
         except OSError:
-            content = ""  # a file system that is away for a moment
+            content = ""  # the file system is away for a moment
         now = time.monotonic()
-        # Without a line's end it is being written, or whoever wrote it died over it: what was read before counts.
+        # An incomplete line is just being written, or its writer died: the line from before counts.
         if content.endswith("\n") and content != self._last:
             self._last, self._since = content, now
         return now - self._since < GONE_S and (not self._last or parent_is_alive(self._last))
 
 
 def refresh_folder(folder: Path) -> None:
-    """Let a network file system ask what is in a folder: it may hold for half a minute that a file is not there."""
+    """List a folder, so that a network file system, which may cache a missing file for half a minute, looks again."""
     with contextlib.suppress(OSError):
         os.listdir(folder)
 
 
 def parent_is_alive(content: str) -> bool:
-    """Whether what a parent wrote means that it goes on, as far as can be known from this host."""
+    """Return whether the parent that wrote this line goes on, as far as this host can tell."""
     word, host, process, _ = content.split()
     if word == "stop":
         return False
@@ -145,9 +143,9 @@ def parent_is_alive(content: str) -> bool:
 
 
 def _started(process: int) -> str | None:
-    """When a process of this host began, which its number alone does not tell: a restarted container counts anew.
+    """Return when a process of this host began, in clock ticks; None if it does not exist, or is a zombie.
 
-    Clock ticks since the host's start; None if there is no such process, or it is dead and not yet waited for.
+    Together with the process id this identifies it: a restarted container begins to count process ids again.
     """
     try:
         fields = Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()
@@ -157,21 +155,21 @@ def _started(process: int) -> str | None:
 
 
 def running_elsewhere(folder: Path, watch_s: float) -> bool:
-    """Whether the parent of this board is alive: here by its process, elsewhere if it beats within `watch_s`."""
+    """Return whether the parent of this board is alive: on another host, whether it beats within `watch_s` seconds."""
     try:
-        before = _whole(folder / _PARENT)
+        before = _whole_line(folder / _PARENT)
         if not before or not parent_is_alive(before):
             return False
         if before.split()[1] == socket.gethostname():
             return True
         time.sleep(watch_s)
-        return _whole(folder / _PARENT) != before
+        return _whole_line(folder / _PARENT) != before
     except FileNotFoundError:
         return False
 
 
-def _whole(path: Path) -> str:
-    """What a parent wrote last; empty if it died over it, and not because it is just writing."""
+def _whole_line(path: Path) -> str:
+    """Return the parent's last line; empty if it died while writing it."""
     for _ in range(_READS):
         content = path.read_text()
         if content.endswith("\n"):
@@ -185,10 +183,10 @@ def _own(folder: Path, task: int) -> Path:
 
 
 class Watch:
-    """Passes on each line that a task writes; `heard` answers whether the tasks are to go on."""
+    """A thread that calls `handle` with each line of a task; tasks are told to stop as soon as it returns false."""
 
-    def __init__(self, board: Board, tasks: int, heard: Callable[[Line], bool]) -> None:
-        self._board, self._tasks, self._heard = board, tasks, heard
+    def __init__(self, board: Board, tasks: int, handle: Callable[[Line], bool]) -> None:
+        self._board, self._tasks, self._handle = board, tasks, handle
         self._over = threading.Event()
         self._greeted: set[int] = set()
         self._stopping = False
@@ -197,7 +195,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell tasks to end at once, and wait until those that have begun did."""
+        """Tell tasks to end at once, and wait for those that run."""
         self._end()
         self._board.beat(stop=True)
         began = time.monotonic()
@@ -206,7 +204,7 @@ class Watch:
             self._listen()
 
     def close(self) -> None:
-        """Hear what is left to hear. Raises what went wrong in listening."""
+        """Handle the remaining lines. Raises the error that ended the thread, if one did."""
         self._end()
         self._board.beat(stop=True)
         self._listen()
@@ -226,7 +224,7 @@ class Watch:
                     self._board.beat(stop=self._stopping)
                     beaten = time.monotonic()
             except Exception as error:
-                # Raised where the sweep waits, once the tasks that nobody hears have ended.
+                # `close` raises it, after the tasks have ended.
                 self._error = error
                 self._board.beat(stop=True)
                 return
@@ -237,6 +235,6 @@ class Watch:
                 self._greeted.add(line.task)
             elif line.word == "bye":
                 self._greeted.discard(line.task)
-            if not self._heard(line) and not self._stopping:
+            if not self._handle(line) and not self._stopping:
                 self._stopping = True
                 self._board.beat(stop=True)

@@ -1,4 +1,4 @@
-"""What a launcher is: where the tasks of a sweep run, and how their end is noticed."""
+"""The interface of a launcher, which runs the tasks of a sweep and notices when they end."""
 
 import importlib
 import importlib.util
@@ -10,50 +10,60 @@ from typing import Any, Protocol
 from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.nvml import GpuInfo
 
-# Stands for the GPU that a task will find on whatever host it runs.
+# Stands for the GPU of the host on which a task will run.
 ELSEWHERE = GpuInfo(0, "that of a task", "")
-# Tasks end by themselves once nothing is left to do; cancelled, they leave a traceback.
+# Tasks end by themselves once no job is left; tasks that are cancelled leave a traceback.
 END_S = 2.0
 
 
 class Launcher(Protocol):
-    """Runs tasks; each of them takes jobs until there is none left."""
+    """Runs tasks, each of which takes jobs until none is left.
+
+    Attributes:
+        tasks: how many tasks may be useful; there may be fewer groups of jobs.
+        gpus: the GPUs that `device=auto` and `device=cuda` mean.
+        pinned: whether task N may use only the N-th GPU.
+    """
 
     name: str
-    # As many as may be of use; there may be fewer groups of jobs.
     tasks: int
-    # The GPUs that `device=auto` and `device=cuda` mean.
     gpus: list[GpuInfo]
-    # Whether task number N is for the N-th of them alone.
     pinned: bool
 
     def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
-        """Run tasks 0 to `tasks` - 1 of the launch in this folder until all have ended, however they did.
+        """Run tasks 0 to `tasks` - 1 until all have ended.
 
-        As soon as `over` says that nothing is left to do, those that an engine has not started are not waited for. An
-        interrupt passes through; tasks that still run end by themselves when the board tells them to.
+        Once `over` returns true, tasks that the engine has not started are not waited for. An interrupt passes through;
+        tasks that still run end by themselves when the board tells them to.
+
+        Args:
+            launch: the folder of the launch, with its plan and its board.
+            tasks: how many.
+            say: prints a line.
+            over: returns whether no job is left.
 
         Returns:
-            Of each task that did not end as it should, why.
+            Why each task failed that did.
 
         Raises:
             UserError: no task can be started as configured.
         """
 
     def close(self) -> None:
-        """Take back what still runs or is queued, after tasks were told to end; leave nothing behind."""
+        """Cancel what still runs or is queued, after tasks were told to end."""
 
 
 def waiting_until(seconds: float, over: Callable[[], bool]) -> Callable[[], bool]:
-    """Whether to go on waiting: until so long after `over` was first true."""
-    since: list[float] = []
+    """Return a function that says whether to wait on: until `seconds` after `over` was first true."""
+    since: float | None = None
 
-    def going() -> bool:
-        if not since and over():
-            since.append(time.monotonic())
-        return not since or time.monotonic() - since[0] < seconds
+    def waiting() -> bool:
+        nonlocal since
+        if since is None and over():
+            since = time.monotonic()
+        return since is None or time.monotonic() - since < seconds
 
-    return going
+    return waiting
 
 
 def require_engine(package: str, extra: str) -> None:
@@ -63,20 +73,20 @@ def require_engine(package: str, extra: str) -> None:
 
 
 def load_engine(package: str, extra: str) -> Any:
-    """A launcher's engine. Raises UserError if it is installed and cannot be imported."""
+    """Import a launcher's engine. Raises UserError if it is installed but cannot be imported."""
     try:
         return importlib.import_module(package)
-    except Exception as error:  # a package that does not fit what is installed fails in ways of its own
+    except Exception as error:  # an incompatible package may raise anything
         raise UserError(
             f"{package} cannot be imported ({first_line(error)}): pip install --upgrade 'attn_exp[{extra}]'"
         ) from error
 
 
 def check_tasks(name: str, options: dict[str, Any], device: str) -> int:
-    """The number of tasks of a launcher that starts them on other hosts.
+    """Return the number of tasks of a launcher that starts them on other hosts.
 
     Raises:
-        UserError: not a number of tasks, or a device by the numbers of this host.
+        UserError: the number is invalid, or `device` is a GPU of this host.
     """
     tasks = options["tasks"]
     if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:

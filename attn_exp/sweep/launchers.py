@@ -1,4 +1,4 @@
-"""Launchers: where a sweep's jobs run. Chosen by `hydra/launcher`; their engines are imported when they start."""
+"""Launchers: where a sweep's jobs run (`hydra/launcher`). Their engines are imported when they start."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,24 +13,26 @@ NAMES = ("local_gpus", "slurm", "ray")
 
 
 def make_launcher(node: Mapping[str, Any], device: str, isolation: str, gpus: list[GpuInfo]) -> Launcher | None:
-    """The launcher that `hydra.launcher` asks for; None for Hydra's basic one, which is this process.
+    """Return the launcher that is chosen, or None for Hydra's basic launcher, which is this process.
 
     Args:
         node: `hydra.launcher`, resolved.
         device: `device` as typed.
         isolation: `isolation.name`.
-        gpus: those of this host.
+        gpus: the GPUs of this host.
 
     Raises:
-        UserError: no such launcher, its engine is not installed, or it cannot run what is asked for.
+        UserError: there is no such launcher, its engine is not installed, or it cannot run these jobs.
     """
     name = node.get("name")
     if name is None and str(node.get("_target_")).endswith(".BasicLauncher"):
         return None
     if name not in NAMES:
-        said = name or node.get("_target_")
-        near = nearest(str(said), NAMES)
-        raise UserError(f"launcher {said} is none of {', '.join(NAMES)}: {near}choose one, or leave hydra/launcher out")
+        typed = name or node.get("_target_")
+        near = nearest(str(typed), NAMES)
+        raise UserError(
+            f"launcher {typed} is none of {', '.join(NAMES)}: {near}choose one, or leave hydra/launcher out"
+        )
     if isolation == "none":
         raise UserError(f"isolation=none measures in this process: leave hydra/launcher={name} or isolation=none out")
     if name == "local_gpus":

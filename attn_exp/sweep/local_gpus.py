@@ -14,13 +14,13 @@ from attn_exp.sweep.task import run_task
 
 
 class LocalGpus:
-    """All GPUs that CUDA_VISIBLE_DEVICES lets through."""
+    """All GPUs that CUDA_VISIBLE_DEVICES names."""
 
     name = "local_gpus"
     pinned = True
 
     def __init__(self, device: str, gpus: list[GpuInfo]) -> None:
-        """Raises UserError where there is no GPU, or where one is asked for."""
+        """Raises UserError if there is no GPU, or if `device` names one of them."""
         if device not in ("auto", "cuda"):
             raise UserError(
                 f"hydra/launcher=local_gpus takes all GPUs: leave device={device} out, or leave hydra/launcher out"
@@ -32,7 +32,7 @@ class LocalGpus:
         self._pool: ThreadPoolExecutor | None = None
 
     def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
-        """As `Launcher.run`; none of its tasks is ever queued."""
+        """As `Launcher.run`; all tasks start at once."""
         # Not by `with`, which would keep an interrupt waiting for tasks that have not been told to end.
         self._pool = ThreadPoolExecutor(tasks)
         ended = [self._pool.submit(_end_of_task, launch, task) for task in range(tasks)]
@@ -45,7 +45,7 @@ class LocalGpus:
 
 
 def _end_of_task(launch: Path, task: int) -> str | None:
-    # Whatever goes wrong in one task, a full disk for instance, the others go on.
+    # If one task fails, for instance at a full disk, the others go on.
     try:
         run_task(launch, task)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Sweep: the parent's part of a sweep whose jobs run in tasks. It alone shows progress and stores into the tracker."""
+"""The parent's part of a sweep whose jobs run in tasks. Only the parent shows progress and logs to the tracker."""
 
 import contextlib
 import secrets
@@ -24,29 +24,29 @@ _UNSEEN_S = 0.5
 
 
 class _Jobs:
-    """What is known of the jobs of a launch."""
+    """The state of the jobs of a launch."""
 
     def __init__(self, session: Session, folder: Path, requests: Sequence[Request]) -> None:
         self.session, self._folder = session, folder
-        # In the order of the plan, which is that of the tasks.
+        # In the order of the plan, in which tasks take them.
         self.left = {request.job: request for request in requests}
         self.begun: dict[str, int] = {}
-        # Records of earlier tries, which tasks replace.
-        self._before = {job: found for job in self.left if (found := self._read(job)) is not None}
+        # Records of earlier attempts, which tasks replace.
+        self._before = {job: record for job in self.left if (record := self._read(job)) is not None}
         self.halt: Record | None = None
         self._here: set[int] = set()
         self._later: list[str] = []
-        # Jobs that a task has said are over, and whose records this host's file system does not show yet.
+        # Jobs that have ended, and whose records this host's file system does not show yet.
         self._unseen: dict[str, int] = {}
 
     def over(self) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether no job is left, or `stop_on` has ended the sweep."""
         return not self.left or self.halt is not None
 
-    def hear(self, line: Line) -> bool:
-        """Take in what a task said; whether the tasks are to go on."""
+    def handle(self, line: Line) -> bool:
+        """Handle a line of a task; return whether the tasks are to go on."""
         progress = self.session.progress
-        self._look_again()
+        self._collect_unseen()
         if line.word == "hello" and line.rest == socket.gethostname():
             self._here.add(line.task)
         elif line.word == "wait":
@@ -56,11 +56,11 @@ class _Jobs:
             progress.running(self.left[line.rest].label)
         elif line.word == "end" and line.rest in self.left:
             self._unseen[line.rest] = line.task
-            self._look_again()
+            self._collect_unseen()
         return self.halt is None
 
-    def take(self, record: Record, task: int | None) -> None:
-        """Count a job that is over; it is stored later if storing would disturb a CPU that is measured here."""
+    def finish(self, record: Record, task: int | None) -> None:
+        """Count a job that has ended. It is logged later if that would disturb a CPU that is being measured here."""
         request = self.left.pop(record.request.job)
         if request.device == "cpu" and task in self._here:
             self.session.progress.finished(record)
@@ -70,48 +70,48 @@ class _Jobs:
         if stops(record) and self.halt is None:
             self.halt = record
 
-    def store(self) -> None:
-        """Store what waited until nothing is measured any more."""
+    def log_later(self) -> None:
+        """Log the records that had to wait until nothing is being measured."""
         for job in self._later:
-            if (found := self._written(job)) is not None:
-                self.session.log(found)
+            if (record := self._written(job)) is not None:
+                self.session.log(record)
         self._later.clear()
 
-    def give_up(self, launcher: Launcher, ended: dict[int, str]) -> None:
-        """Make a record for each job that has none since its task died."""
+    def record_lost(self, launcher: Launcher, ended: dict[int, str]) -> None:
+        """Write a record for each job that has none because its task died."""
         until = time.monotonic() + GONE_S
         if not ended:
-            # No task died, so they have measured all; what they said and wrote may not be seen here yet.
+            # No task died, so all jobs were measured; their records may not be visible here yet.
             self._unseen |= {job: self.begun.get(job, -1) for job in self.left}
         while self._unseen and time.monotonic() < until:
-            self._look_again()
+            self._collect_unseen()
             if self._unseen:
                 time.sleep(_UNSEEN_S)
         for job, request in list(self.left.items()):
             task = self.begun.get(job)
-            found = self._written(job)
-            if found is None:
+            record = self._written(job)
+            if record is None:
                 why = ended.get(task, "it ended early") if task is not None else ""
                 reason = f"task {task} died: {why}" if task is not None else f"all tasks of {launcher.name} had ended"
                 now, before = time.time(), self._before.get(job)
-                found = Record(request=request, status="crashed", reason=reason, started_at=now, finished_at=now)
+                record = Record(request=request, status="crashed", reason=reason, started_at=now, finished_at=now)
                 if before is not None and before.final:
-                    found = with_failed_profiles(before, request, "crashed", reason)
+                    record = with_failed_profiles(before, request, "crashed", reason)
                 (self._folder / job).mkdir(exist_ok=True)
-                write_record(found, self._folder / job)
-            self.take(found, task)
+                write_record(record, self._folder / job)
+            self.finish(record, task)
 
-    def _look_again(self) -> None:
-        """Take the records that tasks have written; NFS may show this host for a while that there is none."""
+    def _collect_unseen(self) -> None:
+        """Collect records that tasks have written; NFS may hide them from this host for a while."""
         for job, task in list(self._unseen.items()):
-            if (found := self._written(job)) is not None:
+            if (record := self._written(job)) is not None:
                 del self._unseen[job]
-                self.take(found, task)
+                self.finish(record, task)
 
     def _written(self, job: str) -> Record | None:
-        """The record that a task of this launch has written."""
-        found = self._read(job)
-        return None if found == self._before.get(job) else found
+        """Return the record of a job if a task of this launch has written it."""
+        record = self._read(job)
+        return None if record == self._before.get(job) else record
 
     def _read(self, job: str) -> Record | None:
         refresh_folder(self._folder / job)
@@ -128,7 +128,7 @@ def launch(
     """Run the jobs of an opened session in the launcher's tasks, until all have a record.
 
     Raises:
-        UserError: no task can be started, or another command runs this sweep.
+        UserError: no task can be started, or another command is running this sweep.
         SystemExit: a job ended as `stop_on` names.
     """
     folder = session.opened.folder
@@ -146,13 +146,13 @@ def launch(
         gpus=tuple(gpu.uuid for gpu in launcher.gpus) if launcher.pinned else (),
     )
     jobs = _Jobs(session, folder, [request for group in groups for request in group.jobs])
-    # Rivals that are one job on this device are counted once.
+    # Combinations that are the same job on this device are counted once.
     session.progress.total -= len(requests) - len(jobs.left)
     with session.writing():
         ended = _run(launcher, board, plan, tasks, jobs)
         if jobs.halt is None:
-            jobs.give_up(launcher, ended)
-    jobs.store()
+            jobs.record_lost(launcher, ended)
+    jobs.log_later()
     for task, why in ended.items():
         session.progress.say(f"task {task} of {launcher.name} died: {why}")
     if not ended:
@@ -163,20 +163,20 @@ def launch(
 
 
 def _run(launcher: Launcher, board: Board, plan: LaunchPlan, tasks: int, jobs: _Jobs) -> dict[int, str]:
-    """Run the tasks while listening to them; whatever happens meanwhile, none is left behind."""
+    """Run the tasks and handle their lines; leave no task behind, whatever fails."""
     session = jobs.session
-    # The last first, and each of them whether the others could be done or not.
+    # Callbacks run in reverse order, each even if another fails.
     with contextlib.ExitStack() as failing:
         failing.callback(_clear, board.folder)
         board.open()
         _check_alone(board.folder, session.opened.name)
         write_plan(plan, board.folder)
-        watch = Watch(board, tasks, jobs.hear)
-        for step in (launcher.close, jobs.store, watch.stop):
+        watch = Watch(board, tasks, jobs.handle)
+        for step in (launcher.close, jobs.log_later, watch.stop):
             failing.callback(step)
         ended = launcher.run(board.folder, tasks, session.progress.say, jobs.over)
         if ended:
-            # What is left of a task that died, or that an engine lost sight of, must not go on behind our back.
+            # Children of a task that died, or a task that its engine lost, must not keep running.
             watch.stop()
         watch.close()
         failing.pop_all()
@@ -185,19 +185,19 @@ def _run(launcher: Launcher, board: Board, plan: LaunchPlan, tasks: int, jobs: _
 
 
 def _clear(launch: Path) -> None:
-    """Remove a launch's folder; its tasks, if there are any, end then."""
+    """Remove a launch's folder, upon which its tasks end."""
     shutil.rmtree(launch, ignore_errors=True)
     with contextlib.suppress(OSError):
         launch.parent.rmdir()
 
 
 def _check_alone(own: Path, sweep: str) -> None:
-    """Clear what earlier launches of this sweep left; tasks of one whose parent is gone see their folder go, and end.
+    """Remove what earlier launches of this sweep left, upon which their tasks end.
 
-    To be called when our own is open: of two that start at once none misses the other.
+    Call this after opening our own board, so that of two launches that start at once each sees the other.
 
     Raises:
-        UserError: the parent of another one is alive.
+        UserError: the parent of another launch is alive.
     """
     for other in sorted(own.parent.glob("*")):
         if other == own:

@@ -1,4 +1,4 @@
-"""LaunchPlan: the jobs of a sweep as groups, one a case, in the order in which tasks should take them."""
+"""The plan of a launch: the jobs of a sweep in one group per case, in the order in which tasks should take them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ _FILE_NAME = "plan.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The rivals of one case. They share a GPU, since two of one host differ by 2 %; `gpu_uuid` if it is settled."""
+    """The jobs of one case. They share a GPU, since two GPUs of one host differ by 2 %.
+
+    `gpu_uuid` is the GPU on which others of this case were measured before.
+    """
 
     jobs: tuple[Request, ...]
     gpu_uuid: str | None = None
@@ -24,9 +27,14 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """What tasks are told: the groups, the sweep's folder, how to isolate, and where the command was typed.
+    """What tasks have to know.
 
-    `gpus` are the GPUs of which task number N leases the N-th alone; empty if a task takes any that it sees.
+    Attributes:
+        folder: the sweep's.
+        cwd: where the command was typed.
+        isolation: the options of `make_isolation`.
+        groups: the jobs.
+        gpus: task N leases the N-th of these; if there are none, a task leases any GPU that it sees.
     """
 
     folder: str
@@ -37,14 +45,16 @@ class LaunchPlan:
 
     @property
     def jobs(self) -> int:
-        """How many jobs all groups have."""
+        """The number of jobs in all groups."""
         return sum(len(group.jobs) for group in self.groups)
 
 
 def group_jobs(requests: Iterable[Request], done: Mapping[Case, str | None]) -> tuple[Group, ...]:
-    """Requests by case, the longest first, so that no task is left alone with a long one at the end.
+    """Group requests by case, the longest group first, so that no task ends long after the others.
 
-    `done` says on which GPU rivals of a case were measured before: the rest goes there too.
+    Args:
+        requests: the jobs.
+        done: the GPU on which jobs of a case were measured before; the rest goes there too.
     """
     by_case: dict[Case, dict[str, Request]] = {}
     for request in requests:
@@ -54,9 +64,9 @@ def group_jobs(requests: Iterable[Request], done: Mapping[Case, str | None]) -> 
 
 
 def gpu_of(record: Record, gpus: Sequence[str]) -> str | None:
-    """The GPU that a record was measured on, if it is one of these."""
-    found = record.request.gpu_uuid
-    return found if found is not None and found in gpus else None
+    """Return the GPU that a record was measured on, if it is one of these."""
+    gpu = record.request.gpu_uuid
+    return gpu if gpu is not None and gpu in gpus else None
 
 
 def write_plan(plan: LaunchPlan, launch: Path) -> None:
@@ -65,7 +75,7 @@ def write_plan(plan: LaunchPlan, launch: Path) -> None:
 
 
 def read_plan(launch: Path) -> LaunchPlan:
-    """The plan of a launch."""
+    """Read `plan.json` from the launch's folder."""
     return msgspec.json.decode((launch / _FILE_NAME).read_bytes(), type=LaunchPlan)
 
 

@@ -1,7 +1,7 @@
-"""Combinations: the jobs that a sweep's choices make, composed as Hydra would compose them, and checked beforehand.
+"""Compose the jobs of a sweep as Hydra would, only faster, and check its choices before anything is started.
 
-It stands on private parts of Hydra 1.3 (`ConfigLoaderImpl._apply_overrides_to_config`, `load_sweep_config`); tests hold
-its configurations against Hydra's.
+This uses private parts of Hydra 1.3 (`ConfigLoaderImpl._apply_overrides_to_config`, `load_sweep_config`); tests compare
+its configurations with Hydra's.
 """
 
 import copy
@@ -20,39 +20,39 @@ from attn_exp.config.overrides import override_key
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import Request
 
-# How many combinations are tried before a choice is called impossible in all of them.
+# How many combinations are tried before a choice is taken to be impossible in all of them.
 _TRIES = 64
-# What all jobs of a sweep share.
-_ONCE = (
+# Keys that a sweep has one value of.
+_SHARED = (
     *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots"),
     *("profiler", "profiler_timeout_s"),
 )
-# The overrides of one job, in the order of the choices.
+# The overrides of one job, in the order of the sweep's choices.
 Overrides = Sequence[str]
-# What a job's overrides ask for, or why that is impossible.
+# Makes the request of a job from its overrides, or the reason why the job is impossible.
 MakeRequest = Callable[[tuple[str, ...]], Request | UserError]
 
 
 class _Base:
-    """What a combination of group choices makes: whole, and as the part that says something about the job."""
+    """The configuration of a combination of group choices: whole, and without Hydra's node."""
 
     def __init__(self, whole: DictConfig, shared: Sequence[Override]) -> None:
         self.whole = whole
-        # Hydra's node is most of it.
+        # Hydra's node is the largest part, and says nothing about the job.
         self.own = copy.deepcopy(whole)
         with open_dict(self.own):
             del self.own["hydra"]
         ConfigLoaderImpl._apply_overrides_to_config(list(shared), self.own)
-        written = OmegaConf.to_container(self.own, resolve=False)
-        assert isinstance(written, dict)
-        self._written: dict[Any, Any] = written
+        original = OmegaConf.to_container(self.own, resolve=False)
+        assert isinstance(original, dict)
+        self._original: dict[Any, Any] = original
 
     def restore(self, tops: Iterable[str]) -> None:
-        """Give the nodes of these names back what they were."""
+        """Restore the top-level nodes of these names."""
         with open_dict(self.own):
             for top in tops:
-                if top in self._written:
-                    self.own[top] = self._written[top]
+                if top in self._original:
+                    self.own[top] = self._original[top]
                 else:
                     self.own.pop(top, None)
 
@@ -60,8 +60,13 @@ class _Base:
 class Composer:
     """Composes the jobs of one sweep as Hydra would, only faster.
 
-    A combination of group choices is composed once, and what all of `jobs` have in common is applied to it once: where
-    they are given, nothing else may be composed than combinations of their choices.
+    Each combination of group choices is composed once, and overrides that all jobs share are applied to it once.
+
+    Args:
+        loader: Hydra's.
+        master: the composed configuration without the sweep's choices.
+        ask: makes a request of a configuration without Hydra's node.
+        jobs: the overrides of all jobs. If they are given, only combinations of their choices may be composed.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Composer:
         self._shared = self._find_shared(jobs)
 
     def compose(self, overrides: Overrides) -> DictConfig:
-        """The configuration of one job, `hydra` node included. Raises Hydra's own errors."""
+        """Return the configuration of one job with its `hydra` node. Raises Hydra's errors."""
         parsed = [self._parsed(text) for text in overrides]
         config = copy.deepcopy(self._base(overrides).whole)
         ConfigLoaderImpl._apply_overrides_to_config([value for value, composed in parsed if not composed], config)
@@ -94,15 +99,15 @@ class Composer:
         return config
 
     def case(self, overrides: Overrides) -> DictConfig:
-        """The same without the `hydra` node, which says nothing about the job."""
+        """Return the configuration of one job without its `hydra` node. Raises Hydra's errors."""
         config = copy.deepcopy(self._base(overrides).own)
         ConfigLoaderImpl._apply_overrides_to_config(self._values(overrides), config)
         return config
 
     def request(self, overrides: Overrides) -> Request | UserError:
-        """The job, or why it is impossible. Raises Hydra's own errors."""
+        """Return the request of one job, or why the job is impossible. Raises Hydra's errors."""
         base, values = self._base(overrides), self._values(overrides)
-        # A copy for each job would take as long as all the rest.
+        # The base is changed and restored: a copy for each job would take as long as everything else.
         tops = {_top(override) for override in values}
         try:
             ConfigLoaderImpl._apply_overrides_to_config(values, base.own)
@@ -120,44 +125,44 @@ class Composer:
         return self._bases[groups]
 
     def _values(self, overrides: Overrides) -> list[Override]:
-        """The plain values to apply to the base's own part."""
+        """Return the overrides of single values that the base does not have yet."""
         parsed = [self._parsed(text) for position, text in enumerate(overrides) if position not in self._shared]
         return [override for override, composed in parsed if not composed]
 
     def _find_shared(self, jobs: Sequence[Overrides]) -> dict[int, Override]:
-        """The plain values that all jobs have, by position, but for those of nodes that a choice changes as well."""
+        """Return the single values that all jobs share, by position, except in nodes that another choice changes."""
         columns = [[self._parsed(text) for text in dict.fromkeys(column)] for column in zip(*jobs, strict=True)]
-        alone = {position: column[0] for position, column in enumerate(columns) if len(column) == 1}
+        single = {position: column[0] for position, column in enumerate(columns) if len(column) == 1}
         changed = {_top(override) for column in columns if len(column) > 1 for override, _ in column}
-        # What adds or deletes looks at what is there, which a choice may have made: it keeps its place, and so does
-        # what stands upon it.
-        changed |= {_top(override) for override, _ in alone.values() if override.is_add() or override.is_delete()}
+        # Adding and deleting depend on what exists, which another choice may have changed, so these overrides keep
+        # their place, and so do those that change the same node.
+        changed |= {_top(override) for override, _ in single.values() if override.is_add() or override.is_delete()}
         return {
             position: override
-            for position, (override, composed) in alone.items()
+            for position, (override, composed) in single.items()
             if not composed and _top(override) not in changed
         }
 
     def _parse(self, text: str) -> tuple[Override, bool]:
-        """An override, and whether Hydra has to compose it anew: as hydra/_internal/defaults_list.py decides."""
+        """Return the parsed override, and whether Hydra must compose for it (hydra/_internal/defaults_list.py)."""
         override = self._parser.parse_overrides([text])[0]
         if not override.key_or_group:
-            # Hydra's grammar lets it pass, and an assertion fails later.
+            # Hydra's grammar accepts this, and an assertion fails later.
             raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
         group = self._loader.repository.group_exists(override.key_or_group)
         return override, (group and not isinstance(override.value(), dict)) or override.is_hydra_override()
 
 
 def _top(override: Override) -> str:
-    """The name of the topmost node that an override changes."""
+    """Return the name of the top-level node that an override changes."""
     return re.split(r"[.\[@]", override.key_or_group, maxsplit=1)[0]
 
 
 def check_shared(jobs: Sequence[Overrides]) -> None:
-    """Raise UserError if a sweep runs over something that it has one of."""
+    """Raise UserError if a sweep has several values of a key in `_SHARED`."""
     for values in zip(*jobs, strict=True):
         key = override_key(values[0])
-        if len(set(values)) > 1 and key.split(".")[0] in _ONCE:
+        if len(set(values)) > 1 and key.split(".")[0] in _SHARED:
             if key == "profiler":
                 names = ",".join(dict.fromkeys(value.partition("=")[2] for value in values))
                 raise UserError(f"several profilers of one job stand in brackets: profiler=[{names}]")
@@ -165,24 +170,24 @@ def check_shared(jobs: Sequence[Overrides]) -> None:
 
 
 def varied_keys(jobs: Sequence[Overrides], prefix: str) -> tuple[str, ...]:
-    """The keys below a prefix that the jobs have different values of, without it."""
+    """Return the keys below a prefix in which the jobs differ, without the prefix."""
     keys = [override_key(column[0]) for column in zip(*jobs, strict=True) if len(set(column)) > 1]
     return tuple(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
 
 
 def check_choices(request: MakeRequest, jobs: Sequence[tuple[str, ...]]) -> None:
-    """Raise on a choice that no combination makes possible, before anything is started.
+    """Raise UserError for a value that is impossible in all combinations, before anything is started.
 
-    One combination is composed for every value of every choice, not their product; where that one is impossible,
-    others with the same value are tried. Hydra's errors (an unknown key or option) pass through.
+    One combination is composed for each value of each choice, not the whole product. If that one is impossible, others
+    with the same value are tried. Hydra's errors (an unknown key or option) pass through.
     """
     axes = [list(dict.fromkeys(column)) for column in zip(*jobs, strict=True)]
     first = [axis[0] for axis in axes]
     for position, axis in enumerate(axes):
         for value in axis:
-            asked = request((*first[:position], value, *first[position + 1 :]))
-            if not isinstance(asked, UserError):
+            made = request((*first[:position], value, *first[position + 1 :]))
+            if not isinstance(made, UserError):
                 continue
             others = itertools.product(*axes[:position], [value], *axes[position + 1 :])
             if all(isinstance(request(other), UserError) for other in itertools.islice(others, _TRIES)):
-                raise asked
+                raise made

@@ -1,4 +1,4 @@
-"""ray: tasks on a Ray cluster.
+"""hydra/launcher=ray: tasks on a Ray cluster.
 
 Ray is used directly: hydra-ray-launcher pins cloudpickle 2.2.1 where MLflow's packages need 3, brings the cloud's
 packages along, and loses all results if one task dies.
@@ -22,13 +22,13 @@ _ANSWER_S = 5.0
 
 
 class Ray:
-    """As many tasks as configured, each with its share of a cluster."""
+    """The configured number of tasks, each with its share of a cluster."""
 
     name = "ray"
     pinned = False
 
     def __init__(self, options: dict[str, Any], device: str) -> None:
-        """Raises UserError where Ray is not installed."""
+        """Raises UserError if Ray is not installed."""
         self.tasks = check_tasks(self.name, options, device)
         require_engine("ray", self.name)
         self._address = options["address"]
@@ -46,12 +46,12 @@ class Ray:
         """As `Launcher.run`."""
         ray = self._connect()
         self._check_size(ray.cluster_resources())
-        # A task that died has left its case unfinished: the parent says so, and the same command retries.
+        # No retries: a task that died leaves its case unfinished, the parent reports it, and the same command retries.
         remote = ray.remote(run_in_process).options(**self._share, max_retries=0)
         of = {remote.remote(str(launch), task): task for task in range(tasks)}
         say(f"{tasks} tasks on Ray")
-        left, ended, going = list(of), {}, waiting_until(END_S, over)
-        while left and going():
+        left, ended, waiting = list(of), {}, waiting_until(END_S, over)
+        while left and waiting():
             done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
             for reference in done:
                 try:
@@ -61,13 +61,13 @@ class Ray:
         return ended
 
     def close(self) -> None:
-        """Leave the cluster, which ends what runs there for this process; one that was started here ends too."""
+        """Leave the cluster, which ends what runs there for this process. A cluster that was started here ends too."""
         if self._ray is not None:
             self._ray.shutdown()
 
     def _connect(self) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Else Ray warns of what a later version will do with tasks that ask for no GPU.
+        # Otherwise Ray warns that a later version will treat tasks without a GPU differently.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray = load_engine("ray", self.name)
 
@@ -79,13 +79,13 @@ class Ray:
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise _silent(str(self._address)) from error
-        # Ray's own would end this process without a word.
+        # Ray's handler would end this process without cleaning up.
         signal.signal(signal.SIGTERM, terminate)
         self._ray = ray
         return ray
 
     def _check_size(self, there: dict[str, float]) -> None:
-        """Raise UserError if the cluster never has what one task asks for; Ray would wait for ever."""
+        """Raise UserError if the cluster cannot run even one task; Ray would wait for ever."""
         for key, resource in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
             if self._share[key] > there.get(resource, 0):
                 raise UserError(
@@ -95,12 +95,12 @@ class Ray:
 
 
 def _check_there(address: str) -> None:
-    """Raise UserError if nobody listens at HOST:PORT; Ray itself tries for two minutes."""
-    found = re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)
-    if not found:
+    """Raise UserError if nothing listens at HOST:PORT; Ray itself tries for two minutes."""
+    match = re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)
+    if not match:
         return
     try:
-        socket.create_connection((found[1], int(found[2])), timeout=_ANSWER_S).close()
+        socket.create_connection((match[1], int(match[2])), timeout=_ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise _silent(address) from error
 

@@ -1,7 +1,7 @@
-"""slurm: tasks as an array of Slurm jobs, by submitit.
+"""hydra/launcher=slurm: tasks as an array of Slurm jobs, by submitit.
 
-submitit itself and not hydra-submitit-launcher, which waits for results in order, raises at the first task that dies
-while others still run, and cancels nothing after Ctrl-C.
+This uses submitit rather than hydra-submitit-launcher, which waits for results in order, raises at the first task that
+dies while others still run, and cancels nothing after Ctrl-C.
 """
 
 import contextlib
@@ -21,24 +21,24 @@ from attn_exp.sweep.task import run_in_process
 
 CLUSTERS = ("slurm", "local")
 _LOOK_S = 0.5
-# sacct is slow and shared by all users; a task that ends well says so itself.
+# sacct is slow and shared by all users; a task that succeeds writes its result itself.
 _ASK_S = 30.0
-# Of a task that has no result submitit tells what its files say, each below a caption of its own.
+# For a task without a result submitit quotes its log files, each below one of these captions.
 _CAPTION = re.compile(r"Job (\d|\(task)|has not produced|Error stream|No (error|output)|You can check|- /")
 _LEAST = {"timeout_min": 1, "cpus_per_task": 1, "gpus_per_node": 0, "array_parallelism": 1}
 _OURS = ("name", "tasks", "cluster")
-# What submitit takes for every cluster; other options are Slurm's.
+# Options that submitit has for every cluster; others are Slurm's.
 _SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")
 
 
 class Slurm:
-    """An array of tasks, each with what the configuration asks for."""
+    """An array of tasks, each with the configured resources."""
 
     name = "slurm"
     pinned = False
 
     def __init__(self, options: dict[str, Any], device: str) -> None:
-        """Raises UserError where there is no Slurm or no submitit."""
+        """Raises UserError if there is no Slurm or no submitit."""
         self.tasks = check_tasks(self.name, options, device)
         cluster = options["cluster"]
         if cluster not in CLUSTERS:
@@ -76,10 +76,10 @@ class Slurm:
             raise UserError(f"hydra.launcher has what submitit does not take: {first_line(error)}") from error
         say(f"{tasks} tasks on {self._cluster}: {', '.join(job.job_id for job in jobs)}")
         self._left = dict(enumerate(jobs))
-        ended, asked, going = {}, time.monotonic(), waiting_until(END_S, over)
-        while self._left and going():
-            force = time.monotonic() - asked > _ASK_S
-            asked = time.monotonic() if force else asked
+        ended, checked, waiting = {}, time.monotonic(), waiting_until(END_S, over)
+        while self._left and waiting():
+            force = time.monotonic() - checked > _ASK_S
+            checked = time.monotonic() if force else checked
             for task, job in list(self._left.items()):
                 if not job.done(force_check=force):
                     continue
@@ -92,7 +92,7 @@ class Slurm:
         return ended
 
     def close(self) -> None:
-        """Cancel what is still queued or runs."""
+        """Cancel tasks that are queued or running."""
         until = time.monotonic() + (END_S if self._cluster == "local" else 0.0)
         for job in self._left.values():
             while not job.done() and time.monotonic() < until:
@@ -107,7 +107,7 @@ class Slurm:
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    """Raise UserError for what no cluster can give, before a task is queued for it."""
+    """Raise UserError for options that no cluster can grant, before a task is queued."""
     for key, least in _LEAST.items():
         value = options.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
@@ -131,14 +131,14 @@ def _asks_for_gpus(options: dict[str, Any]) -> bool:
 
 
 def _refusal(error: Exception) -> str:
-    """The reason that sbatch gives, which a line without one follows."""
+    """Return the reason that sbatch gives; a line without a reason follows it."""
     reasons = [line.strip() for line in str(error).splitlines() if "error:" in line]
     return reasons[0] if reasons else _last_line(error)
 
 
 def _last_line(error: Exception) -> str:
-    """How a task's log ends; what submitit itself says and draws in it is no reason."""
+    """Return the last line of a task's log that is not submitit's own."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     lines = [line for line in lines if line.strip("-") and not line.startswith("submitit ")]
-    said = [line for line in lines if not _CAPTION.match(line)]
-    return said[-1] if said else "it was killed, or ended without a word"
+    printed = [line for line in lines if not _CAPTION.match(line)]
+    return printed[-1] if printed else "it was killed, or ended without a word"

@@ -1,8 +1,8 @@
-"""Sweeper: Hydra's sweep over a product of choices, for sweeps of many short jobs.
+"""The sweeper: run the product of all choices, for sweeps of many short jobs.
 
-Hydra's own sweeper composes every job twice, all of them before the first one starts, and knows nothing of jobs that
-are done. This one checks the choices instead of their product, composes a combination of group choices once, skips
-what is done, and lists instead of starting with `dry_run=true`. Hydra finds it as the plugin `hydra_plugins.attn_exp`.
+Hydra's basic sweeper composes every job twice, and all jobs before the first one starts, and it repeats jobs that are
+done. This one checks each choice instead of each combination, composes a combination of group choices once, skips jobs
+that are done, and lists the jobs if `dry_run=true`. Hydra finds it as the plugin `hydra_plugins.attn_exp`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,13 +32,13 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
     """Run every combination of the choices in `arguments`, one job after another or in the tasks of a launcher.
 
     Args:
-        context: Hydra's, with its loader of configurations.
+        context: Hydra's context, which has the loader of configurations.
         task: the task function of `attn-exp run`, which holds the session.
         config: the composed configuration without the sweep's choices.
         arguments: overrides; each may have several values.
 
     Raises:
-        UserError: nothing that could be measured, or a launcher that cannot run it.
+        UserError: there is no possible job, or the launcher cannot run the jobs.
     """
     if not isinstance(task, SessionTask):
         raise UserError("hydra/sweeper=attn_exp runs the jobs of attn-exp and no others: choose hydra/sweeper=basic")
@@ -56,7 +56,7 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
 
 
 class ProductSweep:
-    """One sweep over `jobs`, the overrides of each in the order in which they run."""
+    """One sweep over `jobs`, which are the overrides of each job in the order in which they run."""
 
     def __init__(
         self,
@@ -80,26 +80,26 @@ class ProductSweep:
             check_choices(self._composer.request, self._jobs)
             self._list()
             return
-        # What the check asks for is asked for again by the sweep, and kept until then: not longer, or a sweep of ten
-        # thousand jobs would carry them all along.
-        asked: Requests = {}
+        # Requests that the check makes are kept until the sweep uses them, and no longer: a sweep may have ten thousand
+        # jobs.
+        checked: Requests = {}
         request = self._composer.request
         check_choices(
-            lambda overrides: asked.get(overrides) or asked.setdefault(overrides, request(overrides)), self._jobs
+            lambda overrides: checked.get(overrides) or checked.setdefault(overrides, request(overrides)), self._jobs
         )
         self._session.progress.total = len(self._jobs)
         self._session.progress.options = varied_keys(self._jobs, "backend.")
         if launcher is not None:
-            self._launch(launcher, asked)
+            self._launch(launcher, checked)
             return
         # The next job is composed while the worker measures this one.
         self._session.ahead = 1
-        for index, overrides, job in self._possible(asked):
+        for index, overrides, job in self._possible(checked):
             self._run(index, overrides, job)
         self._session.drain()
 
     def _launcher(self, first: DictConfig) -> Launcher | None:
-        """Where the jobs run if not here; from then on `device` means the GPUs that are there."""
+        """Return the launcher, or None if jobs run in this process. `device` then means the launcher's GPUs."""
         node = OmegaConf.to_container(self._config.hydra.launcher, resolve=True)
         assert isinstance(node, dict)
         options = {str(key): value for key, value in node.items()}
@@ -113,7 +113,7 @@ class ProductSweep:
             self._session.gpus = launcher.gpus
         return launcher
 
-    def _launch(self, launcher: Launcher, asked: Requests) -> None:
+    def _launch(self, launcher: Launcher, checked: Requests) -> None:
         first = self._composer.case(self._jobs[0])
         self._session.open(first)
         gpus = [gpu.uuid for gpu in launcher.gpus] if launcher.pinned else []
@@ -123,13 +123,13 @@ class ProductSweep:
             if gpus:
                 settled.setdefault(done.request.case, gpu_of(done, gpus))
 
-        requests = [request for *_, request in self._possible(asked, settle)]
+        requests = [request for *_, request in self._possible(checked, settle)]
         if requests:
             launch(self._session, launcher, isolation_options(resolved_config(first)), requests, settled)
 
     def _run(self, index: int, overrides: tuple[str, ...], request: Request) -> None:
         if not self._config.hydra.callbacks and not self._config.hydra.job.env_set:
-            # Hydra's way copies the whole configuration four times, for settings that nobody made.
+            # `run_job` copies the whole configuration four times, for settings that are not used here.
             self._session.submit(request, lambda: self._composer.case(overrides))
             return
         config = self._composer.compose(overrides)
@@ -146,15 +146,17 @@ class ProductSweep:
         _ = done.return_value
 
     def _possible(
-        self, asked: Requests, settle: Callable[[Record], None] = lambda done: None
+        self, checked: Requests, settle: Callable[[Record], None] = lambda done: None
     ) -> Iterator[tuple[int, tuple[str, ...], Request]]:
-        """The jobs to run; the others are counted on the way.
+        """Yield the jobs to run, and count those that are impossible or done.
 
-        `settle` is told of each job that is done.
+        Args:
+            checked: requests that were made already.
+            settle: called with the record of each job that is done.
         """
         current = self._session
         for index, overrides in enumerate(self._jobs):
-            request = asked.pop(overrides, None) or self._composer.request(overrides)
+            request = checked.pop(overrides, None) or self._composer.request(overrides)
             if isinstance(request, UserError):
                 current.impossible.append(f"{' '.join(overrides)}: {request}")
                 current.progress.total -= 1

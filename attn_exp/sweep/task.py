@@ -1,7 +1,7 @@
-"""Task: what a launcher starts, once a GPU: leases one, and measures the groups that it takes with a worker of its own.
+"""A task, which a launcher starts for each GPU: it leases the GPU and measures groups of jobs with its own worker.
 
-It tells no tracker and shows nothing: records lie in their folders, and the parent is told over the board. A task ends
-as soon as the parent does.
+It logs to no tracker and prints nothing: it writes records into their folders and reports to the parent over the board.
+A task ends as soon as the parent does.
 """
 
 import contextlib
@@ -25,87 +25,87 @@ _LEASE_S = 0.5
 
 
 def run_in_process(launch: str, task: int) -> None:
-    """A task in a process that an engine started: relative names count from where the command was typed."""
+    """Run a task in a process that an engine started, from the folder in which the command was typed."""
     with contextlib.suppress(OSError):
         os.chdir(read_plan(Path(launch)).cwd)
     run_task(Path(launch), task)
 
 
 def run_task(launch: Path, task: int) -> None:
-    """Measure what is left to take, until nothing is or the parent says stop."""
-    plan, seat = read_plan(launch), TaskBoard(launch, task)
-    seat.say("hello", socket.gethostname())
+    """Measure groups of jobs until none is left or the parent says stop."""
+    plan, board = read_plan(launch), TaskBoard(launch, task)
+    board.say("hello", socket.gethostname())
     gpus = visible_gpus() if plan.groups[0].jobs[0].device == "cuda" else []
     if plan.gpus:
         gpus = [gpu for gpu in gpus if gpu.uuid == plan.gpus[task]]
-    lease = _leased(plan, seat, gpus)
+    lease = _lease(plan, board, gpus)
     try:
         uuid = lease.gpu.uuid if lease else None
         if lease or not gpus:
-            _measure(plan, seat, uuid)
+            _measure(plan, board, uuid)
     finally:
         if lease:
             lease.release()
-        seat.say("bye")
+        board.say("bye")
 
 
-def _measure(plan: LaunchPlan, seat: TaskBoard, uuid: str | None) -> None:
+def _measure(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> None:
     isolation = make_isolation(plan.isolation)
     assert isinstance(isolation, Worker)
-    runner = JobQueue(isolation, Path(plan.folder), uuid)
-    requests = _taken(plan, seat, uuid)
-    with _watched(seat, isolation) as stopped:
+    queue = JobQueue(isolation, Path(plan.folder), uuid)
+    requests = _requests(plan, board, uuid)
+    with _killed_on_stop(board, isolation) as stopped:
         more = True
-        while not stopped.is_set() and (more or runner.waiting):
+        while not stopped.is_set() and (more or queue.waiting):
             request = next(requests, None) if more else None
             more = request is not None
             if request is not None:
-                seat.say("begin", request.job)
-                runner.submit(request)
-                # The worker knows of the next job while it measures this one; on a CPU nothing may run beside it.
-                if runner.waiting <= (1 if request.device == "cuda" else 0):
+                board.say("begin", request.job)
+                queue.submit(request)
+                # The worker reads the next job while it measures this one, except on a CPU, where it would disturb it.
+                if queue.waiting <= (1 if request.device == "cuda" else 0):
                     continue
-            if runner.waiting:
-                outcome = runner.wait()
+            if queue.waiting:
+                outcome = queue.wait()
                 if not stopped.is_set():
-                    seat.say("end", runner.record(outcome).request.job)
+                    board.say("end", queue.record(outcome).request.job)
 
 
-def _taken(plan: LaunchPlan, seat: TaskBoard, uuid: str | None) -> Iterator[Request]:
-    """The jobs of one group after another: first of those that belong to this GPU, then of any."""
+def _requests(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> Iterator[Request]:
+    """Yield the jobs of one group after another: first of groups that belong to this GPU, then of others."""
     for group in _own(plan, uuid):
-        if seat.take(group):
+        if board.take(group):
             yield from plan.groups[group].jobs
 
 
 def _own(plan: LaunchPlan, uuid: str | None) -> list[int]:
-    """The groups that this GPU may take, those that no other may first."""
+    """Return the groups that this GPU may take; those that belong to it come first."""
     mine = [number for number, group in enumerate(plan.groups) if group.gpu_uuid == uuid and uuid is not None]
     return mine + [number for number, group in enumerate(plan.groups) if group.gpu_uuid is None]
 
 
-def _leased(plan: LaunchPlan, seat: TaskBoard, gpus: list[GpuInfo]) -> Lease | None:
-    """The first of these GPUs that gets free while there is something to measure on it."""
-    said = False
-    while gpus and any(not seat.taken(group) for group in _own(plan, gpus[0].uuid)) and seat.wanted():
-        found = try_lease(gpus)
-        if found:
-            return found
-        if not said:
-            seat.say("wait", f"{gpus[0].index} ({gpus[0].name})")
-            said = True
+def _lease(plan: LaunchPlan, board: TaskBoard, gpus: list[GpuInfo]) -> Lease | None:
+    """Lease the first of these GPUs that becomes free while a group is left for it."""
+    waiting = False
+    while gpus and any(not board.taken(group) for group in _own(plan, gpus[0].uuid)) and board.goes_on():
+        lease = try_lease(gpus)
+        if lease:
+            return lease
+        if not waiting:
+            board.say("wait", f"{gpus[0].index} ({gpus[0].name})")
+            waiting = True
         time.sleep(_LEASE_S)
     return None
 
 
 @contextlib.contextmanager
-def _watched(seat: TaskBoard, isolation: Worker) -> Iterator[threading.Event]:
-    """Kill the worker as soon as the parent wants no more, and in any case at the end; the event says that it does."""
+def _killed_on_stop(board: TaskBoard, isolation: Worker) -> Iterator[threading.Event]:
+    """Kill the worker as soon as the parent says stop, which sets the event, and in any case at the end."""
     stopped, over = threading.Event(), threading.Event()
 
     def look() -> None:
         while not over.wait(_LOOK_S):
-            if stopped.is_set() or not seat.wanted():
+            if stopped.is_set() or not board.goes_on():
                 stopped.set()
                 isolation.interrupt()
 

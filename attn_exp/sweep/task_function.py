@@ -1,4 +1,4 @@
-"""The task function: what Hydra calls for each configuration. It holds the session that runs the jobs."""
+"""The task function, which Hydra calls with each configuration. It holds the session that runs the jobs."""
 
 import math
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from attn_exp.run.session import Session
 
 @dataclass(frozen=True)
 class SessionTask:
-    """Run each configuration in one session, or print a line about it if it is a dry run.
+    """Runs each configuration in one session, or prints a line about it in a dry run.
 
-    Hydra hands its task function to the sweeper, and that is how the sweeper gets the session.
+    Hydra hands the task function to the sweeper, which takes the session from it.
     """
 
     session: Session
@@ -33,12 +33,12 @@ class SessionTask:
                 return math.inf
             return self.session.submit(request, lambda: config)
         except UserError as error:
-            # Hydra would print the overrides of a job that raises an Exception; the sentence says it all.
+            # Hydra prints the overrides of a job that raises an Exception; the sentence is enough.
             raise SystemExit(error) from error
 
 
 def _check_launcher() -> None:
-    """Raise UserError for a launcher without -m: Hydra would run the job here, and not say so."""
+    """Raise UserError for a launcher without -m: Hydra would silently run the job in this process."""
     if not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.MULTIRUN:
         return
     name = OmegaConf.select(HydraConfig.get().launcher, "name")
@@ -47,7 +47,7 @@ def _check_launcher() -> None:
 
 
 def dry_run_line(session: Session, config: DictConfig) -> str:
-    """One line about a job that is not started: whether it would run, and if not why."""
+    """Return a line that says whether a job would run, and if not, why."""
     try:
         request = session.request(config)
     except UserError as error:
