@@ -270,7 +270,7 @@ def test_the_arguments_of_the_other_commands_are_accepted(name):
     for arguments in of_command(name):
         command.parse(arguments)
     with pytest.raises(UserError):
-        command.parse(["first", "colour=red"])
+        command.parse(["first", "uri=a", "uri=b"])
 
 
 def test_every_file_and_target_of_a_command_is_there():
