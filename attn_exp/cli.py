@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from attn_exp.core.errors import nearest
+from attn_exp.core.conf import conf_folder
 from attn_exp.core.version import __version__
 
 COMMANDS = {
@@ -96,9 +96,13 @@ def dispatch(arguments: Sequence[str], *, earlier: bool = False) -> int:
         command = importlib.import_module(f"attn_exp.commands.{name}")
         code: int = command.main(words, earlier=earlier) if earlier else command.main(words)
         return code
-    if words and words[0].isidentifier() and (near := nearest(words[0], COMMANDS)):
-        print(f"attn_exp: there is no command '{words[0]}': {near}attn-exp --help lists them", file=sys.stderr)
-        return 2
+    if words and words[0].isidentifier() and not (conf_folder() / words[0]).is_dir():
+        import difflib
+
+        for near in difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.7):
+            said = f"there is no command '{words[0]}': did you mean '{near}'? attn-exp --help lists them"
+            print(f"attn_exp: {said}", file=sys.stderr)
+            return 2
     from attn_exp.commands.run import main as run
 
     return run(words)

@@ -20,7 +20,7 @@ keep() { # SWEEP FOLDER
 attn() { python3 -m attn_exp "$@"; }
 
 step_suite() { cd "$root"; python3 -m pytest -q -m gpu -p no:cacheprovider --durations=15 ${TESTS:-tests/gpu}; }
-step_doctor() { mkdir -p "$out/doctor"; python3 -m attn_exp.doctor | tee "$out/doctor/doctor.txt"; }
+step_doctor() { mkdir -p "$out/doctor"; attn doctor | tee "$out/doctor/doctor.txt"; }
 step_sdpa_sweep() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep"; }
 step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }
 step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}" fa4; }
@@ -33,7 +33,7 @@ step_flux() {
   attn -m +experiment=flux sweep=flux profiler.proton.lines=false save_plots=false
   keep flux backends
   mkdir -p "$out/profiles"
-  python3 -m attn_exp.explain flux >"$out/profiles/flux.txt"
+  attn explain flux >"$out/profiles/flux.txt"
 }
 step_flex_flash() {
   local shape=(model=sdpa_bench batch=4 seq_len=4096 dtype=bf16 causal=true,false sweep=flex_flash save_plots=false)
@@ -45,7 +45,7 @@ step_published() {
   attn -m +experiment=published sweep=published save_plots=false
   keep published backends
   if [[ -n ${PUBLISHED:-} ]]; then
-    python3 -m attn_exp.compare sweep=published published="$PUBLISHED" | tee "$out/backends/published_beside.txt"
+    attn compare published published="$PUBLISHED" | tee "$out/backends/published_beside.txt"
   fi
 }
 # A transformer block compiled as one graph, its generated kernels and their counters.
@@ -61,7 +61,7 @@ step_decoder_layer() {
 }
 block() { # SWEEP
   keep "$1" profiles
-  python3 -m attn_exp.explain "$1" | tee "$out/profiles/$1-explain.txt"
+  attn explain "$1" | tee "$out/profiles/$1-explain.txt"
   cd "multirun/$1"
   tar czf "$out/profiles/$1-files.tgz" --exclude='*.ncu-rep' --exclude=trace.json ./*/record.json ./*/profiles
 }

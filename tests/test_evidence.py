@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from inprocess import typed
 
+from attn_exp.cli import COMMANDS
+
 SCRIPT = Path(__file__).resolve().parent.parent / "bench" / "evidence.sh"
 STEPS = re.findall(r"^step_(\w+)\(\)", SCRIPT.read_text(), re.MULTILINE)
 # Takes python's place: keeps its arguments, a line a call, and fails where it is told to.
@@ -41,7 +43,7 @@ def test_what_it_is_not_asked_rightly_it_answers_with_its_steps(evidence, words)
 
 
 def test_a_step_that_fails_is_named_and_the_others_run(evidence, tmp_path, monkeypatch):
-    monkeypatch.setenv("FAIL", "attn_exp.doctor")
+    monkeypatch.setenv("FAIL", "doctor")
     done = evidence("out", "doctor", "profilers")
     assert done.returncode == 1
     said = (tmp_path / "out" / "steps.txt").read_text().splitlines()
@@ -50,7 +52,7 @@ def test_a_step_that_fails_is_named_and_the_others_run(evidence, tmp_path, monke
 
 @pytest.mark.parametrize("step", STEPS)
 def test_no_step_hides_that_it_failed(evidence, tmp_path, monkeypatch, step):
-    failing = {"suite": "pytest", "doctor": "attn_exp.doctor"}
+    failing = {"suite": "pytest", "doctor": "doctor"}
     named = {"accuracy_fa4": "accuracy.py"}.get(step, f"{step}.py")
     monkeypatch.setenv("FAIL", failing.get(step, str(SCRIPT.parent / named)))
     if not (SCRIPT.parent / named).exists() and step not in failing:
@@ -63,7 +65,7 @@ def test_every_sweep_of_it_composes(evidence, tmp_path, monkeypatch):
 
     evidence("out", *STEPS)
     calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    sweeps = [words[2:] for words in calls if words[:2] == ["-m", "attn_exp"]]
+    sweeps = [words[2:] for words in calls if words[:2] == ["-m", "attn_exp"] and words[2] not in COMMANDS]
     files = [Path(words[0]) for words in calls if words[0] != "-m"]
     assert len(sweeps) >= 7 and len(files) >= 5 and all(path.is_file() for path in files)
     call = typed(monkeypatch, tmp_path)

@@ -118,7 +118,14 @@ def test_a_job_can_be_run_again_by_hand(tmp_path):
     run("backend=eager", "tracker=none", "sweep=h", *QUICK, cwd=tmp_path)
     folder = next(tmp_path.glob("multirun/h/eager-*"))
     (folder / FILE_NAME).unlink()
-    assert run(str(folder), cwd=tmp_path, module="attn_exp.worker").returncode == 0
+    done = run("worker", str(folder), cwd=tmp_path)
+    assert done.returncode == 0 and "hint" not in done.stderr
+    assert records(tmp_path, "h")["eager"].status == "ok"
+    (folder / FILE_NAME).unlink()
+    done = run(str(folder), cwd=tmp_path, module="attn_exp.worker")
+    hint = f"hint: `attn-exp worker {folder}` is the command's new spelling\n"
+    # Kineto writes there too.
+    assert done.returncode == 0 and done.stderr.startswith(hint)
     assert records(tmp_path, "h")["eager"].status == "ok"
 
 

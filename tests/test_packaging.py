@@ -127,7 +127,7 @@ def test_the_installed_command_measures_with_choices_of_one_s_own(bin_, tmp_path
     assert done.returncode == 0, done.stderr
     found = records(tmp_path, "s")
     assert {name: record.status for name, record in found.items()} == {"mine": "ok", "math": "ok"}
-    compared = told(bin_ / "python", "-m", "attn_exp.compare", "sweep=s", "baseline=mine", "out=r.html", cwd=tmp_path)
+    compared = told(bin_ / "attn-exp", "compare", "s", "baseline=mine", "out=r.html", cwd=tmp_path)
     assert (compared.returncode, (tmp_path / "r.html").exists()) == (0, True), compared.stderr
 
 

@@ -133,7 +133,7 @@ def test_a_backend_that_is_no_function_cannot_stand_in_a_block(backend, machine)
     record = measure(make_request({"_target_": backend, "name": "one"}, LAYER), machine)
     assert record.status == "unsupported"
     assert record.reason.startswith("one: a block needs a function of q, k and v")
-    # Told by python -m attn_exp.backends as well, which prepares nothing.
+    # Told by attn-exp backends as well, which prepares nothing.
     assert load_backend({"_target_": backend, "name": "one"}).unsupported(LAYER, "cpu") == record.reason
     assert "\n" not in record.reason
 

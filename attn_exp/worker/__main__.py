@@ -204,6 +204,10 @@ def main(arguments: list[str] | None = None) -> int:
     if given.serve:
         serve(given.reply_fd)
         return 0
+    if given.parent is None and given.until is None:
+        # Nobody but a person starts it so.
+        once = " once=true" if given.once else ""
+        print(f"hint: `attn-exp worker {given.folder}{once}` is the command's new spelling", file=sys.stderr)
     try:
         return measure_again(given.folder, once=given.once)
     except UserError as error:
