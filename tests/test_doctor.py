@@ -6,7 +6,7 @@ from attn_exp.doctor import clock_checks as verdicts
 from attn_exp.doctor import run_checks as alarms
 from attn_exp.doctor import run_checks as doctor
 from attn_exp.doctor.bench import Bench, Finding, attention, side_by_side
-from attn_exp.doctor.run_checks import PROOFS, alarms_fire
+from attn_exp.doctor.run_checks import CHECKS, alarms_fire
 from attn_exp.results.calibration import Calibration, calibration_path, margin_for, read_calibration, write_calibration
 from attn_exp.worker.device import Machine
 
@@ -47,14 +47,14 @@ def test_a_proof_that_raises_fails_alone_and_sets_the_exit_code(bench, state, mo
 
     monkeypatch.setattr(doctor, "open_bench", lambda device: bench)
     monkeypatch.setattr(doctor, "others_cores", lambda first, last: 1.5)
-    monkeypatch.setitem(PROOFS, "cpu", (breaks, holds))
+    monkeypatch.setitem(CHECKS, "cpu", (breaks, holds))
     assert doctor.run("cpu") == 1
     out = capsys.readouterr().out.splitlines()
-    assert "about a GPU" in out[0]
+    assert "need a GPU" in out[0]
     assert out[1].startswith("FAIL  3 breaks: RuntimeError: no such luck")
     assert out[2].startswith("pass  4 holds: well")
-    assert out[3] == "other programs kept 1.5 processors busy meanwhile: repeat alone what failed"
-    assert out[4] == "the margin is not kept, because not every check passed"
+    assert out[3] == "other programs kept 1.5 processors busy: run the failed checks again on an idle machine"
+    assert out[4] == "the margin is not stored, because not every check passed"
     assert not list(state.glob("calibration-*.json"))
 
 
@@ -80,7 +80,7 @@ def test_a_slowed_call_is_slower_by_what_was_asked(bench):
 
 
 def test_proofs_are_numbered_as_documented():
-    numbers = {device: [int(proof.__doc__.split(":")[0]) for proof in found] for device, found in PROOFS.items()}
+    numbers = {device: [int(check.__doc__.split(":")[0]) for check in found] for device, found in CHECKS.items()}
     assert numbers == {"cuda": list(range(1, 11)), "cpu": [4, 8, 9, 10]}
 
 
@@ -95,4 +95,4 @@ def test_mistakes_are_one_sentence(tmp_path, arguments):
 def test_help_says_what_it_does(tmp_path):
     done = run("doctor", "--help", cwd=tmp_path)
     assert done.returncode == 0
-    assert "Ten proofs" in " ".join(done.stdout.split())
+    assert "ten checks on a GPU" in " ".join(done.stdout.split())

@@ -81,6 +81,8 @@ class DeclarativeBackend:
     claims: ClassVar[dict[tuple[str, str], str]] = {}
     # Whether torch.compile traces into it and generates other kernels than it claims.
     transparent: ClassVar[bool] = False
+    # Whether Triton compiles its kernels, so that profilers know their source lines.
+    generates_triton: ClassVar[bool] = False
     # Whether `prepare` makes a function of q, k and v, which a block or torch.compile can call.
     a_function: ClassVar[bool] = True
 

@@ -15,6 +15,7 @@ class Compiled(Eager):
 
     claims = {}
     a_function = False
+    generates_triton = True
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Return the formula's calls; they compile when first called."""

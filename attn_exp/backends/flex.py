@@ -25,6 +25,7 @@ class Flex(DeclarativeBackend):
         dtypes=("bfloat16", "float16", "float32"), window=True, softcap=True, packed=True, value_dims="any",
         capability=(8, 0),
     )  # fmt: skip
+    generates_triton = True
     # Inductor's template kernels (torch/_inductor/kernel/flex).
     claims = {
         ("cuda", "forward"): r"triton_tem_.*flex_attention",

@@ -29,6 +29,7 @@ class Helion(DeclarativeBackend):
         value_dims="any",
         capability=(8, 0),
     )
+    generates_triton = True
     package = Package("helion", "helion", 'pip install "helion>=1.0,<1.1"')
     claims = {
         ("cuda", "forward"): r"_helion_attention_forward",

@@ -16,6 +16,7 @@ class Triton(DeclarativeBackend):
         dtypes=("bfloat16", "float16", "float32"), window=True, softcap=True, keyless=True,
         largest_head_dim=256, value_dims="any", capability=(8, 0),
     )  # fmt: skip
+    generates_triton = True
     package = Package("triton", "triton", "pip install triton")
     claims = {("cuda", "forward"): r"^forward_kernel", ("cuda", "backward"): r"^(dkdv_kernel|dq_kernel)"}
 

@@ -1,1 +1,1 @@
-"""The proofs that a machine is measured right, each a function from a bench to a finding."""
+"""The checks that a machine is measured correctly, each a function from a bench to a finding."""

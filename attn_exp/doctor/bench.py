@@ -1,4 +1,4 @@
-"""The bench that all proofs stand on: a machine, a call on it, and how calls are timed and compared here."""
+"""The bench of all checks: a machine, a call on it, and how calls are timed and compared."""
 
 import statistics
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Call, Entry, StoppingRule, sample, sample_rivals
 from attn_exp.worker.device import Machine
 
-# Seven rounds whatever they say: every comparison costs the same.
+# Always seven rounds, so that every comparison costs the same.
 SEVEN = StoppingRule(precision=0.0, min_rounds=7, max_rounds=7, budget_s=0.0)
 
 
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass
 class Bench:
-    """The machine, a call of about a millisecond on it, and what the proofs found that later runs need."""
+    """The machine, a call of about a millisecond on it, and results of checks for later runs."""
 
     machine: Machine
     call: Call
@@ -38,14 +38,14 @@ class Bench:
 
     @property
     def timer(self) -> str:
-        """The timer that ranks on this device."""
+        """Return the default timer of this device."""
         return "device" if self.machine.gpu is not None else "cpu"
 
 
 def attention(
     device: str, *, batch: int, length: int, heads: int = 16, dim: int = 128, gradients: bool = False
 ) -> tuple[Case, Calls]:
-    """SDPA's flash attention on fresh inputs."""
+    """Return the calls of SDPA's flash attention on new inputs."""
     case = Case(
         batch=batch,
         q_heads=heads,
@@ -61,7 +61,10 @@ def attention(
 
 
 def open_bench(device: str) -> Bench:
-    """A machine under load, and attention on it for about a millisecond. Raises Unavailable without the device."""
+    """Open a machine, put it under load, and prepare attention of about a millisecond.
+
+    Raises Unavailable without a device.
+    """
     machine = Machine.open(device)
     machine.ceilings_for("bfloat16" if device == "cuda" else "float32")
     if device == "cuda":
@@ -74,12 +77,12 @@ def open_bench(device: str) -> Bench:
 
 
 def median_us(bench: Bench, timer: str, call: Call) -> float:
-    """The median of seven rounds by a timer, in microseconds."""
+    """Return the median of seven rounds by a timer, in microseconds."""
     return statistics.median(sample(make_timer(timer, bench.machine.gpu), call, SEVEN).times_us)
 
 
 def side_by_side(bench: Bench, *calls: Call, rule: StoppingRule = SEVEN, rest_s: float = 0.0) -> list[list[float]]:
-    """The round medians of each call in microseconds, sampled in turns by the timer that ranks."""
+    """Return the round medians of each call in microseconds, interleaved, by the default timer."""
     entries = [Entry(make_timer(bench.timer, bench.machine.gpu), call) for call in calls]
     timings: list[Timing] = sample_rivals(entries, rule, order=abba_order, rest_s=rest_s)
     return [round_medians(timing.times_us, timing.rounds) for timing in timings]

@@ -1,4 +1,4 @@
-"""Proofs 1 to 7: clocks, timers and caches of a GPU tell the truth, and time grows with the work."""
+"""Checks 1 to 9: a GPU's clocks, timers and caches are correct, time grows with the work, and comparisons hold."""
 
 import math
 import statistics
@@ -18,22 +18,22 @@ from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
 from attn_exp.timers.loop import Call, Entry, StoppingRule, sample, sample_rivals
 from attn_exp.worker.measure import BURST_REST_S
 
-# How often each is compared: A/A, the injected difference, the one below the floor.
+# How many comparisons each check makes: A/A, the injected difference, the difference below the floor.
 COMPARISONS = {"cuda": (200, 60, 40), "cpu": (40, 20, 20)}
-# Until the ratio is known to half a percent: what is smaller than the margin must not be called by chance.
+# Until the ratio is known to half a percent: a difference below the margin must not be reported by chance.
 PRECISE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=3.0)
 INJECTED = {"cuda": (0.03, 0.003), "cpu": (0.5, 0.003)}
 
 
 def equal_things_are_equal(bench: Bench) -> Finding:
-    """8: A/A comparisons are told apart no more often than chance allows; gives the machine's margin."""
+    """8: A/A comparisons differ no more often than chance allows; sets the machine's margin."""
     count = COMPARISONS[bench.machine.device][0]
-    found = [_compare(bench, bench.call, bench.call) for _ in range(count)]
-    bench.margin, bench.comparisons = margin_from_aa([comparison.effect for comparison in found]), count
-    by_interval = sum(comparison.low > 0 or comparison.high < 0 for comparison in found) / count
-    by_rule = sum(comparison.verdict in ("faster", "slower") for comparison in found) / count
+    comparisons = [_compare(bench, bench.call, bench.call) for _ in range(count)]
+    bench.margin, bench.comparisons = margin_from_aa([comparison.effect for comparison in comparisons]), count
+    by_interval = sum(comparison.low > 0 or comparison.high < 0 for comparison in comparisons) / count
+    by_rule = sum(comparison.verdict in ("faster", "slower") for comparison in comparisons) / count
     limit_interval, limit_rule = (0.05, 0.01) if bench.machine.gpu is not None else (0.25, 0.15)
-    # Two hundred draws at 5 % scatter by 1.5 %; the limit is on what they are drawn from.
+    # Two hundred draws at 5 % scatter by 1.5 %; the limit applies to the probability that they are drawn from.
     most = limit_interval + 1.64 * math.sqrt(limit_interval * (1 - limit_interval) / count)
     seen = (
         f"{count} A/A: {100 * by_interval:.1f} % false by interval (at most {100 * most:.1f}, which {count} draws at "
@@ -44,19 +44,20 @@ def equal_things_are_equal(bench: Bench) -> Finding:
 
 
 def differences_are_found(bench: Bench) -> Finding:
-    """9: an injected difference is found, one below the floor is never called one."""
+    """9: an injected difference is detected, and one below the floor never is."""
     _, *counts = COMPARISONS[bench.machine.device]
     large, small = INJECTED[bench.machine.device]
     clearly = _slowed(bench, large)
-    found = [_compare(bench, bench.call, clearly) for _ in range(counts[0])]
+    comparisons = [_compare(bench, bench.call, clearly) for _ in range(counts[0])]
     slightly = _slowed(bench, small)
     called = [_compare(bench, bench.call, slightly, PRECISE) for _ in range(counts[1])]
-    power = sum(comparison.verdict == "faster" for comparison in found) / len(found)
+    power = sum(comparison.verdict == "faster" for comparison in comparisons) / len(comparisons)
     false = sum(comparison.verdict in ("faster", "slower") for comparison in called)
     allowed = 0 if bench.machine.gpu is not None else len(called) * 15 // 100
-    effect = statistics.median(comparison.effect for comparison in found)
+    effect = statistics.median(comparison.effect for comparison in comparisons)
     seen = (
-        f"+{100 * large:.0f} % (seen: {100 * effect:+.2f}) found in {100 * power:.0f} % of {len(found)} (at least 95), "
+        f"+{100 * large:.0f} % (measured: {100 * effect:+.2f}) detected in {100 * power:.0f} % of {len(comparisons)} "
+        f"(at least 95), "
         f"+{100 * small:.1f} % called a difference in {false} of {len(called)} (at most {allowed})"
     )
     return Finding("differences are found", power >= 0.95 and false <= allowed, seen)
@@ -68,14 +69,14 @@ def _compare(bench: Bench, one: Call, two: Call, rule: StoppingRule = SEVEN) -> 
 
 
 def _slowed(bench: Bench, share: float) -> Call:
-    """The bench's call with so much more to do."""
+    """Return the bench's call with this share of additional work."""
     if bench.machine.gpu is not None:
 
         def with_sleep(cycles: int) -> None:
             bench.call()
             torch.cuda._sleep(cycles)
 
-        # The launch of a second kernel takes time of its own, which is part of what is added.
+        # The launch of a second kernel takes time itself, which is part of the addition.
         alone, launched = side_by_side(bench, bench.call, partial(with_sleep, 1))
         overhead_us = statistics.median(launched) - statistics.median(alone)
         return partial(with_sleep, max(1, int((share * bench.call_us - overhead_us) * SLEEP_CYCLES_PER_US)))
@@ -125,18 +126,18 @@ def copy_reaches_the_datasheet(bench: Bench) -> Finding:
 
 
 def twice_the_work_takes_twice_as_long(bench: Bench) -> Finding:
-    """4: time scales with batch, and with the square of the length."""
+    """4: time scales with the batch, and with the square of the length."""
     on_gpu = bench.machine.gpu is not None
-    # At 4,096 tokens the blocks' fixed work still makes doubling the length cost 3.77 to 3.93 times (H200).
+    # At 4,096 tokens the blocks' fixed work makes doubling the length cost only 3.77 to 3.93 times (H200).
     device, batch, length, heads = ("cuda", 1, 8192, 16) if on_gpu else ("cpu", 2, 256, 2)
     if on_gpu:
-        # So many blocks of 128 queries that all multiprocessors finish together, at every size.
+        # With this many blocks of 128 queries all multiprocessors finish together, at every size.
         heads = bench.machine.environment["multiprocessors"] // 4
     ratios = []
     for larger_batch, larger_length in ((2 * batch, length), (batch, 2 * length)):
         _, small = attention(device, batch=batch, length=length, heads=heads)
         _, large = attention(device, batch=larger_batch, length=larger_length, heads=heads)
-        # Rested before every block: the longer call would meet the power cap, and the shorter not.
+        # With rest before every block: otherwise only the longer call would reach the power cap.
         one, two = side_by_side(bench, small.forward, large.forward, rest_s=BURST_REST_S if on_gpu else 0.0)
         ratios.append(statistics.median(two) / statistics.median(one))
     by_batch, by_length = ratios
@@ -149,12 +150,12 @@ def twice_the_work_takes_twice_as_long(bench: Bench) -> Finding:
 
 
 def timers_agree(bench: Bench) -> Finding:
-    """5: device, kernel and graph time one call alike, side by side."""
+    """5: device, kernel and graph agree on one call, interleaved."""
     gpu, seen, passed = bench.machine.gpu, [], True
     for batch, length in ((5, 4096), (2, 1024)):
         _, calls = attention("cuda", batch=batch, length=length)
         entries = [Entry(make_timer(name, gpu), calls.forward) for name in ("device", "kernel", "graph")]
-        # Rested before every block: a profiler session begins with a pause, which a capped GPU comes out of faster.
+        # With rest before every block: a profiler session begins with a pause, after which a capped GPU is faster.
         timings = sample_rivals(entries, SEVEN, order=abba_order, rest_s=BURST_REST_S)
         device_us, kernel_us, graph_us = (statistics.median(timing.times_us) for timing in timings)
         limit = 0.01 * device_us if device_us >= 1000 else 2 + 0.03 * device_us
@@ -166,10 +167,10 @@ def timers_agree(bench: Bench) -> Finding:
 
 
 def a_busy_host_does_not_count(bench: Bench) -> Finding:
-    """6: a spin of the host between launches moves `event`, not `device`, and sets launch_bound."""
+    """6: a busy host between launches changes `event`, not `device`, and sets launch_bound."""
     gpu = bench.machine.gpu
     assert gpu is not None
-    # Copies, since their time does not hang on how the GPU was rested and clocked.
+    # Copies, since their time hardly depends on the GPU's rest and clocks.
     source = torch.randn(1 << 26, device="cuda")
     copy = partial(torch.empty_like(source).copy_, source)
 
@@ -199,7 +200,7 @@ def the_flush_makes_caches_cold(bench: Bench) -> Finding:
     launch_us, _ = _read_us(bench, 0.001)
     hot, cold = _read_us(bench, 16)
     hot_large, cold_large = _read_us(bench, 512)
-    # Without the launch, which is as long as the read itself.
+    # Without the launch, which takes as long as the read itself.
     small, large = (cold - launch_us) / (hot - launch_us), cold_large / hot_large
     seen = (
         f"16 MB cold {small:.2f} x hot (at least 1.5; {cold:.1f} and {hot:.1f} us, {launch_us:.1f} of them launch), "
@@ -209,10 +210,10 @@ def the_flush_makes_caches_cold(bench: Bench) -> Finding:
 
 
 def _read_us(bench: Bench, megabytes: float) -> tuple[float, float]:
-    """How long a read of so much takes hot and cold, in microseconds: medians of twenty each, taken in turns."""
+    """Return the times of a read of `megabytes`, hot and cold, in microseconds: medians of twenty each, interleaved."""
     gpu = bench.machine.gpu
     assert gpu is not None
-    # Sums of rows, so that no second pass has to join them.
+    # Sums of rows, so that no second kernel has to combine them.
     source = torch.randn(max(1, int(megabytes * 2**20) // 16384), 4096, device="cuda")
     sums = torch.empty(len(source), device="cuda")
     times: dict[bool, list[float]] = {True: [], False: []}

@@ -1,8 +1,7 @@
-"""python -m attn_exp.doctor.run_checks DEVICE: the proofs that a machine is measured right.
+"""Run the checks that a machine is measured correctly: `python -m attn_exp.doctor.run_checks DEVICE`.
 
-`attn-exp doctor` runs them.
-
-Each proof is a function from a bench to a finding: what was asked, what was seen, and whether that is good enough.
+`attn-exp doctor` starts it. Each check is a function from a bench to a finding: what was checked, the measured figures,
+and whether they pass.
 """
 
 import math
@@ -50,7 +49,7 @@ MEASURING = Measuring(
 
 
 def alarms_fire(bench: Bench) -> Finding:
-    """10: throttling, company on the GPU, a wrong backend behind a label, a NaN, a lost profiler record."""
+    """10: throttling, other programs on the GPU, a wrong backend behind a label, a NaN, a lost profiler record."""
     throttled = [{"held_back_ns": {"power": 0, "thermal": 0}}, {"held_back_ns": {"power": 5, "thermal": 5}}]
     shared = [{"processes": 2, "sm_clock_mhz": 300}]
     alarms = {
@@ -67,7 +66,7 @@ def alarms_fire(bench: Bench) -> Finding:
 
 
 class Mislabelled(Flash):
-    """Says flash and runs the formula."""
+    """Claims flash and runs the formula."""
 
     choice = Math.choice
 
@@ -76,7 +75,7 @@ class Spoiled(Flash):
     """One element of its output is NaN."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """As flash, and then it spoils the result."""
+        """Return flash's calls with a spoiled output."""
         calls = super().prepare(case, inputs)
 
         def forward() -> torch.Tensor:
@@ -93,15 +92,15 @@ def _status(bench: Bench, target: str) -> str:
     timer, also = ("device", ("kernel",)) if device == "cuda" else ("cpu", ())
     measuring = replace(MEASURING, timer=timer, also=also)
     request = Request(
-        job="proof", sweep="doctor", model="proof", device=device, case=case,
+        job="check", sweep="doctor", model="check", device=device, case=case,
         backend={"_target_": target, "name": "flash"}, measuring=measuring,
     )  # fmt: skip
     return measure(request, bench.machine).status
 
 
 # Half a processor: the doctor itself is not counted.
-_COMPANY = 0.5
-PROOFS: dict[str, tuple[Callable[[Bench], Finding], ...]] = {
+_INTERFERENCE = 0.5
+CHECKS: dict[str, tuple[Callable[[Bench], Finding], ...]] = {
     "cuda": (
         sleep_is_linear,
         event_floor_is_known,
@@ -119,46 +118,47 @@ PROOFS: dict[str, tuple[Callable[[Bench], Finding], ...]] = {
 
 
 def run(device: str) -> int:
-    """Run the proofs of a device, a line each; how many failed."""
+    """Run the checks of a device and print a line for each; return how many failed."""
     try:
         bench = open_bench(device)
     except Unavailable as error:
         print(f"FAIL {error}")
         return 1
     if device == "cpu":
-        print("proofs 1 to 3 and 5 to 7 are about a GPU's clocks and caches: there is none to test here")
-    broken = []
+        print("checks 1 to 3 and 5 to 7 need a GPU and are skipped")
+    failed = []
     before = host_reading()
-    for proof in PROOFS[device]:
-        number = int((proof.__doc__ or "0").split(":")[0])
+    for check in CHECKS[device]:
+        number = int((check.__doc__ or "0").split(":")[0])
         began = time.perf_counter()
         try:
-            finding = proof(bench)
-        except Exception as error:  # a proof that cannot be led is a failed one, and the others still count
-            finding = Finding(proof.__name__.replace("_", " "), False, f"{type(error).__name__}: {error}")
+            finding = check(bench)
+        except Exception as error:  # a check that raises has failed, and the others still run
+            finding = Finding(check.__name__.replace("_", " "), False, f"{type(error).__name__}: {error}")
         if not finding.passed:
-            broken.append(proof)
+            failed.append(check)
         seconds = time.perf_counter() - began
         word = "pass" if finding.passed else "FAIL"
         print(f"{word} {number:>2} {finding.name}: {finding.seen}  [{seconds:.0f} s]", flush=True)
-    company = others_cores(before, host_reading())
-    if company > _COMPANY:
-        print(f"other programs kept {company:.1f} processors busy meanwhile: repeat alone what failed")
-    if broken or not bench.comparisons:
-        print("the margin is not kept, because not every check passed")
-        return len(broken)
-    kept = Calibration(
+    others = others_cores(before, host_reading())
+    if others > _INTERFERENCE:
+        print(f"other programs kept {others:.1f} processors busy: run the failed checks again on an idle machine")
+    if failed or not bench.comparisons:
+        print("the margin is not stored, because not every check passed")
+        return len(failed)
+    calibration = Calibration(
         device=device_key(bench.machine.environment),
         margin=bench.margin,
         ceilings=bench.machine.ceilings_for("bfloat16" if device == "cuda" else "float32"),
         measured_at=time.time(),
         comparisons=bench.comparisons,
     )
+    margin = f"the margin {100 * calibration.margin:.2f} %"
     try:
-        print(f"the margin {100 * kept.margin:.2f} % and ceilings are kept in {write_calibration(kept)}")
+        print(f"{margin} and ceilings are stored in {write_calibration(calibration)}")
     except OSError as error:
-        print(f"the margin {100 * kept.margin:.2f} % cannot be kept ({error}): set ATTN_EXP_STATE to another folder")
-    return len(broken)
+        print(f"{margin} cannot be stored ({error}): set ATTN_EXP_STATE to another folder")
+    return len(failed)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Kernels of this package's own; what imports them needs their compiler (Triton)."""
+"""This package's own kernels; importing them needs their compiler, Triton or Helion."""

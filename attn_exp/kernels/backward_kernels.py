@@ -1,9 +1,9 @@
-"""The backward kernels, FlashAttention-2's way (arXiv:2307.08691, algorithm 2), without atomic additions.
+"""The backward kernels as in FlashAttention-2 (arXiv:2307.08691, algorithm 2), without atomic additions.
 
-With the saved logarithm of each row's sum the weights p are computed again, block by block. Then dv = pT dO,
-ds = p (dO vT - delta) with delta = rowsum(dO out), dq = scale ds k and dk = scale dsT q. One kernel walks over the
-queries and sums dk and dv, another walks over the keys and sums dq: q kT and dO vT are computed twice, but every sum
-stays in registers and has one order, so the same inputs give the same gradients, bit by bit.
+The saved logarithm of each row's sum allows computing the weights p again, block by block. Then dv = pT dO, ds = p (dO
+vT - delta) with delta = rowsum(dO out), dq = scale ds k and dk = scale dsT q. One kernel iterates over the queries and
+sums dk and dv, another iterates over the keys and sums dq. Both compute q kT and dO vT, but every sum stays in
+registers and has a fixed order, so the same inputs give bitwise identical gradients.
 """
 
 import triton
@@ -28,9 +28,9 @@ def rows_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """What the other kernels need of each row: its lse, and delta = rowsum(dO out).
+    """Store what the other kernels need of each row: its lse, and delta = rowsum(dO out).
 
-    Rows beyond `q_len` get inf and 0, with which they add nothing; so nobody has to check them again.
+    Rows beyond `q_len` get inf and 0, so that they add nothing and need no further check.
     """
     blocks = padded_len // BLOCK_M
     first_query = tl.program_id(0) % blocks * BLOCK_M
@@ -51,7 +51,7 @@ def rows_kernel(
 
 @triton.jit
 def _load_rows(source, row, padded_len, query, ROWS: tl.constexpr, TMA: tl.constexpr):
-    """`ROWS` numbers of rows `query` ... of one head, from a pointer or a descriptor of one dimension."""
+    """Load `ROWS` numbers from row `query` of one head, through a pointer or a descriptor of one dimension."""
     if TMA:
         numbers = source.load([row * padded_len + query])
     else:
@@ -99,12 +99,12 @@ def dkdv_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One block of keys' dk and dv, of one key-value head, summed over the queries of all heads of its group.
+    """Compute dk and dv of one block of keys of one key-value head, summed over the queries of its group's heads.
 
-    Everything is transposed, (keys, queries): pT and dsT come out of the tensor cores where the next product needs its
-    left operand, in registers, and k and v, the left operands of the first two, stay for the whole loop. WANT_DK and
-    WANT_DV leave one sum out, where both take more registers than there are. Under a causal mask the first keys are
-    seen most, and they come first.
+    All tiles are transposed, (keys, queries): the tensor cores then produce pT and dsT in registers, where the next
+    product needs its left operand, and k and v, the left operands of the first two, stay for the whole loop. WANT_DK
+    and WANT_DV allow leaving one sum out if both exceed the registers. Under a causal mask more queries see the first
+    keys, so these come first.
     """
     blocks = tl.cdiv(kv_len, BLOCK_N)
     first_key = tl.program_id(0) % blocks * BLOCK_N
@@ -198,7 +198,7 @@ def dq_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One block of queries' dq, of one head; blocks in the forward kernel's order."""
+    """Compute dq of one block of queries of one head; blocks have the forward kernel's order."""
     blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % blocks
     head = tl.program_id(0) // blocks % q_heads

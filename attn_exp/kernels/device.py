@@ -1,7 +1,7 @@
-"""What the forward and the backward kernels share on the device: tiles, masks and ranges of blocks.
+"""Device functions of the forward and backward kernels: tiles, masks and ranges of blocks.
 
-Functions here are compiled by Triton, not by Python: a parameter in capitals is known at compile time, and branches on
-it cost nothing at run time.
+Triton compiles the functions here. Parameters in capitals are compile-time constants, and branches on them cost nothing
+at run time.
 """
 
 import triton
@@ -21,15 +21,15 @@ def load_tile(
     DIM: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """Rows `row` ... `row` + ROWS - 1 of one head, (ROWS, COLUMNS), zeros beyond `length` rows or DIM columns.
+    """Load rows `row` to `row` + ROWS - 1 of one head, (ROWS, COLUMNS), with zeros beyond `length` rows or DIM columns.
 
-    `source` is a pointer, or with TMA a descriptor of the whole (batch, heads, length, dim) tensor, whose addresses
-    and bounds Hopper's copy engine computes instead of the threads.
+    `source` is a pointer, or with TMA a descriptor of the whole (batch, heads, length, dim) tensor, whose addresses and
+    bounds Hopper's copy engine computes instead of the threads.
     """
     if TMA:
         tile = source.load([batch, head, row, 0]).reshape(ROWS, COLUMNS)
     else:
-        # 64 bits: one tensor may have more than 2^31 elements, one tile never has.
+        # 64 bits: a tensor may have more than 2^31 elements, a tile never has.
         first = tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
         first += tl.cast(row, tl.int64) * strides[2]
         rows = tl.arange(0, ROWS)[:, None]
@@ -55,7 +55,7 @@ def store_tile(
     COLUMNS: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """The reverse of `load_tile`, in the target's dtype."""
+    """Store a tile in the target's dtype; the reverse of `load_tile`."""
     first = tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
     first += tl.cast(row, tl.int64) * strides[2]
     rows = tl.arange(0, ROWS)[:, None]
@@ -66,7 +66,7 @@ def store_tile(
 
 @triton.jit
 def visible(queries, keys, kv_len, offset, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """Whether each query sees each key; the two broadcast against each other, in whichever order."""
+    """Return whether each query sees each key; the two broadcast in either order."""
     seen = keys < kv_len
     if CAUSAL:
         seen = seen & (keys <= queries + offset)
@@ -77,10 +77,10 @@ def visible(queries, keys, kv_len, offset, window, CAUSAL: tl.constexpr, WINDOWE
 
 @triton.jit
 def tanh(x, PRECISE: tl.constexpr):
-    """Hyperbolic tangent from the exponential; PRECISE keeps the relative error of float32 near 0 too.
+    """Compute the hyperbolic tangent from the exponential; PRECISE keeps float32's relative error near 0 too.
 
-    1 - 2 / (1 + e^2x) is exact at both ends (e^2x may overflow), but cancels near 0. The Taylor series takes over
-    there: below 0.25 its first omitted term is under 1e-8 of x.
+    1 - 2 / (1 + e^2x) is exact at both ends (e^2x may overflow), but cancels near 0. There the Taylor series is used:
+    below 0.25 its first omitted term is under 1e-8 of x.
     """
     value = 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))
     if PRECISE:
@@ -103,12 +103,13 @@ def keys_of(
     WINDOWED: tl.constexpr,
     AT_LEAST_ONE: tl.constexpr,
 ):
-    """(begin, full_begin, full_end, end): the keys that a block of queries sees, and those that all of them see.
+    """Return (begin, full_begin, full_end, end): which keys the queries of a block see.
 
-    Blocks of BLOCK_N keys start at multiples of BLOCK_N. Those from `full_begin` to `full_end` need no mask, those
-    around them do, all others are hidden and skipped. AT_LEAST_ONE block is there if asked for, hidden or not: ptxas
-    (CUDA 12.8) serializes some kernels' matrix products where the loop over the blocks may be empty, "due to non wgmma
-    instructions defining accumulator registers", and others' where it may not.
+    Some query sees the keys from `begin` to `end`, all queries see those from `full_begin` to `full_end`. Blocks of
+    BLOCK_N keys start at multiples of BLOCK_N. Blocks between the full bounds need no mask, those around them do, and
+    all others are hidden and skipped. AT_LEAST_ONE keeps one block even if it is hidden: ptxas (CUDA 12.8) serializes
+    some kernels' matrix products if the loop over the blocks may be empty, "due to non wgmma instructions defining
+    accumulator registers", and others' if it may not.
     """
     last_query = tl.minimum(first_query + BLOCK_M, q_len) - 1
     begin = 0
@@ -138,9 +139,10 @@ def queries_of(
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """(begin, end): the queries that see a block of keys, in blocks of BLOCK_M that start at multiples of BLOCK_M.
+    """Return (begin, end): the queries that see a block of keys.
 
-    At least one block, for the reason that `keys_of` gives, and inside the queries even if it is hidden.
+    They come in blocks of BLOCK_M that start at multiples of BLOCK_M. There is at least one block, for the reason in
+    `keys_of`; it lies inside the queries even if it is hidden.
     """
     last_key = tl.minimum(first_key + BLOCK_N, kv_len) - 1
     begin = 0

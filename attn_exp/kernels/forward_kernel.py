@@ -1,9 +1,9 @@
-"""The forward kernel: one program computes one block of queries of one head, FlashAttention-2's way.
+"""The forward kernel: one program computes one block of queries of one head, as in FlashAttention-2.
 
 FlashAttention-2 (arXiv:2307.08691, algorithm 1) with the online softmax of Milakov and Gimelshein (arXiv:1805.02867):
-the scores of a block of keys live in registers only; when a block raises a row's maximum, what was summed so far is
-scaled down. Exponents are base 2, for which the hardware has an instruction; log2(e) is folded into the factor that
-scales the scores anyway. Triton's tutorial 06 ("Fused Attention") is the same algorithm for equal lengths and heads.
+the scores of a block of keys live only in registers; when a block raises a row's maximum, the sums so far are scaled
+down. Exponents are base 2, for which the hardware has an instruction; log2(e) is folded into the factor of the scores.
+Triton's tutorial 06 ("Fused Attention") is the same algorithm for equal lengths and heads.
 """
 
 import triton
@@ -44,22 +44,22 @@ def forward_kernel(
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """`out` and the base-2 logarithm of each row's sum of exponentials, +inf for a row that sees no key.
+    """Compute `out` and the base-2 logarithm of each row's sum of exponentials, +inf for a row that sees no key.
 
-    Scores in base 2 are `outer` * q kT, or with SOFTCAPPED `outer` * tanh(`inner` * q kT). `sizes` only tells the
-    autotuner cases apart.
+    Scores in base 2 are `outer` * q kT, or with SOFTCAPPED `outer` * tanh(`inner` * q kT). `sizes` only distinguishes
+    cases for the autotuner.
 
-    OVERLAP delays each block's product with v until the next block's scores are there, so that the tensor cores work on
-    it while the exponentials are computed (FlashAttention-3, arXiv:2407.08608, section 3.2).
+    OVERLAP delays each block's product with v until the next block's scores are computed, so that the tensor cores work
+    on it while the exponentials are computed (FlashAttention-3, arXiv:2407.08608, section 3.2).
     """
     blocks = tl.cdiv(q_len, BLOCK_M)
-    # Blocks of one head run side by side and share its keys in L2.
+    # Blocks of one head run next to each other and share its keys in L2.
     block = tl.program_id(0) % blocks
     head = tl.program_id(0) // blocks % q_heads
     batch = tl.program_id(0) // blocks // q_heads
     kv_head = head // GROUP
     if CAUSAL:
-        # The last queries see most keys: start with them, so that the short blocks fill up the end.
+        # The last queries see most keys: starting with them leaves the short blocks for the end.
         block = blocks - 1 - block
     first_query = block * BLOCK_M
     queries = first_query + tl.arange(0, BLOCK_M)
@@ -70,7 +70,7 @@ def forward_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
-    # Of the block before; as integers, because Triton would send values it knows as 16-bit floats to shared memory.
+    # Weights of the previous block, as integers: Triton would move known 16-bit floats to shared memory.
     pending = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if q_tile.dtype == tl.float32 else tl.int16)
     pending_rescale = tl.full([BLOCK_M], 1.0, tl.float32)
     # Not with warp_specialize=True: Triton 3.6 compiles that for Hopper, and the kernel hangs.
@@ -84,13 +84,13 @@ def forward_kernel(
             seen = visible(queries[:, None], keys[None, :], kv_len, offset, window, CAUSAL, WINDOWED)
             scores = tl.where(seen, scores, -float("inf"))
         if OVERLAP:
-            # The first block finds nothing pending: its weights are 0, any keys do.
+            # In the first iteration the pending weights are 0, so any keys do.
             before = tl.maximum(key - BLOCK_N, begin)
             v_tile = load_tile(v, v_strides, batch, kv_head, before, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
             weights_before = pending.to(q_tile.dtype, bitcast=True)
             total = tl.dot(weights_before, v_tile, total * pending_rescale[:, None], input_precision="ieee")
         new_max = tl.maximum(row_max, tl.max(scores, 1) * outer)
-        # Until a row sees a key its maximum is -inf, and -inf - -inf is no number.
+        # Until a row sees a key its maximum is -inf, and -inf - -inf is NaN.
         shift = tl.where(new_max == -float("inf"), 0.0, new_max)
         weights = tl.exp2(scores * outer - shift[:, None])
         rescale = tl.exp2(row_max - shift)

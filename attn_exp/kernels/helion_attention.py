@@ -1,11 +1,11 @@
 """Attention in Helion, forward and backward: FlashAttention's online softmax, written as tiles of PyTorch.
 
-Tensors are flattened to (batch * heads, length, dim). Scores live in base 2, as exp2 is the GPU's own instruction.
-The backward recomputes them in two kernels, one for dk and dv and one for dq, so that nothing is added up atomically
-and gradients are the same each time (FlashAttention-2, arXiv:2307.08691, algorithm 2).
+Tensors are flattened to (batch * heads, length, dim). Scores are base 2, since exp2 is a GPU instruction. The backward
+recomputes them in two kernels, one for dk and dv and one for dq, so that it needs no atomic additions and gradients are
+reproducible (FlashAttention-2, arXiv:2307.08691, algorithm 2).
 
-Index vectors are turned by `unsqueeze`, not by `[:, None]`: a slice whose length Helion 1.0 guesses to be that of the
-head dimension becomes one, and its masks then have the wrong shape.
+Index vectors are transposed with `unsqueeze` instead of `[:, None]`: Helion 1.0 takes a slice whose length it guesses
+to be the head dimension's for that dimension, and its masks then have the wrong shape.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,16 @@ import helion.language as hl
 import torch
 
 LOG2_E = 1.4426950408889634
-# Where a row's maximum starts: below any score, but finite, as -inf minus itself would be NaN where a tile hides all.
+# The initial maximum of a row: below any score, but finite, as -inf minus itself would be NaN where a tile hides all
+# keys.
 LOWEST = -1e30
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What the kernels are specialized on besides shapes: masks as a `Case` means them, `offset` its `Case.offset`.
+    """What the kernels are specialized for besides shapes: a `Case`'s masks; `offset` is `Case.offset`.
 
-    Lengths are 2 or more: Helion 1.0 broadcasts a dimension of size 1 over a whole tile, and masks nothing beyond it.
+    Lengths are 2 or more: Helion 1.0 broadcasts a dimension of size 1 over a whole tile without masking the rest.
     """
 
     group: int
@@ -37,7 +38,7 @@ class Problem:
 
     @property
     def constants(self) -> tuple[Any, ...]:
-        """The kernels' arguments after their tensors."""
+        """Return the kernels' arguments after their tensors."""
         return self.group, self.scale, self.causal, self.offset, self.window, self.softcap
 
 
@@ -53,7 +54,7 @@ def attention_forward(
     softcap: hl.constexpr,
     held: hl.constexpr,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and the logarithm to base 2 of each row's sum of exponentials."""
+    """Compute the output, and the base-2 logarithm of each row's sum of exponentials."""
     heads, q_len, head_dim = q.size()
     kv_len, value_dim = v.size(1), v.size(2)
     head_dim, value_dim = hl.specialize(head_dim), hl.specialize(value_dim)
@@ -98,7 +99,7 @@ def attention_forward(
 
 
 def attention_row_sums(out: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
-    """What the softmax's gradient subtracts in each row: sum(out * d_out)."""
+    """Compute what the softmax's gradient subtracts in each row: sum(out * d_out)."""
     heads, q_len, value_dim = out.size()
     value_dim = hl.specialize(value_dim)
     sums = torch.empty([heads, q_len], dtype=torch.float32, device=out.device)
@@ -124,7 +125,7 @@ def attention_dk_dv(
     softcap: hl.constexpr,
     held: hl.constexpr,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of keys and values; tiles are transposed, (keys, queries), so that no result has to be."""
+    """Compute the gradients of keys and values; tiles are (keys, queries), so that no result is transposed."""
     kv_heads, kv_len, head_dim = k.size()
     q_len, value_dim = q.size(1), v.size(2)
     head_dim, value_dim = hl.specialize(head_dim), hl.specialize(value_dim)
@@ -187,7 +188,7 @@ def attention_dq(
     softcap: hl.constexpr,
     held: hl.constexpr,
 ) -> torch.Tensor:
-    """The gradient of queries."""
+    """Compute the gradient of queries."""
     heads, q_len, head_dim = q.size()
     kv_len, value_dim = v.size(1), v.size(2)
     head_dim, value_dim = hl.specialize(head_dim), hl.specialize(value_dim)
@@ -241,18 +242,19 @@ class Kernels:
     dq: Callable[..., Any]
 
 
-# Tiles (rows held, rows walked over) by the head dimension that they are for at most, warps and stages; from a search
-# over 64 and 128 on an H200 at batch 4, 4,096 tokens, 2,048 numbers each; 256 is tried, not searched.
+# For head dimensions up to the key: rows that a tile holds, rows that it iterates over, warps and stages. From a search
+# over 64 and 128 on an H200 at batch 4, 4,096 tokens, 2,048 numbers each; 256 was run, not searched.
 _FORWARD_TILES = {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (64, 32, 4, 2)}
 _DK_DV_TILES = {64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 1)}
 _DQ_TILES = {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 1)}
 
 
 def compiled(head_dim: int, autotune: str = "none") -> Kernels:
-    """The kernels with tiles for a head dimension; `autotune` other than `none` lets Helion search the rest per shape.
+    """Return the kernels with tiles for a head dimension.
 
-    The rows that a tile holds are no part of that search: in arithmetic on a tile's own block size or end, which the
-    bounds of a causal mask are made of, Helion 1.0 puts in other numbers (its hint of 64, the tile's begin).
+    With another `autotune` than `none` Helion searches the remaining parameters for each shape. The rows that a tile
+    holds are excluded from the search: in arithmetic on a tile's block size or end, which the bounds of a causal mask
+    need, Helion 1.0 uses wrong numbers (its hint of 64, the tile's begin).
     """
 
     def tuned(function: Any, tiles: dict[int, tuple[int, int, int, int]]) -> Callable[..., Any]:
@@ -260,7 +262,7 @@ def compiled(head_dim: int, autotune: str = "none") -> Kernels:
         if autotune != "none":
             kernel = helion.kernel(function, static_shapes=True, autotune_effort=autotune)
         else:
-            # The tiles of one head follow each other, so that its keys and values are found in L2.
+            # The tiles of one head follow each other, so that its keys and values are in L2.
             config = helion.Config(block_sizes=[walked], num_warps=warps, num_stages=stages, loop_orders=[[1, 0]])
             kernel = helion.kernel(function, config=config, static_shapes=True)
         return lambda *arguments: kernel(*arguments, held)

@@ -1,4 +1,4 @@
-"""Launches of the kernels: what each is given, and how it reads memory."""
+"""Launch the kernels: their arguments, and how they read memory."""
 
 import math
 from collections.abc import Callable
@@ -21,9 +21,11 @@ WIDEST_SUMS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """How scores come from q kT: scale, softcap and mask. Query i sees keys i + offset - window < j <= i + offset.
+    """How scores follow from q kT: scale, softcap and mask.
 
-    `window` and `softcap` are None for none; without `causal` neither offset nor window counts.
+    Query i sees keys i + offset - window < j <= i + offset.
+
+    `window` and `softcap` are None for none; without `causal`, offset and window are unused.
     """
 
     scale: float
@@ -33,7 +35,7 @@ class Scores:
     softcap: float | None
 
     def kernel_arguments(self) -> dict[str, Any]:
-        """`inner` and `outer` fold scale and softcap into the factors that the kernels multiply by anyway."""
+        """Return the kernels' arguments; `inner` and `outer` fold scale and softcap into one factor each."""
         cap = self.softcap
         return {
             "inner": 1.0 if cap is None else self.scale / cap,
@@ -57,7 +59,7 @@ def launch_forward(
     config: triton.Config | None = None,
     tma: bool | None = None,
 ) -> None:
-    """Fill `out_bhsd` and `lse_log2` (batch, q_heads, q_len); `config` None lets the autotuner choose."""
+    """Fill `out_bhsd` and `lse_log2` (batch, q_heads, q_len); if `config` is None the autotuner chooses."""
     batch, q_heads, q_len, _ = q_bhsd.shape
     tma = _tma(tma, q_bhsd, k_bhsd, v_bhsd)
     q, k, v = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd))
@@ -82,7 +84,7 @@ def launch_forward(
 def launch_rows(
     out_bhsd: torch.Tensor, d_out_bhsd: torch.Tensor, lse_log2: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(lse_log2, delta), (batch, q_heads, q_len padded): what the backward kernels read of each row."""
+    """Return (lse_log2, delta), (batch, q_heads, q_len padded): what the backward kernels read of each row."""
     batch, q_heads, q_len, value_dim = out_bhsd.shape
     padded_len = triton.cdiv(q_len, tuning.LARGEST_BACKWARD_BLOCK) * tuning.LARGEST_BACKWARD_BLOCK
     lse, delta = torch.empty(2, batch, q_heads, padded_len, dtype=torch.float32, device=out_bhsd.device)
@@ -120,7 +122,7 @@ def launch_dkdv(
     want_dk: bool = True,
     want_dv: bool = True,
 ) -> None:
-    """Fill `dk_bhsd` and `dv_bhsd`, or one of them; one after the other where both are too wide for the registers."""
+    """Fill `dk_bhsd` and `dv_bhsd`, or one of them; one after the other if both exceed the registers."""
     if want_dk and want_dv and padded(q_bhsd.shape[3]) + padded(v_bhsd.shape[3]) > WIDEST_SUMS:
         tensors = (q_bhsd, k_bhsd, v_bhsd, d_out_bhsd, lse_log2, delta, dk_bhsd, dv_bhsd)
         launch_dkdv(*tensors, scores, config=config, tma=tma, want_dv=False)
@@ -197,12 +199,12 @@ def launch_dq(
 
 
 def padded(dim: int) -> int:
-    """The width of a tile that holds `dim` columns: Triton's tiles are powers of two, its products at least 16 wide."""
+    """Return the width of a tile for `dim` columns: Triton's tiles are powers of two, its products at least 16 wide."""
     return max(16, 1 << (dim - 1).bit_length())
 
 
 def tma_reads(tensor: torch.Tensor) -> bool:
-    """Whether Hopper's copy engine can address the tensor: it wants multiples of 16 bytes, and 16-bit products."""
+    """Whether Hopper's copy engine can address the tensor, which needs multiples of 16 bytes, and 16-bit products."""
     if not tensor.is_cuda or torch.cuda.get_device_capability(tensor.device) < (9, 0) or tensor.element_size() != 2:
         return False
     aligned = all(stride > 0 and stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:-1])
@@ -235,7 +237,7 @@ def _common(
     return {
         "q_len": q_len,
         "kv_len": kv_len,
-        # Tuned for each case, whatever was measured before it. Of 31 bits: kernels would be compiled anew for more.
+        # Tuned for each case, whatever ran before. 31 bits, since a wider integer would compile the kernels again.
         "sizes": hash((*q_bhsd.shape, *k_bhsd.shape)) & 0x7FFFFFFF,
         "GROUP": q_bhsd.shape[1] // k_bhsd.shape[1],
         "DIM": dim,

@@ -1,6 +1,6 @@
-"""Fused attention in Triton, forward and backward, as operators that autograd and `torch.compile` know.
+"""Fused attention in Triton, forward and backward, as operators for autograd and `torch.compile`.
 
-The kernels are in `forward_kernel` and `backward_kernels`, what they are launched with in `launch`.
+The kernels are in `forward_kernel` and `backward_kernels`, their arguments in `launch`.
 """
 
 from typing import Any
@@ -26,26 +26,26 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """softmax(scores) v with scores = scale * q kT, differentiable in q, k and v.
+    """Compute softmax(scores) v with scores = scale * q kT, differentiable in q, k and v.
 
-    A query that sees no key gets zeros, and gives no gradient. The same inputs give the same bits, backward too.
+    A query that sees no key gets zeros and has no gradient. Results and gradients are bitwise reproducible.
 
     Args:
-        q_bhsd: (batch, q_heads, q_len, head_dim); any strides but the last, which must be 1, here and below.
-        k_bhsd: (batch, kv_heads, kv_len, head_dim); kv_heads divides q_heads, neighbouring query heads share keys.
+        q_bhsd: (batch, q_heads, q_len, head_dim). Here and below the last stride must be 1.
+        k_bhsd: (batch, kv_heads, kv_len, head_dim); kv_heads divides q_heads, adjacent query heads share keys.
         v_bhsd: (batch, kv_heads, kv_len, value_dim).
         scale: factor of the scores; None is head_dim ** -0.5.
-        causal: query i sees keys j <= i + offset only.
-        offset: the last key that query 0 sees. None is kv_len - q_len, the last query sees every key (bottom-right); 0
+        causal: query i sees only keys j <= i + offset.
+        offset: the last key that query 0 sees. None is kv_len - q_len: the last query sees every key (bottom-right). 0
             is the top-left alignment.
-        window: number of keys kept, i + offset - window < j; needs a causal mask.
+        window: the number of keys kept, i + offset - window < j; it needs a causal mask.
         softcap: scores = softcap * tanh(scores / softcap), before the mask.
 
     Returns:
-        (batch, q_heads, q_len, value_dim), laid out in memory as q if their dims are equal.
+        (batch, q_heads, q_len, value_dim), with q's memory layout if their dimensions are equal.
 
     Raises:
-        ValueError: shapes, dtypes, strides or options that do not go together.
+        ValueError: shapes, dtypes, strides or options do not fit together.
     """
     _check(q_bhsd, k_bhsd, v_bhsd)
     head_dim, q_len, kv_len = q_bhsd.shape[3], q_bhsd.shape[2], k_bhsd.shape[2]
@@ -105,7 +105,7 @@ def _backward(
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if d_out.stride(-1) != 1 or 0 in d_out.stride():
-        # A gradient expanded from one number, for instance.
+        # For example a gradient that was expanded from one number.
         d_out = d_out.contiguous()
     dq, dk, dv = (_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
     scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap)
@@ -153,7 +153,7 @@ def _outputs(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def _empty(like: torch.Tensor, dim: int) -> torch.Tensor:
-    """An empty tensor of the same heads and rows, `dim` wide, in the same order in memory: heads or rows first."""
+    """Return an empty tensor with the same heads and rows, `dim` wide, in the same memory order of heads and rows."""
     batch, heads, length, _ = like.shape
     if like.stride(1) < like.stride(2):
         return torch.empty(batch, length, heads, dim, dtype=like.dtype, device=like.device).transpose(1, 2)

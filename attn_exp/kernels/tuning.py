@@ -1,4 +1,4 @@
-"""Configurations of the kernels: which there are, which of them fit, and the autotuner that picks one."""
+"""Configurations of the kernels: which exist, which fit, and the autotuner that selects one."""
 
 from functools import cache, partial
 from typing import Any
@@ -9,14 +9,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from attn_exp.kernels.backward_kernels import dkdv_kernel, dq_kernel
 from attn_exp.kernels.forward_kernel import forward_kernel
 
-# Shared memory of one block on an H100 or H200, less what Triton keeps for itself.
+# Shared memory of one block on an H100 or H200, less what Triton reserves.
 SHARED_BYTES = 224 * 1024
-# The backward pass pads its rows to this: no block of it has more.
+# The backward pass pads its rows to this; none of its blocks is larger.
 LARGEST_BACKWARD_BLOCK = 128
 
 
 def fit_blocks(arguments: dict[str, Any]) -> None:
-    """Give descriptors the block shape of the configuration about to run (a hook of `triton.Config`)."""
+    """Set the descriptors' block shape to that of the configuration about to run (a hook of `triton.Config`)."""
     for name, rows, columns in (
         ("q", "BLOCK_M", "BLOCK_D"),
         ("k", "BLOCK_N", "BLOCK_D"),
@@ -38,9 +38,9 @@ def make_config(
     stages: int,
     overlap: bool = False,
 ) -> triton.Config:
-    """One point of the autotuner's space: queries and keys of a block, warps, stages of the loads' pipeline.
+    """Return one configuration: queries and keys of a block, warps, and stages of the load pipeline.
 
-    `overlap` counts in the forward kernel only.
+    `overlap` only affects the forward kernel.
     """
     meta: dict[str, Any] = {"BLOCK_M": block_m, "BLOCK_N": block_n}
     if kernel is forward_kernel:
@@ -50,7 +50,7 @@ def make_config(
 
 @cache
 def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
-    """The kernel with `triton.autotune` around it, for one size of numbers and one width of tiles."""
+    """Wrap the kernel in `triton.autotune` for one element size and one tile width."""
     return triton.autotune(
         configs_of(kernel, item_bytes, width),
         key=["sizes", "GROUP", "DIM", "VALUE_DIM", "CAUSAL", "WINDOWED", "SOFTCAPPED", "TMA", "WANT_DK", "WANT_DV"],
@@ -59,9 +59,12 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
 
 
 def configs_of(kernel: Any, item_bytes: int, width: int) -> list[triton.Config]:
-    """The configurations worth trying for tiles of `width` columns, measured on an H200; the last one always fits."""
+    """Return the configurations to try for tiles of `width` columns, measured on an H200.
+
+    The last one always fits.
+    """
     if triton.knobs.runtime.interpret:
-        # Unequal blocks, so that tests with short lengths meet every kind of block.
+        # Unequal blocks, so that tests with short lengths cover every kind of block.
         return [make_config(kernel, 32, 16, 4, 1)]
     table = _FLOAT32 if item_bytes == 4 else _SIXTEEN_BITS
     nearest = min(known for known in table[kernel] if known >= min(width, 256))
@@ -83,7 +86,7 @@ def _prune(
         return bool(tiles * item_bytes <= SHARED_BYTES)
 
     fitting = [config for config in configs if fits(config)] or configs[-1:]
-    # A tile of fewer than 64 queries leaves Hopper's matrix instructions unused: only where there are few rows.
+    # A tile of fewer than 64 queries leaves Hopper's matrix instructions unused: only for few rows.
     most = 2 * max(16, length)
     least = 64 if length > 64 and item_bytes == 2 and kernel is not dkdv_kernel else 0
     right = [config for config in fitting if least <= config.kwargs[held] < most]
@@ -93,7 +96,7 @@ def _prune(
 # Queries of a block, keys of a block, warps, pipeline stages, overlap; by the width of the tiles.
 _Table = dict[Any, dict[int, list[tuple[Any, ...]]]]
 # Most of the fastest leave room for a second block on a multiprocessor, whose products run during the exponentials of
-# the first: 4 warps and 2 stages beat 3 stages by a fifth in dkdv_kernel at 128.
+# the first: in dkdv_kernel at 128, 4 warps and 2 stages are faster than 3 stages by a fifth.
 _SIXTEEN_BITS: _Table = {
     forward_kernel: {
         64: [(64, 128, 4, 2), (64, 64, 4, 3), (16, 64, 4, 3)],
@@ -111,7 +114,7 @@ _SIXTEEN_BITS: _Table = {
         256: [(128, 32, 8, 3), (64, 64, 4, 2), (16, 32, 4, 1)],
     },
 }
-# Products of float32 run on the ordinary cores: small blocks, whose operands fit into registers.
+# Products of float32 run on the CUDA cores: small blocks, whose operands fit into registers.
 _FLOAT32: _Table = {
     forward_kernel: {
         64: [(64, 64, 8, 2), (16, 32, 4, 2)],

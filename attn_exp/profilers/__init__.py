@@ -1,1 +1,1 @@
-"""Profilers: what runs in a job and why it takes so long, found after the timing."""
+"""Profilers: what runs in a job and why it takes its time, after timing."""

@@ -1,4 +1,4 @@
-"""The profiler contract: a job that has been timed, and what may be asked about it."""
+"""The contract of profilers, and the timed job that they are given."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -39,12 +39,12 @@ class Subject:
 
     @property
     def request(self) -> Request:
-        """What was asked for."""
+        """Return the job's request."""
         return self.record.request
 
     @property
     def case(self) -> Case:
-        """The problem."""
+        """Return the job's case."""
         return self.record.request.case
 
     @property
@@ -59,35 +59,38 @@ class Subject:
         synchronize(self.device)
 
     def kept(self, *names: str) -> tuple[str, ...]:
-        """Names of files in `folder` as a profile lists them, those that are there."""
+        """Return those of the files in `folder` that exist, with paths as a profile lists them."""
         return tuple(str((self.folder / name).relative_to(self.job)) for name in names if (self.folder / name).exists())
 
 
 class Profiler(Protocol):
-    """Looks at a job after its timing. The constructor takes the options of the profiler's YAML, `name` among them."""
+    """Profiles a job after its timing.
+
+    The constructor takes the options of the profiler's YAML, `name` among them.
+    """
 
     name: str
 
     def profile(self, subject: Subject) -> Profile:
-        """What it found; seconds and the size of files are seen to elsewhere.
+        """Return the profile. Its seconds and the limit of file sizes are handled by the caller.
 
         Raises:
-            Unavailable: a program, a package, a permission or the device is missing; the message says the remedy.
+            Unavailable: a program, package, permission or device is missing; the message says how to get it.
         """
         ...
 
 
 @runtime_checkable
 class Early(Protocol):
-    """What a profiler has that must be there before the job's kernels are loaded, in a process of its own."""
+    """A profiler that must start before the job's kernels are loaded, in a process of its own."""
 
     def begin(self, folder: Path) -> None:
-        """Begin to look; `folder` is the subject's to come."""
+        """Start profiling; `folder` will be the subject's."""
         ...
 
 
 def load_profiler(options: dict[str, Any]) -> Profiler:
-    """The profiler that a configuration names by `_target_`; its other keys go to the constructor.
+    """Return the profiler that a configuration names by `_target_`, made with its other keys.
 
     Raises:
         Unavailable: the class cannot be imported or does not take the options.

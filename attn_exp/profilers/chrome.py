@@ -1,4 +1,4 @@
-"""Chrome traces of PyTorch's profiler, as tables: the kernels of each pass on a GPU, the operators on a CPU."""
+"""Read Chrome traces of PyTorch's profiler: the kernels of each pass on a GPU, the operators on a CPU."""
 
 import bisect
 import json
@@ -11,11 +11,11 @@ from typing import Any
 
 from attn_exp.core.profile import ProfiledKernel
 
-# The range around each call in a trace: `PREFIX` and the pass. Whatever is launched outside of them is no part of it.
+# The range around each call in a trace: this prefix and the pass. Launches outside of the ranges are not counted.
 PREFIX = "attn_exp:"
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
-# What kineto says of a kernel: its key there, and ours.
+# Kineto's names of a kernel's figures, and ours.
 _FIGURES = {
     "grid": "grid",
     "block": "block",
@@ -28,15 +28,17 @@ _FIGURES = {
 
 
 class TraceError(ValueError):
-    """A file that is no trace of PyTorch's profiler, or without the ranges of our calls."""
+    """A file that is no trace of PyTorch's profiler, or lacks the ranges of our calls."""
 
 
 @dataclass(frozen=True)
 class PassTrace:
-    """What a pass did in a trace: its kernels or operators, longest first, and figures of one call in microseconds.
+    """One pass in a trace; figures of one call in microseconds.
 
-    `span_us` is from the start of a call's first kernel to the end of its last, `gap_us` what of it no kernel ran in;
-    both None on a CPU.
+    Attributes:
+        kernels: kernels or operators, longest first.
+        span_us: from the start of a call's first kernel to the end of its last; None on a CPU.
+        gap_us: the part of the span in which no kernel ran; None on a CPU.
     """
 
     kernels: tuple[ProfiledKernel, ...]
@@ -46,20 +48,20 @@ class PassTrace:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The figures by name; none where nothing was seen."""
+        """Return the figures by name; none if nothing ran."""
         if not self.kernels:
             return {}
-        found = {"kernel_time_us": self.time_us, "span_us": self.span_us, "gap_us": self.gap_us}
+        values = {"kernel_time_us": self.time_us, "span_us": self.span_us, "gap_us": self.gap_us}
         if self.span_us is None:
-            found = {"operator_time_us": self.time_us}
-        return {name: value for name, value in found.items() if value is not None}
+            values = {"operator_time_us": self.time_us}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def read_trace(path: Path, device: str) -> dict[str, PassTrace]:
-    """What each pass did on `device`, by pass: kernels on `cuda`, operators on `cpu`.
+    """Return each pass of a trace: kernels if `device` is `cuda`, operators if it is `cpu`.
 
     Raises:
-        TraceError: no trace, or one without our ranges.
+        TraceError: the file is no trace, or has none of our ranges.
     """
     try:
         events = json.loads(path.read_bytes())["traceEvents"]
@@ -72,13 +74,13 @@ def read_trace(path: Path, device: str) -> dict[str, PassTrace]:
             calls[event["name"].removeprefix(PREFIX)].append((event["ts"], event["ts"] + event["dur"]))
     if not calls:
         raise TraceError(f"{path} has no ranges named {PREFIX}...")
-    # Not by what the trace has: operators must not pass for the kernels that CUPTI was not allowed to see.
+    # By the device, not by the trace's contents: operators must not replace kernels that CUPTI may not see.
     make = _kernels if device == "cuda" else _operators
     return {direction: make(direction, sorted(ranges), whole) for direction, ranges in calls.items()}
 
 
 def _kernels(direction: str, ranges: Sequence[tuple[float, float]], events: Iterable[dict[str, Any]]) -> PassTrace:
-    """By where it was launched: the device may run it long after the range has ended."""
+    """Assign kernels to a pass by their launch: the device may run them long after the range ended."""
     events = list(events)
     launched = {
         event["args"]["correlation"]: event["ts"]
@@ -118,10 +120,10 @@ def _row(direction: str, name: str, seen: Sequence[tuple[dict[str, Any], float |
     launches = [event.get("args", {}) for event, _ in seen]
     arguments = launches[0]
     for key, ours in _FIGURES.items():
-        # Launches of different shapes have none in common.
+        # Launches of different shapes have no common value.
         if any(one.get(key) != arguments.get(key) for one in launches):
             continue
-        # Of kernels with more shared memory than the default kineto estimates an occupancy of 0: it is not known.
+        # Kineto reports an occupancy of 0 for kernels with more shared memory than the default: it is unknown.
         if key in arguments and not (ours == "occupancy_percent" and not arguments[key]):
             value = arguments[key]
             figures[ours] = "x".join(map(str, value)) if isinstance(value, list) else value
@@ -134,7 +136,7 @@ def _row(direction: str, name: str, seen: Sequence[tuple[dict[str, Any], float |
 
 
 def _operators(direction: str, ranges: Sequence[tuple[float, float]], events: Iterable[dict[str, Any]]) -> PassTrace:
-    """Every operator with its own time, without that of the operators inside of it."""
+    """Return every operator with its own time, without that of the operators inside it."""
     own_us: dict[str, float] = defaultdict(float)
     whole_us: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
@@ -143,7 +145,7 @@ def _operators(direction: str, ranges: Sequence[tuple[float, float]], events: It
         if event.get("cat") == "cpu_op" and _inside(ranges, event["ts"]) is not None:
             threads[event.get("tid")].append(event)
     for own in threads.values():
-        # Whoever encloses another begins before it, or with it and ends after it.
+        # An enclosing operator starts earlier, or at the same time and ends later.
         stack: list[dict[str, Any]] = []
         for event in sorted(own, key=lambda event: (event["ts"], -event["dur"])):
             while stack and stack[-1]["ts"] + stack[-1]["dur"] <= event["ts"]:
@@ -169,7 +171,7 @@ def _operators(direction: str, ranges: Sequence[tuple[float, float]], events: It
 
 
 def _inside(ranges: Sequence[tuple[float, float]], moment: float | None) -> int | None:
-    """The index of the range that a moment lies in; ranges are sorted and apart."""
+    """Return the index of the range that contains a moment; ranges are sorted and disjoint."""
     if moment is None:
         return None
     at = bisect.bisect_right(ranges, (moment, float("inf"))) - 1

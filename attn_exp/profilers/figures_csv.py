@@ -1,4 +1,4 @@
-"""A profile's kernels as CSV, one row a kernel, every figure a column."""
+"""Write a profile's kernels as CSV: one row for each kernel, one column for each figure."""
 
 import csv
 import io
@@ -8,7 +8,10 @@ from attn_exp.core.profile import ProfiledKernel
 
 
 def kernels_csv(kernels: Sequence[ProfiledKernel]) -> str:
-    """`pass`, `name`, `count`, `time_us`, `share` of the pass's time, then the figures of any; empty where unknown."""
+    """Return `pass`, `name`, `count`, `time_us`, `share` of the pass's time, then all figures.
+
+    Empty where unknown.
+    """
     figures = list(dict.fromkeys(name for kernel in kernels for name in kernel.figures))
     whole: dict[str, float] = {}
     for kernel in kernels:

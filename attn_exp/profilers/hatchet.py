@@ -1,4 +1,4 @@
-"""Hatchet trees, as Triton's Proton writes them: a scope a pass, below it the kernels, below those perhaps lines."""
+"""Read the hatchet trees of Triton's Proton: a scope for each pass, its kernels, and possibly their source lines."""
 
 import json
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ _STALL_PREFIX = "stalled_"
 
 
 class HatchetError(ValueError):
-    """A file that is no tree of Proton's, or one without the scope of a pass."""
+    """A file that is no tree of Proton's, or lacks the scope of a pass."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a kernel's source: how many samples of the program counter fell on it, and how many of them waited.
+    """A line of a kernel's source with its samples of the program counter.
 
-    `place` is empty where samples are known by kernel alone, `stall` what most of those waited for, in CUPTI's words.
+    `place` is empty if samples are known only by kernel. `stall` is the most frequent reason to wait, in CUPTI's terms.
     """
 
     direction: str
@@ -37,14 +37,14 @@ class Line:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The root of the tree in a hatchet file.
+    """Return the root of the tree in a hatchet file.
 
     Raises:
-        HatchetError: no such tree.
+        HatchetError: the file has no such tree.
     """
     try:
-        found = json.loads(path.read_bytes())
-        root = found[0]
+        trees = json.loads(path.read_bytes())
+        root = trees[0]
         root["children"], root["frame"]["name"]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise HatchetError(f"{path} is no hatchet tree: {error}") from error
@@ -53,7 +53,9 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 def kernels_of(root: dict[str, Any], direction: str, calls: int) -> tuple[ProfiledKernel, ...]:
-    """The kernels of a pass, longest first, per call of `calls`; rates where one kernel is all of the pass.
+    """Return the kernels of a pass, longest first, for one of `calls` calls.
+
+    With rates if the pass is a single kernel.
 
     Raises:
         HatchetError: the tree has no scope of that name.
@@ -79,7 +81,7 @@ def kernels_of(root: dict[str, Any], direction: str, calls: int) -> tuple[Profil
 
 
 def rates(root: dict[str, Any], direction: str) -> dict[str, float]:
-    """`tflops` and `gb_per_s` of a pass: what its scope says of work and bytes over the time of its kernels."""
+    """Return `tflops` and `gb_per_s` of a pass: its scope's work and bytes over the time of its kernels."""
     scope = _scope(root, direction)
     total_ns = sum(node["metrics"][_TIME] for node in _leaves(scope, _TIME))
     if not total_ns:
@@ -90,20 +92,20 @@ def rates(root: dict[str, Any], direction: str) -> dict[str, float]:
 
 
 def lines_of(root: dict[str, Any], direction: str) -> tuple[Line, ...]:
-    """The source lines of a pass's kernels by samples of the program counter, the most sampled first.
+    """Return the source lines of a pass's kernels by samples of the program counter, most sampled first.
 
-    A kernel without lines has the samples itself, and an empty `place`.
+    A kernel without lines has the samples itself and an empty `place`.
     """
-    found: list[Line] = []
+    lines_by_samples: list[Line] = []
     for node in _nodes(_scope(root, direction)):
         below = [child for child in node["children"] if _LINE_MARK in child["frame"]["name"]]
         lines = [child for child in below if _SAMPLES in child.get("metrics", {})]
         total = sum(child["metrics"][_SAMPLES] for child in lines)
-        found += [_line(direction, node, child, child["frame"]["name"], total) for child in lines]
+        lines_by_samples += [_line(direction, node, child, child["frame"]["name"], total) for child in lines]
         leaf = not node["children"] and _LINE_MARK not in node["frame"]["name"]
         if leaf and node.get("metrics", {}).get(_SAMPLES):
-            found.append(_line(direction, node, node, "", node["metrics"][_SAMPLES]))
-    return tuple(sorted(found, key=lambda line: -line.samples))
+            lines_by_samples.append(_line(direction, node, node, "", node["metrics"][_SAMPLES]))
+    return tuple(sorted(lines_by_samples, key=lambda line: -line.samples))
 
 
 def _line(direction: str, kernel: dict[str, Any], sampled: dict[str, Any], place: str, total: float) -> Line:
@@ -136,7 +138,7 @@ def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _leaves(node: dict[str, Any], metric: str) -> Iterator[dict[str, Any]]:
-    """The lowest nodes that have a metric: sums above them would count twice."""
+    """Yield the lowest nodes that have a metric; sums above them would count twice."""
     for one in _nodes(node):
         below = any(metric in child.get("metrics", {}) for child in one.get("children", ()))
         if metric in one.get("metrics", {}) and not below:

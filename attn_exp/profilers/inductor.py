@@ -1,4 +1,4 @@
-"""Inductor: what torch.compile made of a job: its graphs, its kernels with their sources, and what they move."""
+"""Profiler `inductor`: the graphs, kernels and sources that torch.compile generated for a job, and their bytes."""
 
 import shutil
 from dataclasses import replace
@@ -13,8 +13,8 @@ from attn_exp.profilers.inductor_run import BANDWIDTH, CODE, Graph, compile_agai
 from attn_exp.profilers.inductor_table import Bandwidth, read_bandwidth, row_of, table_csv
 
 _TABLE, _BANDWIDTH_LOG = "kernels.csv", "bandwidth.log"
-# What Inductor writes about a graph, and what it is called here: ATen as AOTAutograd made it, the same after Inductor's
-# own passes, and the code of the compiled graph.
+# Inductor's files of a graph, and our names: ATen as AOTAutograd made it, the same after Inductor's passes, and the
+# code of the compiled graph.
 _GRAPHS = {
     "fx_graph_readable.py": "aten.py",
     "fx_graph_transformed.py": "compiled.py",
@@ -23,10 +23,10 @@ _GRAPHS = {
 
 
 class Inductor:
-    """Compiles the job once more in a process and a folder of its own, with Inductor told to keep what it makes.
+    """Compiles the job again in a process and a folder of its own, with Inductor set to keep what it generates.
 
-    Compiled code and tuning results that are cached already are used again, so the kernels are those that were timed.
-    With `bandwidth` each kernel in Triton is also timed by Inductor, on a GPU: a time of one kernel alone.
+    It reuses cached code and tuning results, so the kernels are those that were timed. With `bandwidth`, on a GPU,
+    Inductor also times each Triton kernel by itself.
     """
 
     def __init__(self, name: str, bandwidth: bool = True) -> None:
@@ -35,7 +35,9 @@ class Inductor:
         self.name, self.bandwidth = name, bandwidth
 
     def profile(self, subject: Subject) -> Profile:
-        """`kernels.csv`, `sources/` and `graphs/`; columns of Nsight Compute where `profiler=ncu` ran before.
+        """Write `kernels.csv`, `sources/` and `graphs/`.
+
+        With columns of Nsight Compute if `profiler=ncu` ran before.
 
         Raises:
             Unavailable: nothing was compiled in this job.
@@ -46,36 +48,36 @@ class Inductor:
         scratch.mkdir()
         try:
             with_bandwidth = self.bandwidth and subject.request.device == "cuda"
-            lacking = None
-            said = compile_again(subject.request, scratch, log, with_bandwidth=with_bandwidth)
-            if said is not None and with_bandwidth:
-                # Inductor times kernels from inside of the compiled code; all else can be had without that.
-                lacking = f"no bandwidth profile: {said}"
+            missing = None
+            failure = compile_again(subject.request, scratch, log, with_bandwidth=with_bandwidth)
+            if failure is not None and with_bandwidth:
+                # Inductor times kernels from inside the compiled code; everything else is available without that.
+                missing = f"no bandwidth profile: {failure}"
                 log.rename(subject.folder / _BANDWIDTH_LOG)
                 shutil.rmtree(scratch)
                 scratch.mkdir()
-                said = compile_again(subject.request, scratch, log, with_bandwidth=False)
+                failure = compile_again(subject.request, scratch, log, with_bandwidth=False)
             graphs = graphs_in(scratch)
-            if said is not None or not graphs:
-                reason = said or "Inductor generated nothing: was all of it run by other libraries?"
+            if failure is not None or not graphs:
+                reason = failure or "Inductor generated nothing: was all of it run by other libraries?"
                 return Profile(status="failed", reason=reason, files=subject.kept(LOG_NAME, _BANDWIDTH_LOG))
             measured = self._bandwidth(subject, scratch, graphs)
-            return replace(_profile(subject, graphs, measured), reason=lacking)
+            return replace(_profile(subject, graphs, measured), reason=missing)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _bandwidth(self, subject: Subject, scratch: Path, graphs: list[Graph]) -> dict[str, dict[str, Bandwidth]]:
-        """Inductor's profile by graph and kernel. It names a graph by a file, whose copy is the graph's code."""
+        """Return Inductor's profile by graph and kernel. It names a graph by a file, a copy of the graph's code."""
         path = scratch / BANDWIDTH
         if not path.exists():
             return {}
         shutil.copy(path, subject.folder / BANDWIDTH)
         codes = {graph.name: (graph.folder / CODE).read_text() for graph in graphs}
-        found: dict[str, dict[str, Bandwidth]] = {}
+        bandwidths: dict[str, dict[str, Bandwidth]] = {}
         for file, rows in read_bandwidth(path.read_text()).items():
             text = Path(file).read_text() if Path(file).exists() else None
-            found |= {name: rows for name, code in codes.items() if code == text}
-        return found
+            bandwidths |= {name: rows for name, code in codes.items() if code == text}
+        return bandwidths
 
 
 def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str, Bandwidth]]) -> Profile:
@@ -140,6 +142,6 @@ def _keep_graphs(folder: Path, graph: Graph) -> list[str]:
 
 
 def _counted(subject: Subject) -> dict[tuple[str, str], ProfiledKernel]:
-    """What `profiler=ncu` counted in this job, by pass and kernel; empty if it did not run before."""
+    """Return what `profiler=ncu` counted in this job, by pass and kernel; empty if it did not run before."""
     profile = subject.record.profiles.get("ncu")
     return {(one.direction, one.name): one for one in profile.kernels} if profile is not None else {}

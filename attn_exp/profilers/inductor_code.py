@@ -1,8 +1,8 @@
-"""What Inductor generated: its kernels with their sources, and the columns that describe each, read from the code.
+"""Read Inductor's generated code: its kernels with their sources, and columns that describe each.
 
-PyTorch has a table of these columns itself (`kernel_metadata` in torch/_inductor/metrics.py), but with torch 2.11 and
-2.13 whoever enables it cannot compile: it wants `size_hints=[...]` where the code has `size_hints={...}` ("size_hints
-missing!"). So they are read here, by name, from what every version writes.
+PyTorch has a table of these columns (`kernel_metadata` in torch/_inductor/metrics.py), but in torch 2.11 and 2.13
+enabling it breaks compilation: it expects `size_hints=[...]` where the code has `size_hints={...}` ("size_hints
+missing!"). The columns are therefore read here, by name, from what every version writes.
 """
 
 import ast
@@ -26,7 +26,7 @@ _COUNTED = {
 }
 _ENDINGS = {"triton": "py", "cpp": "cpp"}
 _LONGEST_NAME = 150
-# Functions of the generated file that no call runs.
+# Functions of the generated file that a call does not run.
 _BESIDE = re.compile(r"benchmark|get_args")
 
 
@@ -42,12 +42,12 @@ class Generated:
 
     @property
     def file_name(self) -> str:
-        """A name for its source's file: the kernel's, whose end is what tells it from others where it is too long."""
+        """Return a name for the source's file: the kernel's, of which a long one keeps its end, where names differ."""
         return f"{self.name[-_LONGEST_NAME:]}.{_ENDINGS.get(self.language, 'txt')}"
 
 
 def read_generated(code: str) -> tuple[list[Generated], dict[str, int]]:
-    """The kernels that a file of Inductor's output defines, and how often it calls each external one.
+    """Return the kernels that a file of Inductor's output defines, and how often it calls each external one.
 
     Raises:
         SyntaxError: the text is no Python.
@@ -56,9 +56,9 @@ def read_generated(code: str) -> tuple[list[Generated], dict[str, int]]:
     called = list(_called(tree))
     kernels = []
     for node in tree.body:
-        found = _definition(node)
-        if found is not None:
-            name, language, source = found
+        definition = _definition(node)
+        if definition is not None:
+            name, language, source = definition
             columns = triton_columns(source) if language == "triton" else {"kernel_category": language}
             columns = {"kernel_name": name, "line_of_code": len(source.strip().splitlines()), **columns}
             kernels.append(Generated(name, language, source, called.count(name), columns))
@@ -67,8 +67,8 @@ def read_generated(code: str) -> tuple[list[Generated], dict[str, int]]:
 
 
 def triton_columns(source: str) -> dict[str, float | str]:
-    """The columns of a kernel in Triton, as far as its source has them."""
-    found: dict[str, float | str] = {}
+    """Return the columns that a Triton kernel's source has."""
+    columns: dict[str, float | str] = {}
     words = {
         "kernel_category": r"@triton_heuristics\.(\w+)",
         "size_hints": r"size_hints=(\{[^}]*\}|\[[^\]]*\])",
@@ -77,29 +77,29 @@ def triton_columns(source: str) -> dict[str, float | str]:
     for name, pattern in words.items():
         match = re.search(pattern, source)
         if match:
-            found[name] = match[1]
+            columns[name] = match[1]
     written = re.search(r"mutated_arg_names.\s*:\s*\[([^\]]+)\]", source)
     if written:
-        found[IN_PLACE] = written[1].replace("'", "")
+        columns[IN_PLACE] = written[1].replace("'", "")
     size = re.search(r"kernel_num_gb.\s*:\s*([0-9.eE+-]+)", source)
     if size:
-        found["kernel_args_num_gb"] = float(size[1])
+        columns["kernel_args_num_gb"] = float(size[1])
     function = _jitted(source)
     if function is None:
-        return found
+        return columns
     body = ast.get_source_segment(source, function) or ""
-    found["line_of_code"] = len(body.splitlines())
-    found["num_args"] = len(function.args.args)
-    found |= {name: body.count(pattern) for name, pattern in _COUNTED.items()}
+    columns["line_of_code"] = len(body.splitlines())
+    columns["num_args"] = len(function.args.args)
+    columns |= {name: body.count(pattern) for name, pattern in _COUNTED.items()}
     for name in ("xnumel", "ynumel", "rnumel"):
         numel = _numel(body, name)
         if numel is not None:
-            found[name] = numel
-    return found
+            columns[name] = numel
+    return columns
 
 
 def _numel(body: str, name: str) -> int | None:
-    """A size that was written into the code; newer reductions have `r0_numel` for `rnumel`."""
+    """Return a size that is written into the code; newer reductions have `r0_numel` for `rnumel`."""
     names = [name] if name != "rnumel" else ["rnumel", "r0_numel", "r1_numel"]
     sizes = [int(match[1]) for one in names if (match := re.search(rf"\b{one} = (\d+)", body))]
     product = 1
@@ -119,7 +119,7 @@ def _jitted(source: str) -> ast.FunctionDef | None:
 
 
 def _definition(node: ast.stmt) -> tuple[str, str, str] | None:
-    """Name, language and source of `NAME = async_compile.LANGUAGE(..., '''SOURCE''', ...)`."""
+    """Return name, language and source of `NAME = async_compile.LANGUAGE(..., '''SOURCE''', ...)`."""
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
         return None
     call = node.value
@@ -133,7 +133,7 @@ def _definition(node: ast.stmt) -> tuple[str, str, str] | None:
 
 
 def _called(tree: ast.Module) -> Iterator[str]:
-    """What is called in what a call runs, in order; `NAME.run(...)` is a call of NAME."""
+    """Yield what a call of the file calls, in order; `NAME.run(...)` is a call of NAME."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and _BESIDE.search(node.name):
             continue

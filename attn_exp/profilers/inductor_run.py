@@ -14,13 +14,13 @@ from attn_exp.core.record import REQUEST_NAME, Request, write_whole
 
 # The worker's entry point that compiles the job; profilers do not import the worker.
 _ENTRY = "attn_exp.worker.compile_again"
-# The code of a compiled graph among what Inductor writes about it, and the file of its bandwidth profile.
+# Inductor's file with the code of a compiled graph, and the file of its bandwidth profile.
 CODE, BANDWIDTH = "output_code.py", "bandwidth.txt"
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A compiled graph: its pass, a name that is its own, and the folder with what Inductor wrote about it."""
+    """A compiled graph: its pass, its unique name, and the folder with Inductor's files."""
 
     direction: str
     name: str
@@ -28,25 +28,25 @@ class Graph:
 
 
 def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth: bool) -> str | None:
-    """Compile and call what the request asks for in `scratch`, its output into `log`; why it failed, or None."""
+    """Compile and call the request's job in `scratch`, with its output in `log`; return why it failed, or None."""
     write_whole(scratch / REQUEST_NAME, msgspec.yaml.encode(_without_graphs(request)))
-    told = {
+    variables = {
         "TORCH_COMPILE_DEBUG": "1",
         "TORCH_COMPILE_DEBUG_DIR": str(scratch),
-        # A graph from the cache would not be generated again; kernels and tuning results may come from there.
+        # A graph from the cache would not be generated again. Kernels and tuning results may come from the cache.
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
-        # Sources that run on their own, and how many bytes each moves.
+        # Generate sources that run by themselves and state their bytes.
         "TORCHINDUCTOR_BENCHMARK_KERNEL": "1",
     }
     if with_bandwidth:
-        told |= {"TORCHINDUCTOR_PROFILE": "1", "TORCHINDUCTOR_PROFILE_OUTPUT": str(scratch / BANDWIDTH)}
+        variables |= {"TORCHINDUCTOR_PROFILE": "1", "TORCHINDUCTOR_PROFILE_OUTPUT": str(scratch / BANDWIDTH)}
     command = [sys.executable, "-m", _ENTRY, str(scratch), "--parent", str(os.getpid())]
     with log.open("wb") as file:
         ran = subprocess.run(
             command,
             cwd=scratch,
-            env=_importable() | told,
+            env=_importable() | variables,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -54,26 +54,29 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
         )
     if ran.returncode == 0:
         return None
-    said = last_words(log.read_text(errors="replace")) or "it said nothing"
-    return f"compiling it once more {how_it_ended(ran.returncode)}: {said}"
+    cause = last_words(log.read_text(errors="replace")) or "it said nothing"
+    return f"compiling it once more {how_it_ended(ran.returncode)}: {cause}"
 
 
 def graphs_in(scratch: Path) -> list[Graph]:
-    """The graphs in the order in which they were compiled. Inductor's folders are `model__0_forward_1.0` and so on."""
+    """Return the graphs in the order of their compilation.
+
+    Inductor's folders are `model__0_forward_1.0` and so on.
+    """
     folders = sorted(
         (path.parent for path in scratch.glob(f"torch_compile_debug/*/torchinductor/*/{CODE}")),
         key=lambda path: int(path.suffix[1:]),
     )
-    found: list[Graph] = []
+    graphs: list[Graph] = []
     for folder in folders:
         direction = "backward" if "_backward" in folder.name else "forward"
-        earlier = sum(graph.direction == direction for graph in found)
-        found.append(Graph(direction, f"{direction}_{earlier}" if earlier else direction, folder))
-    return found
+        earlier = sum(graph.direction == direction for graph in graphs)
+        graphs.append(Graph(direction, f"{direction}_{earlier}" if earlier else direction, folder))
+    return graphs
 
 
 def _without_graphs(request: Request) -> Request:
-    """The request without profilers and CUDA graphs: Inductor cannot time a kernel while a graph is captured."""
+    """Return the request without profilers and CUDA graphs: Inductor cannot time a kernel during capture."""
     compile_ = request.compile
     if compile_.mode != "none":
         options: dict[str, Any] = {**compile_.options, "triton.cudagraphs": False}
@@ -82,6 +85,6 @@ def _without_graphs(request: Request) -> Request:
 
 
 def _importable() -> dict[str, str]:
-    """The environment, with what is importable where the job was started importable in another folder too."""
+    """Return the environment with this process's import path, which is valid in another folder too."""
     path = [os.path.abspath(one) for one in sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

@@ -1,4 +1,4 @@
-"""Inductor's kernels as rows: PyTorch's columns, Inductor's own bandwidth profile, and Nsight Compute's counters."""
+"""Inductor's kernels as rows: PyTorch's columns, Inductor's bandwidth profile, and Nsight Compute's counters."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ _ROW = re.compile(r"^([\d.]+)ms\s+([\d.]+) GB\s+([\d.]+)GB/s\s+([\d.]+)%\s+(\S+)
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """What Inductor measured of a kernel: milliseconds, 10^9 bytes, their rate, and its share of its graph's time."""
+    """Inductor's measurement of a kernel: milliseconds, 10^9 bytes, GB/s, and its share of the graph's time."""
 
     ms: float
     gb: float
@@ -26,25 +26,25 @@ class Bandwidth:
 
 
 def read_bandwidth(text: str) -> dict[str, dict[str, Bandwidth]]:
-    """Inductor's bandwidth profile by the generated file and the kernel's name; of several calls the first."""
-    found: dict[str, dict[str, Bandwidth]] = {}
+    """Return Inductor's bandwidth profile by generated file and kernel; of several calls the first."""
+    bandwidths: dict[str, dict[str, Bandwidth]] = {}
     rows: dict[str, Bandwidth] = {}
     for line in text.splitlines():
         section, row = _SECTION.match(line), _ROW.match(line)
         if section:
-            rows = found.setdefault(section[1], {})
+            rows = bandwidths.setdefault(section[1], {})
         elif row:
             ms, gb, rate, share, name = row.groups()
             rows.setdefault(name, Bandwidth(float(ms), float(gb), float(rate), float(share) / 100))
-    return found
+    return bandwidths
 
 
 def row_of(
     direction: str, kernel: Generated, path: str, bandwidth: Bandwidth | None, counted: ProfiledKernel | None
 ) -> ProfiledKernel:
-    """One kernel with all that is known of it; what is not known has no figure.
+    """Return one kernel with all its known figures.
 
-    `counted` is Nsight Compute's entry of the same kernel in the same pass: its sums are over the launches of a call.
+    `counted` is Nsight Compute's entry of the same kernel in the same pass; its sums are over the launches of a call.
     """
     figures: dict[str, float | str] = {**kernel.columns, "kernel_path": path}
     if bandwidth is not None:
@@ -64,7 +64,7 @@ def row_of(
 
 
 def table_csv(kernels: Sequence[ProfiledKernel]) -> str:
-    """One row a kernel: `pass`, `calls`, then those columns that any of them has."""
+    """Return one row for each kernel: `pass`, `calls`, then the columns that any of them has."""
     known = {name for kernel in kernels for name in kernel.figures}
     shown = [name for name in (*COLUMNS, *BANDWIDTH, *NCU) if name in known]
     buffer = io.StringIO()

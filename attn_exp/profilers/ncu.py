@@ -1,4 +1,4 @@
-"""Nsight Compute: hardware counters of every kernel of a job, from its worker's command run once more."""
+"""Profiler `ncu`: Nsight Compute's hardware counters of every kernel, from another run of the worker's command."""
 
 import os
 import shlex
@@ -30,19 +30,25 @@ SETS = ("basic", "detailed", "full", "roofline")
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a run of the program left: its table of launches as CSV, and what was asked for."""
+    """The result of a run of the program: its table of launches as CSV, and the counters that were requested."""
 
     text: str
     counters: tuple[Counter, ...]
 
 
 class Ncu:
-    """Runs `python -m attn_exp.worker --once` under `ncu`, and makes a table and metrics of its counters.
+    """Runs `python -m attn_exp.worker --once` under `ncu`, and turns its counters into a table and metrics.
 
-    `program` is where ncu lies if not on PATH or in a usual place. `clock_control` none leaves clocks as the timing had
-    them, base locks them. `cache_control` all empties caches before every kernel and replay, none keeps what the last
-    kernel left. `metrics` are more of ncu's names to ask for. With `report` the `.ncu-rep` is kept, with the sections
-    of `section_set` in it. This process sits idle meanwhile, its memory on the GPU stays taken.
+    This process is idle meanwhile; its GPU memory stays allocated.
+
+    Args:
+        name: the profiler's name.
+        program: the path of ncu if it is neither on PATH nor in a usual place.
+        clock_control: `none` leaves the clocks as during timing, `base` locks them.
+        cache_control: `all` empties caches before every kernel and replay, `none` leaves what the previous kernel left.
+        metrics: more of ncu's metrics.
+        report: whether to keep the `.ncu-rep`.
+        section_set: the sections of the report.
     """
 
     def __init__(
@@ -68,10 +74,12 @@ class Ncu:
         self.clock_control, self.cache_control, self.metrics = clock_control, cache_control, tuple(metrics)
 
     def profile(self, subject: Subject) -> Profile:
-        """Counters by kernel and pass; `kernels.csv`, `launches.csv` with every launch, and on demand the report.
+        """Return counters by kernel and pass.
+
+        Write `kernels.csv`, `launches.csv` with every launch, and the requested report.
 
         Raises:
-            Unavailable: no GPU, no program, too old a version, no permission; the message says the remedy.
+            Unavailable: there is no GPU, program or permission, or the version is too old; the message says what to do.
         """
         if subject.request.device != "cuda":
             raise Unavailable("ncu reads the counters of NVIDIA GPUs, and this job ran on the CPU: set device=cuda")
@@ -88,8 +96,8 @@ class Ncu:
             by_pass = split_passes(launches, subject.request.measuring.passes, MARKER)
         except CsvError as error:
             return Profile(status="failed", reason=str(error), files=subject.kept(*files))
-        found = tuple(one for name, own in by_pass.items() for one in kernels(own, name, seen.counters))
-        write_whole(subject.folder / _TABLE, kernels_csv(found).encode())
+        profiled = tuple(one for name, own in by_pass.items() for one in kernels(own, name, seen.counters))
+        write_whole(subject.folder / _TABLE, kernels_csv(profiled).encode())
         metrics: dict[str, float] = {}
         for name, own in by_pass.items():
             metrics |= pass_figures(own, name, seen.counters)
@@ -98,7 +106,7 @@ class Ncu:
         return Profile(
             status="failed" if len(nothing) == len(by_pass) else "ok",
             reason=reason,
-            kernels=found,
+            kernels=profiled,
             metrics=metrics,
             files=subject.kept(*files),
         )
@@ -107,7 +115,7 @@ class Ncu:
         program = find_program(self.program)
         check_version(program)
         counters = self._counters(program)
-        # A folder of its own, with the request alone: the job's record stays as it is.
+        # A folder of its own with only the request: the job's record stays as it is.
         write_whole(subject.folder / REQUEST_NAME, msgspec.yaml.encode(replace(subject.request, profilers=())))
         report = subject.folder / _REPORT
         try:
@@ -129,7 +137,7 @@ class Ncu:
         return (*counters_for(known), *(own_counter(name, known) for name in self.metrics))
 
     def _collect(self, program: Path, folder: Path, report: Path, metrics: Sequence[str]) -> None:
-        """Run the worker's command under the program, until it ends or the parent kills this process' group."""
+        """Run the worker's command under the program until it ends or the parent kills this process group."""
         command = [
             *(str(program), "--export", str(report), "--force-overwrite", "--profile-from-start", "off"),
             *("--nvtx", "--clock-control", self.clock_control, "--cache-control", self.cache_control),
@@ -143,7 +151,7 @@ class Ncu:
             ran = subprocess.run(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, env=plain_environment()
             )
-        # Without the command itself.
+        # The first line is the command itself.
         output = (folder / LOG_NAME).read_text(errors="replace").partition("\n")[2]
         if ran.returncode < 0:
             raise NcuError(f"ncu {how_it_ended(ran.returncode)}", remedied=False)

@@ -1,4 +1,4 @@
-"""Nsight Compute's CSV (`--csv --page raw`) as launches, their values in base units."""
+"""Read Nsight Compute's CSV (`--csv --page raw`) as launches with values in base units."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# The units that we ask for (`--print-units base`), and what of them comes with a prefix all the same.
+# The base units that we request (`--print-units base`), some of which still come with a prefix.
 _SCALED = ("byte", "hz", "cycle", "inst")
 _SECONDS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
 
@@ -22,14 +22,14 @@ class Launch:
 
 
 class CsvError(ValueError):
-    """The text is no table of Nsight Compute's; the message says what is wrong with it."""
+    """The text is no table of Nsight Compute's; the message says why."""
 
 
 def read_launches(text: str) -> list[Launch]:
-    """The launches in the order in which they ran. Lines of the program's own around the table are passed over.
+    """Return the launches in the order in which they ran; other lines of the program are skipped.
 
     Raises:
-        CsvError: there is no header, or a row is shorter than it.
+        CsvError: there is no header, or a row is too short.
     """
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     start = next((index for index, row in enumerate(rows) if "Kernel Name" in row), None)
@@ -38,7 +38,7 @@ def read_launches(text: str) -> list[Launch]:
     header = rows[start]
     place = {name: index for index, name in enumerate(header)}
     units: Sequence[str] = [""] * len(header)
-    found = []
+    launches = []
     for row in rows[start + 1 :]:
         if row[0].startswith("=="):
             continue
@@ -53,12 +53,12 @@ def read_launches(text: str) -> list[Launch]:
             if "__" in name and (number := _number(cell)) is not None
         }
         grid, block = (row[place[name]] if name in place else "" for name in ("Grid Size", "Block Size"))
-        found.append(Launch(row[place["Kernel Name"]], grid, block, values))
-    return found
+        launches.append(Launch(row[place["Kernel Name"]], grid, block, values))
+    return launches
 
 
 def _number(cell: str) -> float | None:
-    """`5,472` and `0.82`; None for text and for what could not be measured (`n/a`, `nan`, `(!) nan`)."""
+    """Parse `5,472` and `0.82`; return None for text and missing values (`n/a`, `nan`, `(!) nan`)."""
     try:
         number = float(cell.replace(",", ""))
     except ValueError:
@@ -67,7 +67,7 @@ def _number(cell: str) -> float | None:
 
 
 def _factor(unit: str) -> float:
-    """What makes a value of this unit one of the base unit: nanoseconds, bytes, hertz, rates a second."""
+    """Return the factor from a unit to its base unit: nanoseconds, bytes, hertz, rates per second."""
     if unit in _SECONDS:
         return _SECONDS[unit]
     head, _, per = unit.partition("/")

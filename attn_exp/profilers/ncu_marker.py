@@ -1,5 +1,5 @@
 """The name of the kernel that marks the start of a pass for Nsight Compute."""
 
-# The kernel that `torch.cuda._sleep` launches. One stands between two passes: backward kernels are launched by
-# autograd's own thread, so NVTX's push and pop, which are a thread's, cannot tell passes apart.
+# The kernel that `torch.cuda._sleep` launches; one runs between two passes. Autograd launches backward kernels from its
+# own thread, so NVTX's push and pop, which belong to a thread, cannot separate the passes.
 MARKER = "spin_kernel"

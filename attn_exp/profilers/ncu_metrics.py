@@ -1,4 +1,4 @@
-"""What is asked of Nsight Compute: hardware counters, and the names and units under which they are kept."""
+"""The hardware counters to request from Nsight Compute, with our names and units."""
 
 import re
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Literal
 from attn_exp.core.errors import nearest
 from attn_exp.profilers.ncu_program import NcuError
 
-# How the values of several kernels make one: a sum, or a mean weighted by time.
+# How to combine several kernels: a sum, or a mean weighted by time.
 Kind = Literal["sum", "mean", "text"]
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
-# Those of every chip since Volta; more (gmma on Hopper) where the program lists them.
+# Those of every GPU since Volta; the program lists more (gmma on Hopper).
 _STALLS = (
     *("barrier", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard"),
     *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
@@ -20,7 +20,7 @@ _STALLS = (
 
 @dataclass(frozen=True)
 class Counter:
-    """A metric of Nsight Compute's under a name of ours; `scale` makes its base unit ours (percent a share)."""
+    """A metric of Nsight Compute under our name; `scale` converts its base unit to ours (percent to a share)."""
 
     name: str
     metric: str
@@ -44,11 +44,11 @@ COUNTERS = (
 
 
 def counters_for(known: frozenset[str]) -> tuple[Counter, ...]:
-    """What to ask for where the program lists these base names; all of the usual ones where it lists none.
+    """Return the counters to request: those that the program lists, or all usual ones if it lists none.
 
-    Metrics of the launch are no counters, and not in that list.
+    Metrics of the launch are not counters, and not in that list.
     """
-    stalls = [found[1] for found in map(_STALL.fullmatch, sorted(known)) if found] or list(_STALLS)
+    stalls = [match[1] for match in map(_STALL.fullmatch, sorted(known)) if match] or list(_STALLS)
     asked = (*COUNTERS, *(stall_counter(reason) for reason in stalls))
     return tuple(
         one for one in asked if not known or one.metric.startswith("launch__") or one.metric.split(".")[0] in known
@@ -56,12 +56,12 @@ def counters_for(known: frozenset[str]) -> tuple[Counter, ...]:
 
 
 def stall_counter(reason: str) -> Counter:
-    """Warps that wait for one reason in a cycle in which one is issued: cycles between two instructions of a warp."""
+    """Return the counter of warps that wait for one reason, in cycles between two instructions of a warp."""
     return Counter(f"stall_{reason}", f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio")
 
 
 def own_counter(metric: str, known: frozenset[str]) -> Counter:
-    """A metric that was asked for by ncu's name, under that name.
+    """Return a metric that the user requested by ncu's name.
 
     Raises:
         NcuError: the program does not list it.
@@ -76,5 +76,5 @@ def own_counter(metric: str, known: frozenset[str]) -> Counter:
 
 
 def known_names(listing: str) -> frozenset[str]:
-    """The base names in what `ncu --query-metrics` prints: the first word of each line that looks like one."""
+    """Return the base names that `ncu --query-metrics` prints: the first word of each line that looks like one."""
     return frozenset(re.findall(r"^([a-z][a-z0-9]*__\w+)(?=\s|$)", listing, re.MULTILINE))

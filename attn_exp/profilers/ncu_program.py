@@ -1,4 +1,4 @@
-"""Nsight Compute's program: where it lies, which version it is, and what its errors mean for who reads them."""
+"""Find and run Nsight Compute's program, and explain its errors."""
 
 import os
 import re
@@ -6,13 +6,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# Where its packages, the CUDA toolkit and NVIDIA's containers put it; the newest of several is taken.
+# Where its packages, the CUDA toolkit and NVIDIA's containers install it; the newest is used.
 PLACES = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu")
-# The first that knows Hopper.
+# The first version that supports Hopper.
 LEAST_VERSION = (2022, 3)
 _ASK_LIMIT_S = 60.0
 _LONGEST_WORDS = 150
-# What its output says, and the sentence to say instead, in the order in which they are looked for.
+# Patterns of its output and the messages that replace it, tried in this order.
 _PERMISSION = (
     "this user may not read the GPU's performance counters (ERR_NVGPUCTRPERM): load the driver with "
     "NVreg_RestrictProfilingToAdminUsers=0, give the container CAP_SYS_ADMIN, or run as root"
@@ -37,7 +37,7 @@ _UNSUPPORTED = re.compile(r"(?i)==ERROR==\s*(.*(?:not supported|unsupported|no s
 
 
 class NcuError(Exception):
-    """Nsight Compute gave nothing; `remedied` says whether the message names what the user can do about it."""
+    """Nsight Compute failed; `remedied` is whether the message says what to do."""
 
     def __init__(self, message: str, *, remedied: bool) -> None:
         super().__init__(message)
@@ -45,16 +45,16 @@ class NcuError(Exception):
 
 
 def find_program(given: str | None, places: tuple[str, ...] = PLACES) -> Path:
-    """The program: as given, on PATH, or where it usually lies.
+    """Return the program: the given one, the one on PATH, or one in a usual place.
 
     Raises:
-        NcuError: it is not there.
+        NcuError: there is none.
     """
     if given is not None:
-        found = shutil.which(given)
-        if found is None:
+        path = shutil.which(given)
+        if path is None:
             raise NcuError(f"profiler.ncu.program={given} is no program: give the path of ncu", remedied=True)
-        return Path(found)
+        return Path(path)
     on_path = shutil.which("ncu")
     if on_path is not None:
         return Path(on_path)
@@ -68,27 +68,27 @@ def find_program(given: str | None, places: tuple[str, ...] = PLACES) -> Path:
 
 
 def check_version(program: Path) -> str:
-    """The program's version, `2025.3.1`.
+    """Return the program's version, such as `2025.3.1`.
 
     Raises:
-        NcuError: it does not answer, or is older than `LEAST_VERSION`.
+        NcuError: it prints no version, or is older than `LEAST_VERSION`.
     """
-    said = ask(program, "--version")
-    found = re.search(r"Version (\d+)\.(\d+)[.\d]*", said)
-    if found is None:
+    output = ask(program, "--version")
+    match = re.search(r"Version (\d+)\.(\d+)[.\d]*", output)
+    if match is None:
         raise NcuError(f"{program} --version does not say which version it is: is it Nsight Compute?", remedied=True)
-    if (int(found[1]), int(found[2])) < LEAST_VERSION:
+    if (int(match[1]), int(match[2])) < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
         raise NcuError(
-            f"{program} is version {found[1]}.{found[2]}: install Nsight Compute {least} or newer, or set "
+            f"{program} is version {match[1]}.{match[2]}: install Nsight Compute {least} or newer, or set "
             "profiler.ncu.program=/path/to/ncu",
             remedied=True,
         )
-    return found[0].removeprefix("Version ").rstrip(".")
+    return match[0].removeprefix("Version ").rstrip(".")
 
 
 def ask(program: Path, *arguments: str, limit_s: float = _ASK_LIMIT_S) -> str:
-    """What the program prints.
+    """Run the program and return what it prints.
 
     Raises:
         NcuError: it cannot be run, fails, or does not end.
@@ -113,13 +113,13 @@ def ask(program: Path, *arguments: str, limit_s: float = _ASK_LIMIT_S) -> str:
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment with numbers as programs read them, and without profilers that would be in ncu's way."""
+    """Return the environment with the C locale's numbers and without variables of other profilers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_INJECTION")}
     return {**kept, "LC_ALL": "C.UTF-8"}
 
 
 def failure(output: str, code: int) -> NcuError:
-    """What went wrong, from what the program printed: one sentence, with the remedy where there is one."""
+    """Return an error that explains the program's output in one sentence, with a remedy if there is one."""
     for pattern, sentence in _REMEDIES:
         if re.search(pattern, output):
             return NcuError(sentence, remedied=True)
@@ -132,9 +132,9 @@ def failure(output: str, code: int) -> NcuError:
         return NcuError(f"ncu does not know {', '.join(unknown)}: leave it out of profiler.ncu.metrics", remedied=True)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
-    said = errors[0].rstrip(".") if errors else "it printed no reason"
-    # What the job itself said last: a GPU's memory may not hold the job twice.
+    message = errors[0].rstrip(".") if errors else "it printed no reason"
+    # The job's own last line: a GPU's memory may not hold the job twice.
     own = [line for line in lines if not line.startswith("==")]
-    if own and "application returned" in said:
-        said = f"{said}: {own[-1][:_LONGEST_WORDS]}"
-    return NcuError(f"ncu ended with code {code}: {said}", remedied=False)
+    if own and "application returned" in message:
+        message = f"{message}: {own[-1][:_LONGEST_WORDS]}"
+    return NcuError(f"ncu ended with code {code}: {message}", remedied=False)

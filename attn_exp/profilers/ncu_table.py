@@ -1,4 +1,4 @@
-"""Nsight Compute's launches as kernels and as metrics of a pass."""
+"""Combine Nsight Compute's launches into kernels and metrics of a pass."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -8,29 +8,32 @@ from attn_exp.profilers.ncu_csv import CsvError, Launch
 from attn_exp.profilers.ncu_metrics import Counter
 
 _TIME = "gpu__time_duration.sum"
-# Stalls below this share of a warp's time between two instructions say nothing about a pass.
+# Stalls below this share of a warp's time between two instructions are irrelevant for a pass.
 _STALL_SHARE = 0.05
 
 
 def split_passes(launches: Sequence[Launch], passes: Sequence[str], marker: str) -> dict[str, list[Launch]]:
-    """The launches of each pass: they ran in this order, with a launch of `marker` between two of them.
+    """Split the launches, which ran in this order with a launch of `marker` between two passes.
 
     Raises:
-        CsvError: there are not as many markers as there should be.
+        CsvError: the number of markers is wrong.
     """
-    found: list[list[Launch]] = [[]]
+    parts: list[list[Launch]] = [[]]
     for launch in launches:
         if marker in launch.name:
-            found.append([])
+            parts.append([])
         else:
-            found[-1].append(launch)
-    if len(found) != len(passes):
-        raise CsvError(f"{len(found) - 1} marks between passes are in ncu's table, not {len(passes) - 1}")
-    return dict(zip(passes, found, strict=True))
+            parts[-1].append(launch)
+    if len(parts) != len(passes):
+        raise CsvError(f"{len(parts) - 1} marks between passes are in ncu's table, not {len(passes) - 1}")
+    return dict(zip(passes, parts, strict=True))
 
 
 def kernels(launches: Sequence[Launch], direction: str, counters: Sequence[Counter]) -> list[ProfiledKernel]:
-    """One entry a kernel's name, the longest first: sums, and means weighted by time, over its launches in a call."""
+    """Return one entry for each kernel's name, longest first.
+
+    Figures are sums and time-weighted means over the kernel's launches in a call.
+    """
     by_name: dict[str, list[Launch]] = {}
     for launch in launches:
         by_name.setdefault(launch.name, []).append(launch)
@@ -53,10 +56,10 @@ def kernels(launches: Sequence[Launch], direction: str, counters: Sequence[Count
 
 
 def pass_figures(launches: Sequence[Launch], direction: str, counters: Sequence[Counter]) -> dict[str, float]:
-    """The metrics of a pass, `forward/time_us` and so on; what belongs to single kernels alone is left out."""
-    found = _together(launches, counters)
+    """Return the metrics of a pass, `forward/time_us` and so on, without those that only describe single kernels."""
+    combined = _together(launches, counters)
     own = ("registers", "shared_memory_bytes")
-    kept = {name: value for name, value in found.items() if name not in own and not name.startswith("stall_")}
+    kept = {name: value for name, value in combined.items() if name not in own and not name.startswith("stall_")}
     shares = _stall_shares(launches, counters)
     kept |= {f"{name}_share": value for name, value in shares.items() if value > _STALL_SHARE}
     kept["kernels"] = float(len(launches))
@@ -64,13 +67,13 @@ def pass_figures(launches: Sequence[Launch], direction: str, counters: Sequence[
 
 
 def _stall_shares(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
-    """For what warps wait, as shares within each launch, weighted by the launches' times.
+    """Return why warps wait, as shares within each launch, weighted by the launches' times.
 
-    The counters are cycles an instruction: of a short kernel that issues hardly any they are so large that a mean of
-    them would speak of it and not of the pass.
+    The counters are cycles per instruction. For a short kernel with few instructions they are so large that their mean
+    would describe that kernel instead of the pass.
     """
     stalls = [counter for counter in counters if counter.name.startswith("stall_")]
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     weights = 0.0
     for launch in launches:
         cycles = {one.name: launch.values[one.metric] for one in stalls if one.metric in launch.values}
@@ -78,32 +81,35 @@ def _stall_shares(launches: Sequence[Launch], counters: Iterable[Counter]) -> di
         if whole:
             weights += weight
             for name, value in cycles.items():
-                found[name] = found.get(name, 0.0) + weight * value / whole
-    return {name: value / (weights or 1.0) for name, value in found.items()}
+                shares[name] = shares.get(name, 0.0) + weight * value / whole
+    return {name: value / (weights or 1.0) for name, value in shares.items()}
 
 
 def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
-    """Each counter over several launches; one that a launch does not have is a mean of the others, and no sum."""
-    found: dict[str, float] = {}
+    """Return each counter over several launches.
+
+    If a launch lacks it, it is a mean of the others, and never a sum.
+    """
+    combined: dict[str, float] = {}
     for counter in counters:
         have = [one for one in launches if counter.metric in one.values]
         if not have or (counter.kind == "sum" and len(have) < len(launches)):
             continue
         values = [one.values[counter.metric] * counter.scale for one in have]
         if counter.kind == "sum":
-            found[counter.name] = sum(values)
+            combined[counter.name] = sum(values)
         else:
             weights = [one.values.get(_TIME, 1.0) for one in have]
-            found[counter.name] = sum(map(_product, values, weights)) / (sum(weights) or 1.0)
-    if {"dram_bytes_read", "dram_bytes_written"} <= set(found):
-        found["dram_bytes"] = found["dram_bytes_read"] + found["dram_bytes_written"]
-        if found.get("time_us"):
-            found["dram_gb_per_s"] = found["dram_bytes"] / found["time_us"] / 1e3
-    return found
+            combined[counter.name] = sum(map(_product, values, weights)) / (sum(weights) or 1.0)
+    if {"dram_bytes_read", "dram_bytes_written"} <= set(combined):
+        combined["dram_bytes"] = combined["dram_bytes_read"] + combined["dram_bytes_written"]
+        if combined.get("time_us"):
+            combined["dram_gb_per_s"] = combined["dram_bytes"] / combined["time_us"] / 1e3
+    return combined
 
 
 def _shape(text: str) -> str:
-    """`132x1x1` for `(132, 1, 1)`, as the other profilers' tables have it."""
+    """Return `132x1x1` for `(132, 1, 1)`, as in the other profilers' tables."""
     return "x".join(re.findall(r"\d+", text))
 
 

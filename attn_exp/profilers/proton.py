@@ -1,4 +1,4 @@
-"""Profiler `proton`: Triton's, with the work and bytes of each pass, and samples by line of Triton kernels."""
+"""Profiler `proton`: Triton's profiler, with the work and bytes of each pass, and samples by line of Triton kernels."""
 
 import re
 from dataclasses import replace
@@ -14,45 +14,43 @@ from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.hatchet import kernels_of, rates, read_tree
 from attn_exp.profilers.proton_session import begin, load_proton, run_passes
 
-# CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, as Proton words it.
+# Proton's message for CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
 _HELD = re.compile(r"cupti\w+ with error 39\b")
-# Their own kernels are Triton's, and so have lines; others' come without source.
-_TRITON = ("triton", "flex", "helion", "compiled")
 _TREE, _TABLE = "proton.hatchet", "kernels.csv"
 _LINES = "attn_exp.profilers.proton_lines.ProtonLines"
 
 
 class Proton:
-    """Triton's profiler over `calls` calls of each pass, cold caches before each of them.
+    """Triton's profiler over `calls` calls of each pass, with cold caches before each.
 
-    With `lines`, kernels that Triton compiled are sampled by line in a second process. `apart` is the default because a
-    process that PyTorch's profiler has traced in holds CUPTI already, and every worker has: it names kernels that way.
+    With `lines`, a second process samples Triton kernels by line. `apart` is the default because PyTorch's profiler
+    keeps CUPTI in a process in which it has traced, and every worker has: that is how it names kernels.
     """
 
     def __init__(self, name: str, calls: int = 10, lines: bool = True, apart: bool = True) -> None:
         self.name, self.calls, self.lines, self.apart = name, calls, lines, apart
 
     def profile(self, subject: Subject) -> Profile:
-        """The tree as `proton.hatchet`, which `proton-viewer` shows, `kernels.csv`, and `lines.csv` where there is one.
+        """Write the tree as `proton.hatchet`, which `proton-viewer` shows, `kernels.csv`, and possibly `lines.csv`.
 
         Raises:
-            Unavailable: no GPU, or a Triton without its profiler.
+            Unavailable: there is no GPU, or Triton lacks its profiler.
         """
         if subject.device != "cuda":
-            raise Unavailable("proton sees NVIDIA GPUs alone: use profiler=torch on a CPU")
+            raise Unavailable("proton needs an NVIDIA GPU: use profiler=torch on a CPU")
         proton = load_proton()
         if self.apart:
             own = {"_target_": f"{__name__}.Proton", "name": self.name, "calls": self.calls}
-            found = profile_apart(subject, {**own, "lines": False, "apart": False})
+            profile = profile_apart(subject, {**own, "lines": False, "apart": False})
         else:
-            found = self.look(subject, proton)
-        return self.with_lines(subject, found) if found.kernels and self.lines and of_triton(subject) else found
+            profile = self.look(subject, proton)
+        return self.with_lines(subject, profile) if profile.kernels and self.lines and of_triton(subject) else profile
 
     def look(self, subject: Subject, proton: Any) -> Profile:
-        """The tree and the table by a given module `triton.profiler`, in this process.
+        """Profile in this process with the module `triton.profiler`.
 
         Raises:
-            Unavailable: another profiler has CUPTI in this process.
+            Unavailable: another profiler holds CUPTI in this process.
         """
         try:
             session = begin(proton, subject.folder / _TREE)
@@ -70,11 +68,11 @@ class Proton:
         root = read_tree(subject.folder / _TREE)
         kernels: list[ProfiledKernel] = []
         metrics: dict[str, float] = {}
-        said: list[str] = []
+        reasons: list[str] = []
         for direction in subject.calls:
             own = kernels_of(root, direction, self.calls)
             if not own:
-                said.append(f"proton saw no kernel of {direction}")
+                reasons.append(f"proton saw no kernel of {direction}")
                 continue
             kernels += own
             metrics[f"{direction}/kernel_time_us"] = sum(kernel.time_us or 0.0 for kernel in own)
@@ -82,27 +80,27 @@ class Proton:
         write_whole(subject.folder / _TABLE, kernels_csv(kernels).encode())
         return Profile(
             status="ok" if kernels else "failed",
-            reason="; ".join(said) or None,
+            reason="; ".join(reasons) or None,
             kernels=tuple(kernels),
             metrics=metrics,
             files=subject.kept(_TREE, _TABLE),
         )
 
-    def with_lines(self, subject: Subject, found: Profile) -> Profile:
-        """The profile with the files of a process that samples, or with why there are none."""
+    def with_lines(self, subject: Subject, profile: Profile) -> Profile:
+        """Return the profile with the sampling process's files, or with the reason why there are none."""
         try:
             lines = profile_apart(subject, {"_target_": _LINES, "name": self.name, "calls": self.calls})
-            said, files = lines.reason, lines.files
+            reason, files = lines.reason, lines.files
         except ProcessLost as error:
-            said, files = str(error), ()
-        said = f"no figures by line: {said}" if said else None
+            reason, files = str(error), ()
+        reason = f"no figures by line: {reason}" if reason else None
         return replace(
-            found,
-            reason="; ".join(filter(None, [found.reason, said])) or None,
-            files=tuple(dict.fromkeys((*found.files, *files))),
+            profile,
+            reason="; ".join(filter(None, [profile.reason, reason])) or None,
+            files=tuple(dict.fromkeys((*profile.files, *files))),
         )
 
 
 def of_triton(subject: Subject) -> bool:
-    """Whether some of a job's kernels are compiled by Triton, as far as names tell."""
-    return subject.backend.name in _TRITON or subject.request.compile.mode != "none"
+    """Whether Triton compiles some of the job's kernels: the backend declares it, or Inductor generates them."""
+    return getattr(subject.backend, "generates_triton", False) or subject.request.compile.mode != "none"

@@ -1,4 +1,4 @@
-"""Proton's lines: samples of the program counter by line of source, of kernels that Triton compiled."""
+"""Samples of the program counter by source line, of kernels that Triton compiled."""
 
 import csv
 import inspect
@@ -19,10 +19,10 @@ _TREE, _TABLE = "lines.hatchet", "lines.csv"
 
 
 class ProtonLines:
-    """Samples `calls` calls of each pass; for a process of its own, which has loaded no kernel yet.
+    """Samples `calls` calls of each pass, in a process of its own that has loaded no kernel yet.
 
-    Proton learns the lines of a kernel when the driver loads it, and only while it samples: of those that were loaded
-    before, it knows the names alone (`CUPTI_CBID_RESOURCE_MODULE_LOADED` in its CuptiProfiler.cpp).
+    Proton reads the lines of a kernel when the driver loads it, and only while it samples. Of kernels that were loaded
+    before it knows only the names (`CUPTI_CBID_RESOURCE_MODULE_LOADED` in its CuptiProfiler.cpp).
     """
 
     def __init__(self, name: str, calls: int = 10) -> None:
@@ -31,7 +31,7 @@ class ProtonLines:
         self._session: Any = None
 
     def begin(self, folder: Path) -> None:
-        """Sample from now on.
+        """Start sampling.
 
         Raises:
             Unavailable: Triton's profiler is missing, or cannot sample.
@@ -39,12 +39,12 @@ class ProtonLines:
         self._proton = load_proton()
         if "mode" not in inspect.signature(self._proton.start).parameters:
             raise Unavailable(f"Triton {version()} has no PC sampling")
-        # Proton samples kernels of the thread that began the session alone; autograd launches on threads of its own.
+        # Proton samples only kernels of the thread that started the session; autograd launches from threads of its own.
         torch.autograd.set_multithreading_enabled(False)
         self._session = begin(self._proton, folder / _TREE, mode="pcsampling")
 
     def profile(self, subject: Subject) -> Profile:
-        """The tree as `lines.hatchet`, and `lines.csv`.
+        """Write the tree as `lines.hatchet`, and `lines.csv`.
 
         Raises:
             HatchetError: the tree cannot be read.
@@ -55,13 +55,13 @@ class ProtonLines:
             self._proton.finalize(self._session)
         root = read_tree(subject.folder / _TREE)
         lines = [line for direction in subject.calls for line in lines_of(root, direction)]
-        found = [replace(line, place=as_imported(line.place)) for line in lines]
-        if not found:
+        placed = [replace(line, place=as_imported(line.place)) for line in lines]
+        if not placed:
             return Profile(
                 status="failed", reason="PC sampling took no samples of the passes", files=subject.kept(_TREE)
             )
-        _write(found, subject.folder / _TABLE)
-        known = any(line.place for line in found)
+        _write(placed, subject.folder / _TABLE)
+        known = any(line.place for line in placed)
         return Profile(
             status="ok",
             reason=None if known else "PC sampling knew no line of source: lines.csv has samples by kernel",
@@ -70,7 +70,7 @@ class ProtonLines:
 
 
 def as_imported(place: str) -> str:
-    """A place in a source file without the folder that it was imported from: `triton/language/core.py:7@kernel`."""
+    """Return a place in a source file without its import folder: `triton/language/core.py:7@kernel`."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         if place.startswith(f"{folder.rstrip('/')}/"):
             return place[len(folder.rstrip("/")) + 1 :]

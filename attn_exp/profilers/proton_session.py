@@ -1,4 +1,4 @@
-"""Proton's sessions: Triton's profiler if it is there, and each pass called in a scope that says its work."""
+"""Proton's sessions: load Triton's profiler, and call each pass in a scope with its work."""
 
 import importlib
 from pathlib import Path
@@ -14,12 +14,12 @@ _PACKAGE = Package("triton", "triton.profiler", "pip install 'triton>=3.6,<3.8'"
 
 
 def version() -> str:
-    """Triton's, as messages say it."""
+    """Return Triton's version for messages."""
     return str(_PACKAGE.version())
 
 
 def load_proton() -> Any:
-    """Triton's profiler.
+    """Import Triton's profiler.
 
     Raises:
         Unavailable: Triton is not installed, is too old, or was built without it.
@@ -30,7 +30,7 @@ def load_proton() -> Any:
         if error.name == "triton":
             raise Unavailable(f"triton is not installed: {_PACKAGE.install}") from error
         raise Unavailable(f"Triton {version()} has no profiler: {_PACKAGE.install}") from error
-    except Exception as error:  # a library that does not fit what is installed fails in ways of its own
+    except Exception as error:  # an incompatible library may raise anything when it is imported
         raise Unavailable(f"Triton's profiler cannot be imported here: {first_line(error)}") from error
     lacking = [name for name in ("start", "scope", "finalize") if not hasattr(proton, name)]
     if lacking:
@@ -39,12 +39,12 @@ def load_proton() -> Any:
 
 
 def begin(proton: Any, path: Path, **options: Any) -> Any:
-    """Begin a session that is written to `path`, which ends in `.hatchet`, when it is finalized; its number."""
+    """Start a session and return its number; finalizing it writes `path`, which ends in `.hatchet`."""
     return proton.start(str(path.with_suffix("")), context="shadow", data="tree", backend="cupti", **options)
 
 
 def run_passes(proton: Any, subject: Subject, calls: int) -> None:
-    """Call each pass so often, the caches cold, in a scope of its name that says its FLOPs and bytes."""
+    """Call each pass `calls` times with cold caches, in a scope with its name, FLOPs and bytes."""
     with subject.scope():
         for direction, call in subject.calls.items():
             work = work_of(subject.record, direction)

@@ -1,4 +1,4 @@
-"""Profiler `torch`: a Chrome trace of some calls of each pass, and the table of what ran in them."""
+"""Profiler `torch`: a Chrome trace of some calls of each pass, and a table of what ran in them."""
 
 from collections.abc import Callable
 
@@ -16,13 +16,13 @@ _TABLE = "kernels.csv"
 
 
 class TorchProfiler:
-    """PyTorch's profiler over `calls` calls of each pass, cold caches before each of them on a GPU."""
+    """PyTorch's profiler over `calls` calls of each pass, on a GPU with cold caches before each."""
 
     def __init__(self, name: str, calls: int = 5) -> None:
         self.name, self.calls = name, calls
 
     def profile(self, subject: Subject) -> Profile:
-        """The trace as `trace.json`, which Perfetto and chrome://tracing open, and `kernels.csv`."""
+        """Write the trace as `trace.json`, which Perfetto and chrome://tracing open, and `kernels.csv`."""
         path = subject.folder / TRACE_NAME
         device = subject.device
         # Not torch.profiler.profile, which imports all of Inductor: see timers/kernel.py.
@@ -31,18 +31,18 @@ class TorchProfiler:
             for direction, call in subject.calls.items():
                 for _ in range(self.calls):
                     _once(subject, direction, call)
-            # Let all that was launched end inside of the session.
+            # Wait for all launched work inside the session.
             synchronize(device)
         session.export_chrome_trace(str(path))
-        found = read_trace(path, device)
-        kernels = tuple(kernel for one in found.values() for kernel in one.kernels)
+        passes = read_trace(path, device)
+        kernels = tuple(kernel for one in passes.values() for kernel in one.kernels)
         write_whole(subject.folder / _TABLE, kernels_csv(kernels).encode())
         metrics = {
-            f"{direction}/{name}": value for direction, one in found.items() for name, value in one.metrics.items()
+            f"{direction}/{name}": value for direction, one in passes.items() for name, value in one.metrics.items()
         }
         return Profile(
             status="failed" if device == "cuda" and not kernels else "ok",
-            reason=_missing(device, found),
+            reason=_missing(device, passes),
             kernels=kernels,
             metrics=metrics,
             files=subject.kept(TRACE_NAME, _TABLE),
@@ -55,8 +55,8 @@ def _once(subject: Subject, direction: str, call: Callable[[], object]) -> None:
         call()
 
 
-def _missing(device: str, found: dict[str, PassTrace]) -> str | None:
-    empty = [direction for direction, one in found.items() if device == "cuda" and not one.kernels]
+def _missing(device: str, passes: dict[str, PassTrace]) -> str | None:
+    empty = [direction for direction, one in passes.items() if device == "cuda" and not one.kernels]
     if not empty:
         return None
     return f"no kernel of {' and '.join(empty)} in the trace: is CUPTI allowed to trace on this machine?"

@@ -1,4 +1,4 @@
-"""Workloads: what is computed around the attention, nothing or a transformer block."""
+"""Workloads: what is computed around the attention: nothing, or a transformer block."""
 
 from attn_exp.core.case import Case
 from attn_exp.workloads.attention import AttentionAlone
@@ -9,7 +9,7 @@ from attn_exp.workloads.dit_block import DitBlock
 
 
 def workload_of(case: Case) -> Workload:
-    """The workload that a case names."""
+    """Return the workload of a case."""
     if case.workload is None:
         return AttentionAlone()
     return BlockWorkload({"dit_block": DitBlock, "decoder_layer": DecoderLayer}[case.workload])

@@ -1,4 +1,4 @@
-"""The attention alone: a backend's own calls."""
+"""Attention without a block: the backend's own calls."""
 
 from attn_exp.attention.inputs import Inputs, make_inputs
 from attn_exp.attention.tolerance import Expected, expected
@@ -8,20 +8,20 @@ from attn_exp.core.record import Work
 
 
 class AttentionAlone:
-    """Nothing around the attention."""
+    """The workload without anything around the attention."""
 
     def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
-        """q, k, v and the output's gradient."""
+        """Return q, k, v and the output's gradient."""
         return make_inputs(case, device, seed, with_gradients=with_gradients)
 
     def expected(self, case: Case, inputs: Inputs, *, with_gradients: bool) -> Expected:
-        """`out`, `dq`, `dk` and `dv`."""
+        """Return the reference of `out`, `dq`, `dk` and `dv`."""
         return expected(case, inputs, with_gradients=with_gradients)
 
     def calls(self, backend: Backend, case: Case, inputs: Inputs) -> Calls:
-        """What the backend prepares."""
+        """Return what the backend prepares."""
         return backend.prepare(case, inputs)
 
     def work(self, case: Case) -> dict[str, Work]:
-        """Nothing: attn_exp.core.flops has it in closed form."""
+        """Return nothing: attn_exp.core.flops computes the work in closed form."""
         return {}

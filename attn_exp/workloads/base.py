@@ -1,4 +1,4 @@
-"""The workload contract: what stands around a backend's attention, and how that is judged."""
+"""The contract of workloads: what surrounds a backend's attention, and how the result is checked."""
 
 from typing import Any, Protocol
 
@@ -9,27 +9,24 @@ from attn_exp.core.record import Work
 
 
 class Workload(Protocol):
-    """From a case to inputs, from those to what must come out, and from a backend to the calls to time.
-
-    The inputs are `DifferentiableInputs`; which kind is the workload's own affair.
-    """
+    """Makes inputs, their reference, and the calls to time. Its inputs are `DifferentiableInputs` of its own kind."""
 
     def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> Any:
-        """Fresh inputs from `seed`."""
+        """Return new inputs from `seed`."""
         ...
 
     def expected(self, case: Case, inputs: Any, *, with_gradients: bool) -> Expected:
-        """The output and the gradients in float32 with the reference's attention, and how near is near enough."""
+        """Return output and gradients in float32 with the reference's attention, and their tolerances."""
         ...
 
     def calls(self, backend: Backend, case: Case, inputs: Any) -> Calls:
-        """The calls with the backend's attention.
+        """Return the calls with the backend's attention.
 
         Raises:
-            Refused: the backend cannot be called from inside of this workload.
+            Refused: the backend cannot be called inside this workload.
         """
         ...
 
     def work(self, case: Case) -> dict[str, Work]:
-        """FLOPs and bytes by pass; empty where they follow from the case."""
+        """Return FLOPs and bytes by pass; empty if they follow from the case."""
         ...

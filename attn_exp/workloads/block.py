@@ -1,4 +1,4 @@
-"""Blocks: attention inside of a transformer block with random weights, judged against the same block in float32."""
+"""Attention inside a transformer block with random weights, compared with the same block in float32."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,20 +20,20 @@ from attn_exp.core.flops import flops
 from attn_exp.core.record import Work
 from attn_exp.workloads.block_inputs import BlockInputs
 
-# Standard deviation of the scores. With flat ones attention averages over thousands of keys and nearly vanishes beside
-# the MLP, so that a wrong attention would not show in the block's output.
+# Standard deviation of the scores. With flat scores attention averages over thousands of keys and nearly vanishes
+# beside the MLP, so that a wrong attention would not show in the block's output.
 _SCORES = 2.5
 _OF_ONES = 0.1
 
 
 class BlockWorkload:
-    """Any kind of block: `kind` makes it of a case."""
+    """A workload with a block; `kind` makes the block of a case."""
 
     def __init__(self, kind: Callable[[Case], Any]) -> None:
         self.kind = kind
 
     def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> BlockInputs:
-        """Operands and the output's gradient are normally distributed, weights so that each layer keeps their size."""
+        """Return normally distributed operands and output gradient, and weights that keep each layer's scale."""
         generator = torch.Generator(device).manual_seed(seed)
         dtype: torch.dtype = getattr(torch, case.dtype)
         block = self._built(case, torch.device(device))
@@ -48,19 +48,21 @@ class BlockWorkload:
         return BlockInputs(block, operands, normal(shapes["x"]))
 
     def expected(self, case: Case, inputs: BlockInputs, *, with_gradients: bool) -> Expected:
-        """The block in float32 with the reference's attention; the tolerances as for attention, on a part."""
+        """Return the block in float32 with the reference's attention, and tolerances measured on a part of it."""
         whole = _outcome(inputs.to(torch.float32), reference_attention(case), with_gradients=with_gradients)
         return Expected(whole, _tolerances(case, inputs, with_gradients=with_gradients))
 
     def calls(self, backend: Backend, case: Case, inputs: BlockInputs) -> Calls:
-        """The block with the backend's attention. Heads of one token lie side by side, as projections leave them.
+        """Return the block with the backend's attention.
+
+        The heads of a token are adjacent, as projections leave them.
 
         Raises:
-            Refused: the backend is no function of q, k and v.
+            Refused: the backend has no function of q, k and v.
         """
         like = inputs.operands[0]
         lying = replace(case, layout="bshd", workload=None, mlp_dim=None)
-        # For what a backend prepares by the shapes and strides of its inputs; they are gone when this returns.
+        # The backend prepares for the shapes and strides of its inputs; the sample is freed when this returns.
         sample = make_inputs(lying, like.device.type, 0, with_gradients=like.requires_grad)
         prepared = backend.prepare(lying, sample)
         attention, block = prepared.attention, inputs.block
@@ -74,9 +76,10 @@ class BlockWorkload:
         return calls_of(function, inputs, prepared.scope, prepared.notes)
 
     def work(self, case: Case) -> dict[str, Work]:
-        """Linear layers as PyTorch's FlopCounterMode counts them, on tensors without memory; attention by the mask.
+        """Return the work of each pass.
 
-        Bytes: operands, weights and the output once; backward also reads the output's gradient and writes all others.
+        PyTorch's FlopCounterMode counts linear layers on meta tensors; attention follows from its mask. Bytes are
+        operands, weights and the output once. Backward also reads the output's gradient and writes all others.
         """
         meta = torch.device("meta")
         block = self._built(case, meta)
@@ -100,7 +103,7 @@ class BlockWorkload:
         }
 
     def _built(self, case: Case, device: torch.device) -> Any:
-        """The block without values: filling it as PyTorch does would only take time."""
+        """Return the block with uninitialised weights: PyTorch's initialisation would only take time."""
         with torch.device("meta"):
             block: Any = self.kind(case)
         block = block.to(getattr(torch, case.dtype)).to_empty(device=device)
@@ -123,7 +126,7 @@ def _fill(block: Any, generator: torch.Generator) -> None:
 
 
 def _free_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention's shapes and dependencies without a matrix product, for counting what is around it."""
+    """Return a tensor with attention's shape and dependencies but no matrix product, for counting."""
     group = q.shape[1] // k.shape[1]
     return q + (k + v).repeat_interleave(group, dim=1)
 
@@ -131,16 +134,17 @@ def _free_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 def _outcome(inputs: BlockInputs, attention: Attention, *, with_gradients: bool) -> dict[str, torch.Tensor]:
     with torch.set_grad_enabled(with_gradients):
         out = inputs.block(attention, *inputs.operands)
-    found = {"out": out.detach()}
+    tensors = {"out": out.detach()}
     if with_gradients:
-        found |= dict(zip(inputs.gradient_names, autograd_backward(inputs, out)(), strict=True))
-    return found
+        tensors |= dict(zip(inputs.gradient_names, autograd_backward(inputs, out)(), strict=True))
+    return tensors
 
 
 def _tolerances(case: Case, inputs: BlockInputs, *, with_gradients: bool) -> dict[str, Tolerance]:
-    """Bounds from the block with the plain formula in its own dtype, on as many tokens as fit.
+    """Return bounds from the block with the unfused formula in its own dtype, on as many tokens as fit.
 
-    Gradients of vectors are sums over all tokens: of few numbers, which may be lucky. They get the widest bounds.
+    Gradients of vectors are sums over all tokens with few elements, which may come out exact by chance. They get the
+    widest bounds.
     """
     tokens = min(case.q_len, max(1, int((PART_SCORES[inputs.d_out.device.type] / case.q_heads) ** 0.5)))
     part, on_part = replace(case, batch=1, q_len=tokens, kv_len=tokens), inputs.first(tokens)
@@ -149,9 +153,9 @@ def _tolerances(case: Case, inputs: BlockInputs, *, with_gradients: bool) -> dic
     rounded = outcome(on_part, partial(formula, part, mask))
     single = outcome(on_part.to(torch.float32), reference_attention(part))
     exact = outcome(on_part.to(torch.float64), reference_attention(part))
-    found = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
+    bounds_by_name = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
     widest = Tolerance(
-        max(one.relative for one in found.values()),
-        max(one.worst_row for one in found.values()),
+        max(one.relative for one in bounds_by_name.values()),
+        max(one.worst_row for one in bounds_by_name.values()),
     )
-    return {name: widest if exact[name].ndim == 1 else found[name] for name in exact}
+    return {name: widest if exact[name].ndim == 1 else bounds_by_name[name] for name in exact}

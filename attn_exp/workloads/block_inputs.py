@@ -1,4 +1,4 @@
-"""What a block is called with: itself with its weights, its operands, and its output's gradient."""
+"""The inputs of a block: its weights, its operands, and its output's gradient."""
 
 import copy
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """A block with its weights, what it is called with, and its output's gradient (batch, length, width)."""
+    """A block with its weights and operands, and its output's gradient (batch, length, width)."""
 
     block: Any
     operands: tuple[torch.Tensor, ...]
@@ -17,25 +17,25 @@ class BlockInputs:
 
     @property
     def leaves(self) -> tuple[torch.Tensor, ...]:
-        """The operands and all weights, in the order of `gradient_names`."""
+        """Return the operands and all weights, in the order of `gradient_names`."""
         return (*self.operands, *self.block.parameters())
 
     @property
     def gradient_names(self) -> tuple[str, ...]:
-        """`dx`, and for the weight `wq.weight` `d_wq_weight`."""
+        """Return the gradients' names: `dx`, and `d_wq_weight` for the weight `wq.weight`."""
         weights = [f"d_{name.replace('.', '_')}" for name, _ in self.block.named_parameters()]
         return (*(f"d{name}" for name in self.block.operand_names), *weights)
 
     def to(self, precision: torch.dtype) -> "BlockInputs":
-        """A copy in another precision, of the same numbers."""
+        """Return a copy of the same numbers in another precision."""
         operands = (one.detach().to(precision).requires_grad_(one.requires_grad) for one in self.operands)
         return BlockInputs(copy.deepcopy(self.block).to(precision), tuple(operands), self.d_out.to(precision))
 
     def first(self, tokens: int) -> "BlockInputs":
-        """One row of the batch, its first tokens; the weights are shared."""
+        """Return the first tokens of one row of the batch; the weights are shared."""
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
-            # A vector that modulates all tokens has no length.
+            # A vector that modulates all tokens has no length dimension.
             part = tensor.detach()[:1, :tokens] if tensor.ndim == self.d_out.ndim else tensor.detach()[:1]
             return part.contiguous().requires_grad_(tensor.requires_grad)
 

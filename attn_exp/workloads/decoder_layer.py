@@ -1,7 +1,7 @@
 """decoder_layer: a layer of a llama: RMSNorm, grouped-query attention with rotary positions, RMSNorm, SwiGLU.
 
-Shapes of Llama 3 8B after arXiv:2407.21783, table 3: width 4,096 in 32 query and 8 key-value heads of 128, MLP 14,336,
-rotary base 500,000, no biases; the layer as meta-llama/llama3, llama/model.py (TransformerBlock).
+Shapes of Llama 3 8B from arXiv:2407.21783, table 3: width 4,096 in 32 query and 8 key-value heads of 128, MLP 14,336,
+rotary base 500,000, no biases. The layer follows meta-llama/llama3, llama/model.py (TransformerBlock).
 """
 
 import torch
@@ -17,10 +17,10 @@ _ROTARY_BASE = 500_000.0
 
 
 class DecoderLayer(nn.Module):
-    """From tokens x (batch, length, width) to tokens."""
+    """Maps tokens x (batch, length, width) to tokens."""
 
     operand_names = ("x",)
-    # Whose size is the scores'.
+    # The weights that set the scores' scale.
     sharpened = ("wq.weight", "wk.weight")
 
     def __init__(self, case: Case) -> None:
@@ -40,15 +40,15 @@ class DecoderLayer(nn.Module):
         self.tables = torch.empty(0)
 
     def operand_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
-        """Of x alone."""
+        """Return the shape of x."""
         return {"x": (case.batch, case.q_len, self.width)}
 
     def place(self, case: Case, device: torch.device) -> None:
-        """Make what is no weight: the rotary tables."""
+        """Build the rotary tables, which are no weights."""
         self.tables = rotary_tables(case.q_len, self.head_dim, _ROTARY_BASE, device)
 
     def forward(self, attention: Attention, x: torch.Tensor) -> torch.Tensor:
-        """The layer, with any attention of (batch, heads, length, dim) inside."""
+        """Compute the layer with an attention of (batch, heads, length, dim)."""
         normed = self.attention_norm(x)
         q, k, v = (linear(normed).unflatten(-1, (-1, self.head_dim)) for linear in (self.wq, self.wk, self.wv))
         q, k = rotate(q, self.tables), rotate(k, self.tables)

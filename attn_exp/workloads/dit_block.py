@@ -1,10 +1,10 @@
-"""dit_block: a single-stream block of FLUX.1's diffusion transformer, of which it has 38 beside 19 double-stream ones.
+"""dit_block: a single-stream block of FLUX.1's diffusion transformer, which has 38 of them and 19 double-stream blocks.
 
-Shapes after black-forest-labs/flux, src/flux/modules/layers.py (SingleStreamBlock, Modulation, QKNorm) and
-src/flux/util.py: width 3,072 in 24 heads of 128, MLP 12,288, QKV and the MLP's first half one projection, attention's
-output and the MLP's second half another, both beside each other and behind one gate; LayerNorm without weights,
-modulated by a vector (adaLN-Zero, arXiv:2212.09748); RMS norms of queries and keys. There positions have three axes
-(16 + 56 + 56 dimensions); here one, which is the same arithmetic.
+Shapes from black-forest-labs/flux, src/flux/modules/layers.py (SingleStreamBlock, Modulation, QKNorm) and
+src/flux/util.py: width 3,072 in 24 heads of 128, MLP 12,288. One projection computes QKV and the MLP's first half,
+another takes attention's output and the MLP's second half, concatenated, behind one gate. LayerNorm has no weights and
+is modulated by a vector (adaLN-Zero, arXiv:2212.09748); queries and keys have RMS norms. FLUX's positions have three
+axes (16 + 56 + 56 dimensions), here one, with the same arithmetic.
 """
 
 import torch
@@ -20,10 +20,10 @@ _ROTARY_BASE = 10_000.0
 
 
 class DitBlock(nn.Module):
-    """From tokens x (batch, length, width) and the modulating vector (batch, width) to tokens."""
+    """Maps tokens x (batch, length, width) and a modulating vector (batch, width) to tokens."""
 
     operand_names = ("x", "vec")
-    # Whose size is the scores'.
+    # The weights that set the scores' scale.
     sharpened = ("query_norm.weight", "key_norm.weight")
 
     def __init__(self, case: Case) -> None:
@@ -39,15 +39,15 @@ class DitBlock(nn.Module):
         self.tables = torch.empty(0)
 
     def operand_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
-        """Of x and vec."""
+        """Return the shapes of x and vec."""
         return {"x": (case.batch, case.q_len, self.width), "vec": (case.batch, self.width)}
 
     def place(self, case: Case, device: torch.device) -> None:
-        """Make what is no weight: the rotary tables."""
+        """Build the rotary tables, which are no weights."""
         self.tables = rotary_tables(case.q_len, self.head_dim, _ROTARY_BASE, device)
 
     def forward(self, attention: Attention, x: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
-        """The block, with any attention of (batch, heads, length, dim) inside."""
+        """Compute the block with an attention of (batch, heads, length, dim)."""
         shift, scale, gate = self.modulation(F.silu(vec))[:, None].chunk(3, dim=-1)
         modulated = (1 + scale) * F.layer_norm(x, (self.width,), eps=_EPS) + shift
         qkv, mlp = self.linear1(modulated).split([3 * self.width, self.mlp_dim], dim=-1)

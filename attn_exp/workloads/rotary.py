@@ -1,17 +1,17 @@
-"""Rotary position embedding (RoFormer, arXiv:2104.09864), the pairs side by side as FLUX and Meta's llama have them."""
+"""Rotary position embedding (RoFormer, arXiv:2104.09864) with adjacent pairs, as in FLUX and Meta's llama."""
 
 import torch
 
 
 def rotary_tables(length: int, dim: int, base: float, device: torch.device) -> torch.Tensor:
-    """Cosines and sines, (2, length, 1, dim / 2) in float32: they are the same numbers in every precision."""
+    """Return cosines and sines, (2, length, 1, dim / 2) in float32, the same numbers for every precision."""
     frequencies = base ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float64) / dim)
     angles = torch.arange(length, device=device, dtype=torch.float64)[:, None] * frequencies
     return torch.stack([angles.cos(), angles.sin()]).float().unsqueeze(2)
 
 
 def rotate(x_bshd: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of dimensions by its position's angle; reckoned in float32 at least, returned in x's dtype."""
+    """Rotate each pair of dimensions by its position's angle, in at least float32; the result has x's dtype."""
     cos, sin = tables[:, : x_bshd.shape[1]]
     wide = torch.promote_types(x_bshd.dtype, torch.float32)
     even, odd = x_bshd.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
