@@ -1,7 +1,7 @@
 """The Hydra plugin behind `hydra/sweeper=attn_exp`.
 
-Hydra imports every module of the namespace package `hydra_plugins` in each of its programs, whoever wrote them, so this
-one imports nothing but Hydra: the sweep itself is in `attn_exp/sweep/sweeper.py`.
+Every Hydra program in the environment imports all modules of the namespace package `hydra_plugins`, so this one imports
+nothing but Hydra. The sweep itself is in `attn_exp/sweep/sweeper.py`.
 """
 
 from collections.abc import Mapping

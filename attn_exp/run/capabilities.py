@@ -1,4 +1,4 @@
-"""Capabilities: asks the backends in a process of its own what they can compute, and makes tables of the answers."""
+"""Ask the backends, in a child process, what they can compute, and make tables of the answers."""
 
 import os
 import subprocess
@@ -20,12 +20,15 @@ _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 
 
 def ask(device: str, case: Case | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
-    """Ask all backends of conf/backend, and those of a folder of one's own, in a process of its own.
+    """Ask all backends in a child process, which imports torch and their packages.
 
-    That one may import torch and whatever they need.
+    Args:
+        device: `cpu` or `cuda`.
+        case: the case to ask about, if any.
+        own_choices: a folder with more backends (`--config-dir`).
 
     Raises:
-        UserError: a file that is no backend's, or a backend that ends the process.
+        UserError: a file does not describe a backend, or a backend ends the process.
     """
     configs = [configured(path) for folder in (conf_folder(), own_choices) if folder for path in _files(folder)]
     question = msgspec.json.encode({"backends": configs, "device": device, "case": case})
@@ -49,7 +52,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def configured(path: Path) -> dict[str, Any]:
-    """A backend's options as its file has them. Raises UserError for a file that names no class."""
+    """Return the options in a backend's file. Raises UserError if it names no class."""
     try:
         options = msgspec.yaml.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeError) as error:
@@ -60,7 +63,7 @@ def configured(path: Path) -> dict[str, Any]:
 
 
 def table(answers: Sequence[dict[str, Any]]) -> str:
-    """All backends for a terminal of 120 columns: version or why there is none, what it is, what it can compute."""
+    """Return a table of all backends for a terminal of 120 columns, and why some are not available."""
     rows = [[one["name"], one["version"] or "-", one["about"], one["can_compute"]] for one in answers]
     text = tabulate(rows, list(_WIDTHS), tablefmt="simple", maxcolwidths=list(_WIDTHS.values()))
     missing = [f"{one['name']}: {one['missing']}" for one in answers if one["missing"]]
@@ -68,7 +71,7 @@ def table(answers: Sequence[dict[str, Any]]) -> str:
 
 
 def verdicts(answers: Sequence[dict[str, Any]]) -> str:
-    """For each backend whether it can compute the case, or why not."""
+    """Return a table that says for each backend whether it can compute the case, or why not."""
     rows = []
     for one in answers:
         why = one["missing"] or one["refusal"]
@@ -77,7 +80,7 @@ def verdicts(answers: Sequence[dict[str, Any]]) -> str:
 
 
 def markdown(answers: Sequence[dict[str, Any]]) -> str:
-    """The table of docs/backends.md: what does not depend on the machine."""
+    """Return the table of docs/backends.md, which does not depend on the machine."""
     rows = [
         [f"`{one['name']}`", one["about"], one["can_compute"], f"`{one['needs']}`" * bool(one["needs"])]
         for one in answers

@@ -99,7 +99,7 @@ def open_context(
         options: the resolved configuration of its first job.
         command: the command line as typed, without secrets.
         say: prints a line.
-        kind: a sweep continues in a folder that is there already, a duel never does.
+        kind: a sweep continues in a folder that exists already, a duel never does.
         run_folder: as for `SweepContext.start`.
 
     Raises:

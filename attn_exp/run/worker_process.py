@@ -354,7 +354,7 @@ def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = Non
     name = config.get("name")
     if name == "none":
         if run_folder is None:
-            raise UserError("isolation=none cannot be had here: leave it out, or choose isolation=fresh")
+            raise UserError("isolation=none is not possible here: leave it out, or choose isolation=fresh")
         return InProcess(run_folder)
     if name not in ("warm", "fresh"):
         raise UserError(f"isolation {name!r} is none of warm, fresh, none")
