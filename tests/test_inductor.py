@@ -242,7 +242,7 @@ def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, 
         if refused and with_bandwidth:
             (scratch / "half").write_text("")
             log.write_text("why not")
-            return "compiling it once more exited with code 1: no"
+            return "compiling it again exited with code 1: no"
         assert not (scratch / "half").exists()
         for number, direction in enumerate(("forward", "forward", "backward")):
             folder = scratch / f"torch_compile_debug/run_1/torchinductor/model__{number}_{direction}_{number}.{number}"
@@ -257,7 +257,7 @@ def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, 
     monkeypatch.setattr("attn_exp.profilers.inductor.compile_again", as_on_a_gpu)
     found = Inductor("inductor").profile(subject)
     assert found.status == "ok"
-    assert found.reason == ("no bandwidth profile: compiling it once more exited with code 1: no" if refused else None)
+    assert found.reason == ("no bandwidth profile: compiling it again exited with code 1: no" if refused else None)
     assert ("profiles/inductor/bandwidth.log" in found.files) == refused, "its log is not written over"
     assert found.metrics["forward/graphs"] == 2 and found.metrics["backward/kernels"] == 2
     assert found.metrics["forward/kernel_args_num_gb"] == pytest.approx(2 * 2 * 0.008388608), "two graphs, two launches"

@@ -132,8 +132,8 @@ def test_a_backend_that_is_right_at_its_first_call_alone_is_inaccurate(machine, 
 @pytest.mark.parametrize(
     ("options", "sizes", "what"),
     [
-        ({"lost": 1}, {"q_len": 64, "kv_len": 8192}, "the last key that a query sees were left out"),
-        ({"shown": True}, {"q_len": 64, "kv_len": 8192}, "the key after the last that a query sees were let in"),
+        ({"lost": 1}, {"q_len": 64, "kv_len": 8192}, "the last key that a query sees were missing"),
+        ({"shown": True}, {"q_len": 64, "kv_len": 8192}, "the key after the last that a query sees were visible"),
         ({"lost": 1, "end": "first"}, {"q_len": 64, "kv_len": 8192, "window": 7000}, "the first key that a query"),
         ({"lost": 4}, {"q_len": 8, "kv_len": 32768}, "the last "),
         ({"lost": 4}, {"q_len": 16, "kv_len": 65536, "causal": False}, "the last "),

@@ -254,7 +254,7 @@ def test_passes_are_told_apart_by_the_mark_between_them():
         "forward": [launches[0]],
         "backward": [launches[1]],
     }
-    with pytest.raises(CsvError, match="0 marks between passes are in ncu's table, not 1"):
+    with pytest.raises(CsvError, match="0 markers between passes are in ncu's table, not 1"):
         split_passes(launches, ("forward", "backward"), "spin_kernel")
 
 

@@ -62,7 +62,7 @@ def edge_error(case: Case, inputs: Inputs, out_bhsd: torch.Tensor) -> str | None
     if not moved:
         return None
     what, share, rows, of = max(moved, key=lambda one: (one[2] / one[3], -abs(one[1] - 1)))
-    return f"out is as if {what}, in {rows} of {of} rows looked at, by {share:.2f} of what that would move"
+    return f"out is as if {what}: {rows} of {of} sampled rows deviate by {share:.2f} of what that would cause"
 
 
 def _edges(sample: _Sample) -> Iterator[tuple[str, torch.Tensor, bool]]:
@@ -72,10 +72,10 @@ def _edges(sample: _Sample) -> Iterator[tuple[str, torch.Tensor, bool]]:
     seen = (key >= first) & (key <= last)
     for count in _COUNTS:
         keys = "key" if count == 1 else f"{count} keys"
-        yield f"the last {keys} that a query sees were left out", seen & (key > last - count), True
-        yield f"the first {keys} that a query sees were left out", seen & (key < first + count), True
-    yield "the key after the last that a query sees were let in", key == last + 1, False
-    yield "the key before the first that a query sees were let in", key == first - 1, False
+        yield f"the last {keys} that a query sees were missing", seen & (key > last - count), True
+        yield f"the first {keys} that a query sees were missing", seen & (key < first + count), True
+    yield "the key after the last that a query sees were visible", key == last + 1, False
+    yield "the key before the first that a query sees were visible", key == first - 1, False
 
 
 def _sampled(case: Case, inputs: Inputs, out_bhsd: torch.Tensor) -> _Sample:

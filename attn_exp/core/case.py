@@ -244,7 +244,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
         # The length of a packed case is the sum of its sequences; an explicit length has to agree.
         model_len = model.get("seq_len")
         config = config | {key: sum(lengths) for key in ("q_len", "kv_len") if config[key] == model_len}
-    alone = config["workload"] == WORKLOADS[0]
+    no_block = config["workload"] == WORKLOADS[0]
     sizes = {
         "batch": config["batch"],
         "q_heads": model.get("q_heads"),
@@ -260,8 +260,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "softcap": config["softcap"],
         "lengths": None if lengths is None else tuple(lengths),
         "layout": config["layout"],
-        "workload": None if alone else str(config["workload"]),
-        "mlp_dim": None if alone else config["mlp_dim"],
+        "workload": None if no_block else str(config["workload"]),
+        "mlp_dim": None if no_block else config["mlp_dim"],
     }
     return Case(**sizes)
 

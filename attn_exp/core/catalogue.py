@@ -66,8 +66,8 @@ def about_backend(name: str, own: Mapping[str, Any] | None = None) -> About:
 @cache
 def backends() -> dict[str, About]:
     """Return the `about` of each backend that comes with the package, by name."""
-    found = ((path, _read(path)) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
-    return {str(options.get("name", path.stem)): read_about(options.get("about")) for path, options in found}
+    files = ((path, _read(path)) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
+    return {str(options.get("name", path.stem)): read_about(options.get("about")) for path, options in files}
 
 
 @cache
@@ -79,8 +79,8 @@ def packages() -> tuple[str, ...]:
 @cache
 def timers() -> dict[str, TimerChoice]:
     """Return the timers that come with the package, by name."""
-    found = (_read(path) for path in sorted((conf_folder() / "timer").glob("*.yaml")))
-    return {str(options["name"]): timer_choice(options) for options in found if "_target_" in options}
+    files = (_read(path) for path in sorted((conf_folder() / "timer").glob("*.yaml")))
+    return {str(options["name"]): timer_choice(options) for options in files if "_target_" in options}
 
 
 def timer_choice(options: Mapping[str, Any]) -> TimerChoice:

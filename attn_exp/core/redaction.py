@@ -31,7 +31,7 @@ def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
     """
     for _, secret in secrets(os.environ if environ is None else environ):
         text = text.replace(secret, "***")
-    text = _USER_AND_PASSWORD.sub(lambda found: found["kept"] or "", text)
+    text = _USER_AND_PASSWORD.sub(lambda match: match["kept"] or "", text)
     text = _MISTYPED.sub("", text)
     return _IN_QUERY.sub(r"\1***", text)
 

@@ -29,7 +29,7 @@ def word(value: Any) -> str:
     return str(value)
 
 
-def told_apart(labels: Sequence[str], options: Sequence[Mapping[str, Any]]) -> list[str]:
+def unique_labels(labels: Sequence[str], options: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return unique labels: where one stands for several sets of (flat) options, add the options that differ."""
     sets: dict[str, dict[str, Mapping[str, Any]]] = {}
     for label, own in zip(labels, options, strict=True):

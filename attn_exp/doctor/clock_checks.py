@@ -161,8 +161,8 @@ def timers_agree(bench: Bench) -> Finding:
         limit = 0.01 * device_us if device_us >= 1000 else 2 + 0.03 * device_us
         off = {"kernel": device_us - kernel_us, "graph": device_us - graph_us}
         passed &= all(abs(difference) <= limit for difference in off.values())
-        said = ", ".join(f"{name} {difference:+.1f}" for name, difference in off.items())
-        seen.append(f"at {device_us:.0f} us {said} us (limit {limit:.1f})")
+        differences = ", ".join(f"{name} {difference:+.1f}" for name, difference in off.items())
+        seen.append(f"at {device_us:.0f} us {differences} us (limit {limit:.1f})")
     return Finding("timers agree", passed, "; ".join(seen))
 
 

@@ -54,8 +54,8 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
         )
     if ran.returncode == 0:
         return None
-    cause = last_words(log.read_text(errors="replace")) or "it said nothing"
-    return f"compiling it once more {how_it_ended(ran.returncode)}: {cause}"
+    cause = last_words(log.read_text(errors="replace")) or "it printed nothing"
+    return f"compiling it again {how_it_ended(ran.returncode)}: {cause}"
 
 
 def graphs_in(scratch: Path) -> list[Graph]:

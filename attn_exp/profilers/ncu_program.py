@@ -11,7 +11,7 @@ PLACES = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda/bin/ncu", "/usr/l
 # The first version that supports Hopper.
 LEAST_VERSION = (2022, 3)
 _ASK_LIMIT_S = 60.0
-_LONGEST_WORDS = 150
+_LONGEST_LINE = 150
 # Patterns of its output and the messages that replace it, tried in this order.
 _PERMISSION = (
     "this user may not read the GPU's performance counters (ERR_NVGPUCTRPERM): load the driver with "
@@ -76,7 +76,7 @@ def check_version(program: Path) -> str:
     output = ask(program, "--version")
     match = re.search(r"Version (\d+)\.(\d+)[.\d]*", output)
     if match is None:
-        raise NcuError(f"{program} --version does not say which version it is: is it Nsight Compute?", remedied=True)
+        raise NcuError(f"{program} --version prints no version: is it Nsight Compute?", remedied=True)
     if (int(match[1]), int(match[2])) < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
         raise NcuError(
@@ -136,5 +136,5 @@ def failure(output: str, code: int) -> NcuError:
     # The job's own last line: a GPU's memory may not hold the job twice.
     own = [line for line in lines if not line.startswith("==")]
     if own and "application returned" in message:
-        message = f"{message}: {own[-1][:_LONGEST_WORDS]}"
+        message = f"{message}: {own[-1][:_LONGEST_LINE]}"
     return NcuError(f"ncu ended with code {code}: {message}", remedied=False)

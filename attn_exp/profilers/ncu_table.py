@@ -25,7 +25,7 @@ def split_passes(launches: Sequence[Launch], passes: Sequence[str], marker: str)
         else:
             parts[-1].append(launch)
     if len(parts) != len(passes):
-        raise CsvError(f"{len(parts) - 1} marks between passes are in ncu's table, not {len(passes) - 1}")
+        raise CsvError(f"{len(parts) - 1} markers between passes are in ncu's table, not {len(passes) - 1}")
     return dict(zip(passes, parts, strict=True))
 
 

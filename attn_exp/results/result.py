@@ -27,7 +27,7 @@ from attn_exp.core.record import (
     settings,
 )
 from attn_exp.core.status import STATUSES, Status
-from attn_exp.core.text import told_apart
+from attn_exp.core.text import unique_labels
 
 # What a sweep's records share is decoded once: thousands of records have only a few environments and cases.
 _KEPT = 1 << 14
@@ -94,7 +94,7 @@ class Result:
 
 def named(results: Sequence[Result]) -> list[Result]:
     """Return the results with unique labels, adding the options that differ where two share a name."""
-    labels = told_apart([result.label for result in results], [_settings(result) for result in results])
+    labels = unique_labels([result.label for result in results], [_settings(result) for result in results])
     return [
         result if result.label == label else replace(result, label=label)
         for result, label in zip(results, labels, strict=True)
