@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
+import msgspec
 
 from attn_exp.compare.ratio import OTHER_GPU_SPREAD, POWER_CAPPED_SPREAD
 from attn_exp.core.conf import conf_folder
@@ -147,7 +147,7 @@ def timers() -> str:
     rows = []
     for path in sorted((conf_folder() / "timer").glob("*.yaml")):
         about = path.read_text().partition("\n")[0].partition(": ")[2].rstrip(".")
-        options = yaml.safe_load(path.read_text())
+        options = msgspec.yaml.decode(path.read_bytes())
         devices = ", ".join({"cuda": "GPU", "cpu": "CPU"}[name] for name in options.get("devices", ("cuda", "cpu")))
         also = ", ".join(f"`{name}`" for name in options["also"])
         rows.append(f"| `{path.stem}` | {about} | {devices} | {also} |")
