@@ -46,12 +46,12 @@ def test_gains_are_over_the_baseline_with_both_rows_intervals_and_the_spread(tmp
     found = rivals(tmp_path, [sweeps.job("flash", 100.0, half=0.004), sweeps.job("cudnn", 80.0, half=0.003)],
                    baseline="flash")  # fmt: skip
     rows = by_label(found)
-    assert (rows["flash"].gain.value, rows["flash"].gain.told, rows["flash"].best) == (1.0, False, False)
+    assert (rows["flash"].gain.value, rows["flash"].gain.significant, rows["flash"].best) == (1.0, False, False)
     gain = rows["cudnn"].gain
     half = math.hypot(math.log(1.004 / 0.996) / 2, math.log(1.003 / 0.997) / 2, math.log(1.01))
     assert gain.value == pytest.approx(1.25)
     assert (gain.low, gain.high) == pytest.approx((1.25 * math.exp(-half), 1.25 * math.exp(half)))
-    assert gain.told and rows["cudnn"].best
+    assert gain.significant and rows["cudnn"].best
 
 
 def test_without_a_baseline_each_stands_beside_the_best(tmp_path):

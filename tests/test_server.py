@@ -216,9 +216,7 @@ def test_an_artifact_store_that_takes_no_files_is_told_and_replayed(
             held.callback(server.artifacts.unlink)
         warning = logged(tracker, home, records)
     assert warning is not None
-    assert (
-        "lacks 4 records (its artifact store took no files, see its log for why: full, or not to be written?" in warning
-    )
+    assert "lacks 4 records (its artifact store accepted no files (full or read-only?), see its log: " in warning
     command = warning.partition("store them with: ")[2].split()
     assert command[:3] == ["attn-exp", "log", "first"]
     assert kinds(server, name) == {"sweep": 1}

@@ -438,7 +438,7 @@ def test_a_file_that_is_no_database_is_refused(place: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_or_written_is_refused(place: Path) -> None:
     (place / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         make_tracker(config(place / "file")).open(SweepInfo("first", place, ""))
     # Root may write everywhere else, and is told so here too.
     wanted = r"/proc cannot be written \(.*\): choose another with tracker\.uri"

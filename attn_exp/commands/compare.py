@@ -33,10 +33,10 @@ def run(given: Given) -> int:
     from attn_exp.compare.render import format_of, text_of
 
     choice = choice_of(given)
-    found = answer(choice)
+    comparison = answer(choice)
     colour = choice.out is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    drawn = drawings(found) if format_of(choice.format, choice.out) == "html" else ()
-    text = text_of(page(found), choice.format, choice.out, colour=colour, limit=choice.rows, pictures=drawn)
+    drawn = drawings(comparison) if format_of(choice.format, choice.out) == "html" else ()
+    text = text_of(page(comparison), choice.format, choice.out, colour=colour, limit=choice.rows, pictures=drawn)
     if choice.out is None:
         print(text, flush=True)
     else:
@@ -45,12 +45,12 @@ def run(given: Given) -> int:
     if choice.plots is not None:
         from attn_exp.plots.all import write_charts
 
-        count = len(write_charts(found, Path(choice.plots)))
+        count = len(write_charts(comparison, Path(choice.plots)))
         print(f"{count} plots are in {choice.plots}" if count else NOTHING_TO_DRAW, file=sys.stderr)
-    for sentence in found.broken:
+    for sentence in comparison.broken:
         print(f"skipped: {sentence}", file=sys.stderr)
-    if isinstance(found, Changes) and choice.fail_if_slower is not None:
-        regressions = found.regressions(choice.fail_if_slower)
+    if isinstance(comparison, Changes) and choice.fail_if_slower is not None:
+        regressions = comparison.regressions(choice.fail_if_slower)
         if regressions:
             lost = sum(row.verdict == "lost" for row in regressions)
             slower = len(regressions) - lost
@@ -59,7 +59,7 @@ def run(given: Given) -> int:
                 file=sys.stderr,
             )
             return REGRESSION
-    return SKIPPED if found.broken else 0
+    return SKIPPED if comparison.broken else 0
 
 
 def choice_of(given: Given) -> Choice:
@@ -67,12 +67,12 @@ def choice_of(given: Given) -> Choice:
     return choice_for(given.words, given.values)
 
 
-def drawings(found: "Comparison") -> "list[Picture]":
+def drawings(comparison: "Comparison") -> "list[Picture]":
     """Return the pictures of a report; none, and a sentence on standard error, where matplotlib is missing."""
     from attn_exp.plots.all import pictures
 
     try:
-        return pictures(found)
+        return pictures(comparison)
     except UserError as error:
         print(f"the report is without plots: {error}", file=sys.stderr)
         return []

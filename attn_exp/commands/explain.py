@@ -10,12 +10,12 @@ def run(given: Given) -> int:
     from attn_exp.explain.find import find
     from attn_exp.explain.page import job_page, sweep_page, write_picture
 
-    found = find(given.words[0], Path(given.get("folder", "multirun")), given.get("uri"))
-    page = sweep_page(found) if found.job is None else job_page(found.job, found.results)
+    target = find(given.words[0], Path(given.get("folder", "multirun")), given.get("uri"))
+    page = sweep_page(target) if target.job is None else job_page(target.job, target.results)
     # Names and reasons may come from anywhere: they must not steer a terminal.
     print("".join(letter if letter.isprintable() or letter == "\n" else " " for letter in page), flush=True)
     if folder := given.get("plots"):
-        written = write_picture(found, Path(folder))
+        written = write_picture(target, Path(folder))
         print("\n" + ("; ".join(map(str, written)) if written else "there is no rate to draw a roofline of"))
     return 0
 

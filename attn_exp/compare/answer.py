@@ -31,16 +31,16 @@ _OWN: dict[type, dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def sorted_rows(found: Comparison, word: str) -> Comparison:
+def sorted_rows(comparison: Comparison, word: str) -> Comparison:
     """Return the comparison with rows sorted by a field, or in descending order by `-field`; None comes last.
 
     Raises:
         UserError: there is no such field.
     """
-    assert isinstance(found, (Rivals, Changes, History, Published))
+    assert isinstance(comparison, (Rivals, Changes, History, Published))
     name, down = word.removeprefix("-"), word.startswith("-")
-    own = _OWN[type(found)]
-    rows: tuple[Any, ...] = found.rows
+    own = _OWN[type(comparison)]
+    rows: tuple[Any, ...] = comparison.rows
     if name in own:
         get = own[name]
     else:
@@ -52,7 +52,7 @@ def sorted_rows(found: Comparison, word: str) -> Comparison:
     present = [row for row in rows if get(row) is not None]
     missing = [row for row in rows if get(row) is None]
     changed: Any = {"rows": (*sorted(present, key=lambda row: sortable(get(row)), reverse=down), *missing)}
-    return replace(found, **changed)
+    return replace(comparison, **changed)
 
 
 def _nothing(cell: Any) -> None:
@@ -96,12 +96,12 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
             raise UserError(
                 f"published figures are compared by time: remove metric={metric}, or use metric=kernel_time_us"
             )
-        found: Comparison = compare_published(new, cells_new, Path(choice.published))
+        comparison: Comparison = compare_published(new, cells_new, Path(choice.published))
     elif choice.history:
-        found = compare_history(new, chosen_cells, metric, spreads, anyway=choice.anyway)
+        comparison = compare_history(new, chosen_cells, metric, spreads, anyway=choice.anyway)
     elif against:
         margin = choice.margin or choice.fail_if_slower or MARGIN
-        found = compare_sweeps(
+        comparison = compare_sweeps(
             old,
             new,
             cells_old,
@@ -113,10 +113,10 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
             notes=_basis(spreads, results),
         )
     else:
-        found = compare_rivals(
+        comparison = compare_rivals(
             new, cells_new, metric, spreads, baseline=choice.baseline, by=choice.by, notes=_basis(spreads, results)
         )
-    return sorted_rows(found, choice.sort) if choice.sort else found
+    return sorted_rows(comparison, choice.sort) if choice.sort else comparison
 
 
 def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
@@ -134,12 +134,12 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
 
 def labelled(sweeps: Sequence[Sweep]) -> list[Sweep]:
     """Return the sweeps with unique names, and their results with unique labels."""
-    found = iter(named(results_of(sweeps)))
+    renamed = iter(named(results_of(sweeps)))
     counts = Counter(sweep.name for sweep in sweeps)
     labelled = []
     for sweep in sweeps:
         name = sweep.name if counts[sweep.name] == 1 else sweep.place
-        results = [next(found) for _ in sweep.results]
+        results = [next(renamed) for _ in sweep.results]
         # Rows of two sweeps belong to two sessions: the name distinguishes them even if a folder was renamed.
         labelled.append(replace(sweep, name=name, results=tuple(_in_sweep(result, name) for result in results)))
     return labelled
@@ -171,9 +171,9 @@ def _filtered(cells: Sequence[list[Cell]], where: str | None, *, pairs: bool) ->
         raise UserError("there is nothing to compare: no record asked for that pass")
     if not where:
         return list(cells)
-    found = chosen(every, where)
-    kept = {id(cell) for cell in found}
-    jobs = {(cell.result.key, cell.direction) for cell in found} if pairs else set()
+    selected = chosen(every, where)
+    kept = {id(cell) for cell in selected}
+    jobs = {(cell.result.key, cell.direction) for cell in selected} if pairs else set()
     return [[cell for cell in own if id(cell) in kept or (cell.result.key, cell.direction) in jobs] for own in cells]
 
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from attn_exp.compare.comparison import Comparison, about, case_order
+from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.environment import Difference, Session, differences, session
-from attn_exp.compare.join import Pair, joined, nothing_in_common, rivals_of
+from attn_exp.compare.join import Pair, comparable_groups, joined, nothing_in_common
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads, gain, half_width, p_value
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
@@ -52,9 +52,9 @@ class Change:
     @property
     def cell(self) -> Cell:
         """The new cell, or the old one if there is no new one."""
-        found = self.new or self.old
-        assert found is not None
-        return found
+        cell = self.new or self.old
+        assert cell is not None
+        return cell
 
     @property
     def other_kernel(self) -> tuple[str, str] | None:
@@ -74,35 +74,35 @@ def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
     """Return notes on the canaries whose change was divided out, and on cells without canaries."""
     if not metric.kind.follows_clock:
         return []
-    found: dict[tuple[str, ...], list[Session]] = {}
+    by_canaries: dict[tuple[str, ...], list[Session]] = {}
     without = 0
     for row in rows:
         if row.session is not None:
-            found.setdefault(row.session.names, []).append(row.session)
+            by_canaries.setdefault(row.session.names, []).append(row.session)
         elif row.change is not None:
             without += 1
-    said = []
-    for names, sessions in found.items():
+    notes = []
+    for names, sessions in by_canaries.items():
         low, high = (100 * (pick(one.factor for one in sessions) - 1) for pick in (min, max))
         factor = f"{low:+.2f} %" if high - low < 0.005 else f"{low:+.2f} to {high:+.2f} %"
         scatter = 100 * max(one.scatter for one in sessions)
-        said.append(
+        notes.append(
             f"canaries {' and '.join(names)}: time {factor} in the new session, divided out of {len(sessions)} cells "
             f"(they scatter by {scatter:.2f} %)"
         )
     if without:
-        said.append(
+        notes.append(
             f"{without} cells have no canary in both sweeps: their change and its interval include the "
             "difference between the sessions"
         )
-    return said
+    return notes
 
 
 def kernel_notes(rows: Sequence[Change]) -> list[str]:
-    """Return notes on kernels that were replaced by others, the most frequent first."""
-    found = Counter(names for row in rows if (names := row.other_kernel) is not None)
+    """Return notes on kernels that were swaps by others, the most frequent first."""
+    swaps = Counter(names for row in rows if (names := row.other_kernel) is not None)
     return [
-        f"another kernel ran in {count} cells: {_cut(old)} -> {_cut(new)}" for (old, new), count in found.most_common(3)
+        f"another kernel ran in {count} cells: {_cut(old)} -> {_cut(new)}" for (old, new), count in swaps.most_common(3)
     ]
 
 
@@ -123,8 +123,8 @@ class Changes(Comparison):
     @property
     def counts(self) -> dict[str, int]:
         """The number of cells with each verdict, without verdicts that no cell has."""
-        found = Counter(row.verdict for row in self.rows)
-        return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+        count = Counter(row.verdict for row in self.rows)
+        return {verdict: count[verdict] for verdict in VERDICTS if count[verdict]}
 
     def regressions(self, threshold: float) -> list[Change]:
         """Return the cells that were lost or are slower by at least `threshold` (0.03 is 3 %)."""
@@ -216,10 +216,10 @@ def compare_sweeps(
         raise UserError(
             f"{_names(new)} and {_names(old)} have nothing in common: {nothing_in_common(cells_old, cells_new)}"
         )
-    found = differences(
+    unequal = differences(
         (one.result, other.result) for one, other in pairs if one and other and one.value and other.value
     )
-    unlike = [one for one in found if one.refuses]
+    unlike = [one for one in unequal if one.refuses]
     if unlike and not anyway:
         raise UserError(
             f"{_names(new)} and {_names(old)} cannot be compared ({'; '.join(map(str, unlike))}): "
@@ -231,8 +231,8 @@ def compare_sweeps(
     rows.sort(key=lambda row: (VERDICTS.index(row.verdict), *case_order(row.cell)))
     return Changes(
         metric=metric,
-        sweeps=tuple(about(sweep) for sweep in (*old, *new)),
-        differences=found,
+        sweeps=tuple(summarize_sweep(sweep) for sweep in (*old, *new)),
+        differences=unequal,
         notes=(*notes, *refused_notes(unlike), *session_notes(rows, metric), *kernel_notes(rows)),
         broken=tuple(sentence for sweep in (*old, *new) for sentence in sweep.broken),
         rows=tuple(rows),
@@ -315,10 +315,10 @@ def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list
     """Return the rows with verdicts; at most 5 % of the `faster` and `slower` ones are expected to be false."""
     open_rows = [row for row in rows if row.p is not None]
     adjusted = iter(benjamini_hochberg([row.p for row in open_rows if row.p is not None]))
-    found = []
+    judged = []
     for row in rows:
         if row.p is None or row.change is None or row.low is None or row.high is None:
-            found.append(row)
+            judged.append(row)
             continue
         p = next(adjusted)
         better = (row.change > 0) == metric.kind.higher_is_better
@@ -327,8 +327,8 @@ def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list
             verdict = "faster" if better else "slower"
         elif max(abs(math.log1p(row.low)), abs(math.log1p(row.high))) <= math.log1p(margin):
             verdict = "equivalent"
-        found.append(Change(row.old, row.new, verdict, row.change, row.low, row.high, row.spread, p, row.session))
-    return found
+        judged.append(Change(row.old, row.new, verdict, row.change, row.low, row.high, row.spread, p, row.session))
+    return judged
 
 
 def _worse_by(row: Change, metric: ChosenMetric) -> float:
@@ -345,8 +345,8 @@ def _duels(rows: Sequence[Change]) -> tuple[Duel, ...]:
     environments shows which of the two backends changed.
     """
     verdicts = {id(row.new): row.verdict for row in rows if row.new is not None}
-    found = []
-    for group in rivals_of([row.new for row in rows if row.new is not None]):
+    pairs = []
+    for group in comparable_groups([row.new for row in rows if row.new is not None]):
         rivals = [cell for cell in group if cell.value is not None]
         for cell in rivals:
             if verdicts[id(cell)] == "undecided":
@@ -354,8 +354,8 @@ def _duels(rows: Sequence[Change]) -> tuple[Duel, ...]:
                     (other for other in rivals if other.result.key != cell.result.key),
                     key=lambda other: (verdicts[id(other)] != "equivalent", other.value),
                 )
-                found.append((cell, others[0] if others else cell))
-    return duels(found)
+                pairs.append((cell, others[0] if others else cell))
+    return duels(pairs)
 
 
 def _names(sweeps: Sequence[Sweep]) -> str:

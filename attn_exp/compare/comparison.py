@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.compare.environment import Difference, told
+from attn_exp.compare.environment import Difference, environment_summary
 from attn_exp.compare.sheet import Sheet
 from attn_exp.core.case import case_columns
 from attn_exp.core.text import FIRST_ROWS, html_table
@@ -21,7 +21,7 @@ _NAMES = 4
 
 
 @dataclass(frozen=True)
-class About:
+class SweepSummary:
     """One sweep of a comparison: its name and place, its number of records, where and when they were measured.
 
     `environment` lists everything known about software and hardware; several values of one name are joined.
@@ -45,7 +45,7 @@ class Comparison(ABC):
     """
 
     metric: ChosenMetric
-    sweeps: tuple[About, ...]
+    sweeps: tuple[SweepSummary, ...]
     differences: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
@@ -70,13 +70,19 @@ class Comparison(ABC):
         return pandas.DataFrame(self.sheet().dictionaries())
 
 
-def about(sweep: Sweep) -> About:
+def summarize_sweep(sweep: Sweep) -> SweepSummary:
     """Return the summary of a sweep that stands above a comparison."""
     results = sweep.results
     devices = sorted({result.device_name for result in results} - {""})
     torches = {str(result.environment.get("versions", {}).get("torch", "")) for result in results} - {""}
-    return About(
-        sweep.name, sweep.place, len(results), tuple(devices), tuple(sorted(torches)), sweep.when, told(results)
+    return SweepSummary(
+        sweep.name,
+        sweep.place,
+        len(results),
+        tuple(devices),
+        tuple(sorted(torches)),
+        sweep.when,
+        environment_summary(results),
     )
 
 

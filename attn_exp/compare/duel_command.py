@@ -94,8 +94,8 @@ def case_words(case: Case, model: str) -> list[str]:
     for field in fields(Case):
         value = getattr(case, field.name)
         # Booleans are always given, because the configuration's default may differ from the dataclass's.
-        told = field.default is MISSING or value != field.default or isinstance(value, bool)
-        if field.name in (*_OF_MODEL, "dtype", "q_len", "kv_len") or not told:
+        given = field.default is MISSING or value != field.default or isinstance(value, bool)
+        if field.name in (*_OF_MODEL, "dtype", "q_len", "kv_len") or not given:
             continue
         words.append(f"{field.name}={word(value)}")
     return [*words, *([f"seq_len={case.q_len}"] if case.square else [f"q_len={case.q_len}", f"kv_len={case.kv_len}"])]
@@ -127,8 +127,8 @@ def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
 def _yaml(name: str) -> dict[str, Any]:
     """Return a choice of the configuration by `group/name`; empty if it does not exist."""
     path = conf_folder() / f"{name}.yaml"
-    found = msgspec.yaml.decode(path.read_bytes()) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    options = msgspec.yaml.decode(path.read_bytes()) if path.is_file() else {}
+    return options if isinstance(options, dict) else {}
 
 
 @cache

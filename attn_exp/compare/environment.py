@@ -100,7 +100,7 @@ class Difference:
 
 def differences(pairs: Iterable[tuple[Result, Result]]) -> tuple[Difference, ...]:
     """Return the differences between the results of each pair, with their counts, the refused ones first."""
-    found: Counter[tuple[str, str, str, bool]] = Counter()
+    counts: Counter[tuple[str, str, str, bool]] = Counter()
     values: dict[tuple[str, str, str, bool], tuple[Any, Any]] = {}
     alike: dict[tuple[int, int, int, int], list[tuple[str, Any, Any, bool]]] = {}
     for old, new in pairs:
@@ -115,31 +115,31 @@ def differences(pairs: Iterable[tuple[Result, Result]]) -> tuple[Difference, ...
             here.append(("method_version", old.method_version, new.method_version, True))
         for name, one, other, refuses in here:
             known = (name, repr(one), repr(other), refuses)
-            found[known] += 1
+            counts[known] += 1
             values[known] = one, other
-    listed = [Difference(key[0], *values[key], cells, key[3]) for key, cells in found.items()]
+    listed = [Difference(key[0], *values[key], cells, key[3]) for key, cells in counts.items()]
     return tuple(sorted(listed, key=lambda one: (not one.refuses, one.name, str(one.old), str(one.new))))
 
 
 def facts(result: Result) -> dict[str, Any]:
     """Return everything known about where and how a result was measured: `gpu`, `versions.torch`, `timer` ..."""
-    found: dict[str, Any] = {"device": result.device}
+    known: dict[str, Any] = {"device": result.device}
     for name, value in result.environment.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": one for inner, one in value.items()}
+            known |= {f"{name}.{inner}": one for inner, one in value.items()}
         else:
-            found[name] = value
-    found |= {name: getattr(result.measuring, name) for name in _OF_MEASURING}
-    return {name: value for name, value in found.items() if name not in _NO_DIFFERENCE}
+            known[name] = value
+    known |= {name: getattr(result.measuring, name) for name in _OF_MEASURING}
+    return {name: value for name, value in known.items() if name not in _NO_DIFFERENCE}
 
 
-def told(results: Iterable[Result]) -> tuple[tuple[str, str], ...]:
+def environment_summary(results: Iterable[Result]) -> tuple[tuple[str, str], ...]:
     """Return what is known about where and how results were measured, several values of a name joined."""
-    found: dict[str, dict[str, None]] = {}
+    values_by_name: dict[str, dict[str, None]] = {}
     for result in {(id(result.environment), id(result.measuring)): result for result in results}.values():
         for name, value in facts(result).items():
-            found.setdefault(name, {})[_word(value)] = None
-    return tuple((name, _some(list(values))) for name, values in sorted(found.items()))
+            values_by_name.setdefault(name, {})[_word(value)] = None
+    return tuple((name, _some(list(values))) for name, values in sorted(values_by_name.items()))
 
 
 def _some(values: Sequence[str]) -> str:

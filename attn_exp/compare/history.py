@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.compare.comparison import Comparison, about, case_order
+from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
 from attn_exp.compare.environment import Difference, differences, session
-from attn_exp.compare.join import latest, way
+from attn_exp.compare.join import latest, method_key
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.sheet import Column, Sheet, Tone, written
@@ -61,12 +61,12 @@ def shifts(logs: Sequence[float], smallest: float, level: float = LEVEL) -> list
 
 
 def _search(logs: Sequence[float], start: int, smallest: float, level: float) -> list[Shift]:
-    found = first_shift(logs)
-    if found is None or found.p > level or abs(found.log) < smallest:
+    shift = first_shift(logs)
+    if shift is None or shift.p > level or abs(shift.log) < smallest:
         return []
-    before = _search(logs[: found.at], start, smallest, level)
-    after = _search(logs[found.at :], start + found.at, smallest, level)
-    return [*before, Shift(start + found.at, found.log, found.p), *after]
+    before = _search(logs[: shift.at], start, smallest, level)
+    after = _search(logs[shift.at :], start + shift.at, smallest, level)
+    return [*before, Shift(start + shift.at, shift.log, shift.p), *after]
 
 
 def _t(logs: Sequence[float], at: int) -> float:
@@ -229,8 +229,8 @@ def compare_history(
     if not series:
         raise UserError(f"no cell has a {metric} above zero in any of these sweeps: choose another metric=, or where=")
     steps = [_step(series, at) for at in range(1, len(ordered))]
-    found = tuple(dict.fromkeys(one for step in steps for one in step))
-    unlike = [one for one in found if one.refuses]
+    unequal = tuple(dict.fromkeys(one for step in steps for one in step))
+    unlike = [one for one in unequal if one.refuses]
     if unlike and not anyway:
         raise UserError(
             f"these sweeps cannot be compared ({'; '.join(dict.fromkeys(map(str, unlike)))}): "
@@ -238,8 +238,8 @@ def compare_history(
         )
     trends = _trends(series, metric, spreads, steps)
     few = sum(trend.n < FEWEST for trend in trends)
-    said = [f"{few} cells have fewer than {FEWEST} values, too few to detect a change of level"] if few else []
-    said += [
+    sentences = [f"{few} cells have fewer than {FEWEST} values, too few to detect a change of level"] if few else []
+    sentences += [
         f"between {ordered[at].name} and {ordered[at + 1].name}: {'; '.join(map(str, step))}"
         for at, step in enumerate(steps)
         if step
@@ -249,24 +249,24 @@ def compare_history(
         for cells in series
         for one, other in itertools.pairwise([cell for cell in cells if cell and cell.value])
     ):
-        said.append("where both sweeps have canaries, the sessions' difference is divided out: docs/comparing.md")
+        sentences.append("where both sweeps have canaries, the sessions' difference is divided out: docs/comparing.md")
     return History(
         metric=metric,
-        sweeps=tuple(about(sweep) for sweep in ordered),
-        differences=found,
-        notes=(*notes, *said),
+        sweeps=tuple(summarize_sweep(sweep) for sweep in ordered),
+        differences=unequal,
+        notes=(*notes, *sentences),
         broken=tuple(sentence for sweep in ordered for sentence in sweep.broken),
         rows=tuple(sorted(trends, key=lambda trend: (not trend.turns, not trend.lost, *case_order(trend.cell)))),
     )
 
 
 def _series(by_sweep: Sequence[Sequence[Cell]]) -> list[tuple[Cell | None, ...]]:
-    found: dict[Any, list[Cell | None]] = defaultdict(lambda: [None] * len(by_sweep))
+    by_key: dict[Any, list[Cell | None]] = defaultdict(lambda: [None] * len(by_sweep))
     for index, cells in enumerate(by_sweep):
         for cell in cells:
-            key = (cell.result.key, cell.direction, way(cell.result))
-            found[key][index] = cell
-    return [tuple(cells) for cells in found.values() if any(cell and cell.value is not None for cell in cells)]
+            key = (cell.result.key, cell.direction, method_key(cell.result))
+            by_key[key][index] = cell
+    return [tuple(cells) for cells in by_key.values() if any(cell and cell.value is not None for cell in cells)]
 
 
 def _step(series: Sequence[Sequence[Cell | None]], at: int) -> tuple[Difference, ...]:
@@ -291,7 +291,7 @@ def _trends(
     logs = [_logs(cells, metric) for cells in series]
     clearest = [first_shift(list(one.values())) if len(one) >= FEWEST else None for one in logs]
     adjusted = iter(benjamini_hochberg([one.p for one in clearest if one is not None]))
-    found = []
+    trends = []
     for cells, own, first in zip(series, logs, clearest, strict=True):
         # Among thousands of cells some would turn by chance, so p-values are adjusted for their number.
         p = next(adjusted) if first is not None else 1.0
@@ -303,8 +303,8 @@ def _trends(
                 before, at = present[shift.at - 1], present[shift.at]
                 coincides = tuple(dict.fromkeys(one for step in steps[before:at] for one in step))
                 turns.append(Turn(at, math.expm1(shift.log), max(p, shift.p), coincides))
-        found.append(_trend(cells, own, turns))
-    return found
+        trends.append(_trend(cells, own, turns))
+    return trends
 
 
 def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequence[Turn]) -> Trend:
@@ -328,7 +328,7 @@ def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequen
 def _logs(cells: Sequence[Cell | None], metric: ChosenMetric) -> dict[int, float]:
     """Return the logarithm of each value over the first by sweep index, corrected for sessions."""
     first = next((cell for cell in cells if cell and cell.value), None)
-    found: dict[int, float] = {}
+    by_index: dict[int, float] = {}
     for index, cell in enumerate(cells):
         if first is None or first.value is None or cell is None or not cell.value or cell.value < 0:
             continue
@@ -336,5 +336,5 @@ def _logs(cells: Sequence[Cell | None], metric: ChosenMetric) -> dict[int, float
         between = session(first.result, cell.result, cell.direction) if metric.kind.follows_clock else None
         if between is not None:
             log += math.log(between.factor) * (1 if metric.kind.higher_is_better else -1)
-        found[index] = log
-    return found
+        by_index[index] = log
+    return by_index

@@ -15,7 +15,7 @@ def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
     """Return the cells without superseded ones, of jobs that were measured again, and a note if there were any."""
     jobs: dict[Any, dict[Any, Cell]] = defaultdict(dict)
     for cell in cells:
-        machines = jobs[cell.result.key, cell.direction, way(cell.result)]
+        machines = jobs[cell.result.key, cell.direction, method_key(cell.result)]
         on = machine(cell.result)
         if on not in machines or machines[on].result.finished_at <= cell.result.finished_at:
             machines[on] = cell
@@ -35,11 +35,11 @@ def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
     return kept, [f"{gone} cells were measured again later: the latest counts"] if gone else []
 
 
-def rivals_of(cells: Sequence[Cell]) -> list[list[Cell]]:
+def comparable_groups(cells: Sequence[Cell]) -> list[list[Cell]]:
     """Group cells that may be compared: one case and pass, measured in the same way on the same kind of machine."""
     rough: dict[Any, list[Cell]] = defaultdict(list)
     for cell in sorted(cells, key=case_order):
-        rough[cell.result.case, cell.direction, way(cell.result)].append(cell)
+        rough[cell.result.case, cell.direction, method_key(cell.result)].append(cell)
     groups = []
     for together in rough.values():
         machines: dict[Any, list[Cell]] = defaultdict(list)
@@ -52,7 +52,7 @@ def rivals_of(cells: Sequence[Cell]) -> list[list[Cell]]:
     return groups
 
 
-def way(result: Result) -> tuple[Any, ...]:
+def method_key(result: Result) -> tuple[Any, ...]:
     """Return how a result was measured, as far as different ways are not comparable."""
     return result.device, result.measuring.timer, result.measuring.regime, result.measuring.l2
 
@@ -84,10 +84,10 @@ def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
         for cell in fresh:
             if id(cell) not in counterpart:
                 there = waiting.get((cell.result.key, cell.direction), ())
-                found = next((other for other in there if alike(other, cell)), None)
-                if found is not None and (alike is not _anything or len(there) == 1):
-                    counterpart[id(cell)] = found
-                    waiting[cell.result.key, cell.direction].remove(found)
+                match = next((other for other in there if alike(other, cell)), None)
+                if match is not None and (alike is not _anything or len(there) == 1):
+                    counterpart[id(cell)] = match
+                    waiting[cell.result.key, cell.direction].remove(match)
     pairs: list[Pair] = [(counterpart.get(id(cell)), cell) for cell in fresh]
     return pairs + [(cell, None) for cells in waiting.values() for cell in cells]
 
@@ -117,7 +117,7 @@ def _same_machine(one: Cell, other: Cell) -> bool:
 
 
 def _same_way(one: Cell, other: Cell) -> bool:
-    return way(one.result) == way(other.result)
+    return method_key(one.result) == method_key(other.result)
 
 
 def _anything(one: Cell, other: Cell) -> bool:

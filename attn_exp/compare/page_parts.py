@@ -13,13 +13,13 @@ from attn_exp.core.flags import FLAGS, flag_notes
 from attn_exp.results.cell import Cell, ChosenMetric
 
 
-def detailed(page: Page, found: Comparison, cells: Sequence[Cell]) -> Page:
+def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     """Return the page with its details and the notes that they make redundant."""
     results = list({id(cell.result): cell.result for cell in cells}.values())
     flags = [flag for result in results for flag in result.flags]
-    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(found)]
-    said = [*flag_notes(flags), *reasons(cells), *differing_notes(found)]
-    return Page(page.about, page.lines, page.sheets, page.notes, tuple(sheets), frozenset(said))
+    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(comparison)]
+    redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
+    return Page(page.about, page.lines, page.sheets, page.notes, tuple(sheets), frozenset(redundant))
 
 
 def _flags(counts: Counter[str]) -> list[Sheet]:
@@ -46,15 +46,15 @@ def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
     return [Sheet("statuses", "statuses", columns, tuple(rows), tuple(tones))]
 
 
-def _environments(found: Comparison) -> list[Sheet]:
+def _environments(comparison: Comparison) -> list[Sheet]:
     """A row per property and a column per sweep; differences first."""
-    by_sweep = [dict(one.environment) for one in found.sweeps]
+    by_sweep = [dict(one.environment) for one in comparison.sweeps]
     names = sorted({name for one in by_sweep for name in one})
     rows = [(name, *(one.get(name, "") for one in by_sweep)) for name in names]
     unlike = [len(set(row[1:])) > 1 for row in rows]
     columns = (
         Column("name", "environment"),
-        *(Column(f"sweep{index}", one.name) for index, one in enumerate(found.sweeps)),
+        *(Column(f"sweep{index}", one.name) for index, one in enumerate(comparison.sweeps)),
     )
     ordered = sorted(zip(rows, unlike, strict=True), key=lambda one: (not one[1], one[0][0]))
     tones: list[Tone] = ["open" if differs else "" for _, differs in ordered]
@@ -134,10 +134,10 @@ def duels_sheet(duels: Sequence[Duel], name: str, title: str) -> list[Sheet]:
     return [Sheet(name, title, columns, tuple(rows))]
 
 
-def about_part(found: Comparison) -> dict[str, Any]:
+def about_part(comparison: Comparison) -> dict[str, Any]:
     """Return what the JSON output of every page says about its sweeps."""
     return {
-        "metric": str(found.metric),
+        "metric": str(comparison.metric),
         "sweeps": [
             {
                 "name": one.name,
@@ -147,17 +147,17 @@ def about_part(found: Comparison) -> dict[str, Any]:
                 "torch": list(one.versions),
                 "ended_at": day(one.ended_at),
             }
-            for one in found.sweeps
+            for one in comparison.sweeps
         ],
         "differences": [
             {"name": one.name, "old": one.old, "new": one.new, "cells": one.cells, "refuses": one.refuses}
-            for one in found.differences
+            for one in comparison.differences
         ],
-        "broken": list(found.broken),
+        "broken": list(comparison.broken),
     }
 
 
-def head_lines(found: Comparison) -> list[str]:
+def head_lines(comparison: Comparison) -> list[str]:
     """Return a line per sweep: its name, number of records, device and date."""
     return [
         ", ".join(
@@ -168,7 +168,7 @@ def head_lines(found: Comparison) -> list[str]:
                 day(one.ended_at),
             ]
         )
-        for one in found.sweeps
+        for one in comparison.sweeps
     ]
 
 
@@ -177,9 +177,9 @@ def shared_line(shared: dict[str, Any]) -> str:
     return ", ".join(f"{name} {written(value, 'text')}" for name, value in shared.items())
 
 
-def differing_notes(found: Comparison) -> list[str]:
+def differing_notes(comparison: Comparison) -> list[str]:
     """Return a sentence for each difference between the environments."""
-    return [f"environment: {one} (in {one.cells} cells)" for one in found.differences]
+    return [f"environment: {one} (in {one.cells} cells)" for one in comparison.differences]
 
 
 def day(seconds: float) -> str:
@@ -189,7 +189,7 @@ def day(seconds: float) -> str:
 
 def reasons(cells: Sequence[Cell]) -> list[str]:
     """Return a sentence for each reason why cells have no value."""
-    found = dict.fromkeys(
+    sentences = dict.fromkeys(
         f"{cell.result.label} {cell.result.status}: {cell.result.reason}" for cell in cells if cell.result.reason
     )
-    return list(found)
+    return list(sentences)

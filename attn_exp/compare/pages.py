@@ -22,33 +22,38 @@ from attn_exp.compare.sheet import Column, Page, Sheet, written
 from attn_exp.core.flags import flag_notes
 
 
-def rivals_page(found: Rivals) -> Page:
+def rivals_page(rivals: Rivals) -> Page:
     """Return the page of a sweep's backends, ranked case by case."""
-    shared = shared_values([row.cell for row in found.rows])
+    shared = shared_values([row.cell for row in rivals.rows])
     sheets = [
-        found.sheet(),
-        *_means_sheet(found),
-        *_picks_sheet(found.picks),
-        *duels_sheet(found.ties, "ties", "too close to call; a duel would decide:"),
+        rivals.sheet(),
+        *_means_sheet(rivals),
+        *_picks_sheet(rivals.picks),
+        *duels_sheet(rivals.ties, "ties", "too close to call; a duel would decide:"),
     ]
-    about = about_part(found) | {"kind": "rivals", "baseline": found.baseline, "by": list(found.by), "shared": shared}
+    about = about_part(rivals) | {
+        "kind": "rivals",
+        "baseline": rivals.baseline,
+        "by": list(rivals.by),
+        "shared": shared,
+    }
     notes = [
-        *found.notes,
-        *differing_notes(found),
-        *flag_notes(flag for row in found.rows for flag in row.cell.result.flags),
-        *reasons([row.cell for row in found.rows]),
+        *rivals.notes,
+        *differing_notes(rivals),
+        *flag_notes(flag for row in rivals.rows for flag in row.cell.result.flags),
+        *reasons([row.cell for row in rivals.rows]),
     ]
-    return Page(about, (*head_lines(found), shared_line(shared)), tuple(sheets), tuple(notes))
+    return Page(about, (*head_lines(rivals), shared_line(shared)), tuple(sheets), tuple(notes))
 
 
-def _means_sheet(found: Rivals) -> list[Sheet]:
-    if len({mean.label for mean in found.means}) < 2:
+def _means_sheet(rivals: Rivals) -> list[Sheet]:
+    if len({mean.label for mean in rivals.means}) < 2:
         return []
     columns = (
-        *(Column(name, name) for name in found.by),
+        *(Column(name, name) for name in rivals.by),
         Column("pass", "pass"),
         Column("backend", "backend"),
-        Column("mean_gain", f"over {found.baseline}" if found.baseline else "of the best", "ratio"),
+        Column("mean_gain", f"over {rivals.baseline}" if rivals.baseline else "of the best", "ratio"),
         Column("least", "least", "ratio"),
         Column("most", "most", "ratio"),
         Column("n", "n"),
@@ -67,7 +72,7 @@ def _means_sheet(found: Rivals) -> list[Sheet]:
             mean.best,
             ", ".join(f"{count} {why}" for why, count in mean.left_out),
         )
-        for mean in found.means
+        for mean in rivals.means
     ]
     return [Sheet("means", "geometric means over n cases", columns, tuple(rows))]
 
@@ -101,78 +106,79 @@ def _picks_sheet(picks: Sequence[Pick]) -> list[Sheet]:
     return [Sheet("picks", "pick this", columns, tuple(rows))]
 
 
-def changes_page(found: Changes) -> Page:
+def changes_page(changes: Changes) -> Page:
     """Return the page of changes: verdicts, the most urgent first, differences between environments, and duels."""
-    shared = shared_values([row.cell for row in found.rows])
+    shared = shared_values([row.cell for row in changes.rows])
     sheets = [
-        found.sheet(),
-        *duels_sheet(found.duels, "duels", "undecided; to decide, run the same duel in both environments:"),
+        changes.sheet(),
+        *duels_sheet(changes.duels, "duels", "undecided; to decide, run the same duel in both environments:"),
     ]
-    about = about_part(found) | {
+    about = about_part(changes) | {
         "kind": "changes",
-        "old_sweeps": found.old,
-        "counts": found.counts,
-        "margin": found.margin,
+        "old_sweeps": changes.old,
+        "counts": changes.counts,
+        "margin": changes.margin,
         "shared": shared,
     }
     notes = [
-        *found.notes,
-        f"equivalent: a difference of {100 * found.margin:g} % or more is ruled out (margin=)",
-        *(differing_notes(found) or ["environment: no difference is recorded"]),
-        *flag_notes(flag for row in found.rows for flag in row.cell.result.flags),
-        *reasons([row.cell for row in found.rows]),
+        *changes.notes,
+        f"equivalent: a difference of {100 * changes.margin:g} % or more is ruled out (margin=)",
+        *(differing_notes(changes) or ["environment: no difference is recorded"]),
+        *flag_notes(flag for row in changes.rows for flag in row.cell.result.flags),
+        *reasons([row.cell for row in changes.rows]),
     ]
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items())
-    lines = [*head_lines(found), shared_line(shared), f"of {len(found.rows)} cells: {counts}"]
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in changes.counts.items())
+    lines = [*head_lines(changes), shared_line(shared), f"of {len(changes.rows)} cells: {counts}"]
     return Page(about, tuple(lines), tuple(sheets), tuple(notes))
 
 
-def history_page(found: History) -> Page:
+def history_page(history: History) -> Page:
     """Return the page of trends, those that changed level first, with what changed in the environment."""
-    shared = shared_values([row.cell for row in found.rows])
-    names = [one.name for one in found.sweeps]
-    notes = [_turn_note(row, names) for row in found.rows if row.turns] + list(found.notes)
-    about = about_part(found) | {"kind": "history", "shared": shared}
-    lines = head_lines(found)
+    shared = shared_values([row.cell for row in history.rows])
+    names = [one.name for one in history.sweeps]
+    notes = [_turn_note(row, names) for row in history.rows if row.turns] + list(history.notes)
+    about = about_part(history) | {"kind": "history", "shared": shared}
+    lines = head_lines(history)
     if len(lines) > 4:
-        span = f"{day(found.sweeps[0].ended_at)} to {day(found.sweeps[-1].ended_at)}"
-        devices = ", ".join(sorted({device for one in found.sweeps for device in one.devices}))
+        span = f"{day(history.sweeps[0].ended_at)} to {day(history.sweeps[-1].ended_at)}"
+        devices = ", ".join(sorted({device for one in history.sweeps for device in one.devices}))
         lines = [f"{len(names)} sweeps, {names[0]} to {names[-1]}, {span}, {devices}"]
-    turned = sum(bool(row.turns) for row in found.rows)
-    lines += [shared_line(shared), f"of {len(found.rows)} cells: {turned} changed level"]
-    return Page(about, tuple(lines), (found.sheet(),), tuple(notes))
+    turned = sum(bool(row.turns) for row in history.rows)
+    lines += [shared_line(shared), f"of {len(history.rows)} cells: {turned} changed level"]
+    return Page(about, tuple(lines), (history.sheet(),), tuple(notes))
 
 
 def _turn_note(row: Trend, names: Sequence[str]) -> str:
-    said = []
+    parts = []
     for turn in row.turns:
         around = "; ".join(map(str, turn.coincides)) or "no difference between the environments is recorded"
-        said.append(f"{written(turn.change, 'percent')} % at {names[turn.at]}: {around}")
-    return f"{row.cell.result.label} {row.cell.result.case.label()} {row.cell.direction} {', '.join(said)}"
+        parts.append(f"{written(turn.change, 'percent')} % at {names[turn.at]}: {around}")
+    return f"{row.cell.result.label} {row.cell.result.case.label()} {row.cell.direction} {', '.join(parts)}"
 
 
-def published_page(found: Published) -> Page:
+def published_page(published: Published) -> Page:
     """Return the page of our cells and the published figures of the same shape."""
-    shared = shared_values([row.cell for row in found.rows])
-    about = about_part(found) | {"kind": "published", "figures": found.figures, "shared": shared}
+    shared = shared_values([row.cell for row in published.rows])
+    matched = len({id(row.figure) for row in published.rows})
+    about = about_part(published) | {"kind": "published", "figures": published.figures, "shared": shared}
     lines = (
-        *head_lines(found),
+        *head_lines(published),
         shared_line(shared),
-        f"{len({id(row.figure) for row in found.rows})} of {found.figures} figures have a shape that was measured here",
+        f"{matched} of {published.figures} figures have a shape that was measured here",
     )
-    return Page(about, lines, (found.sheet(),), found.notes)
+    return Page(about, lines, (published.sheet(),), published.notes)
 
 
-def page(found: Comparison) -> Page:
+def page(comparison: Comparison) -> Page:
     """Return the page of a comparison of any kind."""
-    if isinstance(found, Rivals):
-        own = rivals_page(found)
-    elif isinstance(found, Changes):
-        own = changes_page(found)
-    elif isinstance(found, History):
-        own = history_page(found)
-    elif isinstance(found, Published):
-        own = published_page(found)
+    if isinstance(comparison, Rivals):
+        own = rivals_page(comparison)
+    elif isinstance(comparison, Changes):
+        own = changes_page(comparison)
+    elif isinstance(comparison, History):
+        own = history_page(comparison)
+    elif isinstance(comparison, Published):
+        own = published_page(comparison)
     else:
-        raise TypeError(f"there is no page for {type(found).__name__}")
-    return detailed(own, found, [row.cell for row in found.rows])
+        raise TypeError(f"there is no page for {type(comparison).__name__}")
+    return detailed(own, comparison, [row.cell for row in comparison.rows])

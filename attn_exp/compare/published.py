@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_exp.compare.comparison import Comparison, about, case_order
+from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.sheet import Column, Sheet
 from attn_exp.core.case import DTYPES, PASSES, Case, case_columns
@@ -37,7 +37,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class PublishedMatch:
     """One of our cells and a published figure of the same shape.
 
     `tflops` is ours in their convention, `ratio` ours over theirs. `same_library` says whether our backend runs that
@@ -56,7 +56,7 @@ class Beside:
 class Published(Comparison):
     """A sweep and the published figures of a file; `figures` is the number of figures in the file."""
 
-    rows: tuple[Beside, ...]
+    rows: tuple[PublishedMatch, ...]
     figures: int
 
     def sheet(self) -> Sheet:
@@ -108,24 +108,24 @@ def compare_published(
         UserError: the file cannot be read, lacks a column, or has no figure of a shape that was measured.
     """
     figures, left_out = read_figures(file)
-    rows = [row for figure in figures for row in _beside(figure, cells)]
+    rows = [row for figure in figures for row in _matches(figure, cells)]
     if not rows:
         shapes = sorted({cell.result.case.label() for cell in cells})
         unused = "".join(f"; {sentence}" for sentence in left_out)
         raise UserError(f"no figure in {file} is of a shape in the sweep: that has {', '.join(shapes[:3])} ...{unused}")
     rows.sort(key=lambda row: (*case_order(row.cell), row.figure.library, row.figure.source))
     other = {f"{row.figure.gpu} there, {row.cell.result.device_name} here" for row in rows if row.same_gpu is False}
-    said = [f"another GPU: {words}; such ratios do not compare implementations" for words in sorted(other)]
+    sentences = [f"another GPU: {words}; such ratios do not compare implementations" for words in sorted(other)]
     apart = sorted({row.figure.library for row in rows if not row.same_library})
     if apart:
-        said.append(f"{', '.join(apart)}: not measured here, compared with the fastest backend")
+        sentences.append(f"{', '.join(apart)}: not measured here, compared with the fastest backend")
     return Published(
         metric=ChosenMetric(),
-        sweeps=tuple(about(sweep) for sweep in sweeps),
+        sweeps=tuple(summarize_sweep(sweep) for sweep in sweeps),
         notes=(
             *notes,
             "TFLOPS in the published convention: 4 S S D per head, half under a causal mask, 2.5 times backward",
-            *said,
+            *sentences,
             *left_out,
             *(
                 f"{library} from: {source}"
@@ -156,7 +156,7 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file} cannot be read as CSV ({error}): give published=FILE.csv") from error
-    found, wrong, windows, deterministic = [], [], 0, 0
+    figures, wrong, windows, deterministic = [], [], 0, 0
     for number, row in enumerate(rows, start=2):
         if (row.get("window") or "").lower() not in _NO_WINDOW:
             windows += 1
@@ -164,15 +164,15 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
             deterministic += 1
         else:
             try:
-                found.append(_figure(row))
+                figures.append(_figure(row))
             except ValueError as error:
                 wrong.append(f"{file.name} line {number}: {error}")
-    said = wrong[:3] + ([f"{len(wrong) - 3} more lines of {file.name} cannot be used"] if len(wrong) > 3 else [])
+    sentences = wrong[:3] + ([f"{len(wrong) - 3} more lines of {file.name} cannot be used"] if len(wrong) > 3 else [])
     if windows:
-        said.append(f"{windows} figures with a window are omitted: their FLOP count is unknown")
+        sentences.append(f"{windows} figures with a window are omitted: their FLOP count is unknown")
     if deterministic:
-        said.append(f"{deterministic} figures of deterministic backwards are omitted")
-    return found, said
+        sentences.append(f"{deterministic} figures of deterministic backwards are omitted")
+    return figures, sentences
 
 
 def _figure(row: Mapping[str, str | None]) -> Figure:
@@ -207,21 +207,21 @@ def _value(name: str, text: str) -> Any:
     return int(number) if number.is_integer() else number
 
 
-def _beside(figure: Figure, cells: Sequence[Cell]) -> list[Beside]:
+def _matches(figure: Figure, cells: Sequence[Cell]) -> list[PublishedMatch]:
     """Match a figure with our cells of its library, or with the fastest if that library was not measured."""
     there = [cell for cell in cells if cell.value is not None and cell.direction == figure.direction]
     there = [cell for cell in there if _same_case(cell.result.case, figure.case)]
     own = [cell for cell in there if _is_library(cell.result, figure.library)]
     # The fastest of each case, because a figure may leave sizes open.
     fastest = {cell.result.case: cell for cell in sorted(there, key=lambda cell: cell.value or 0.0, reverse=True)}
-    found = []
+    matches = []
     for cell in own or fastest.values():
         assert cell.value is not None
         ours = flops_common_convention(cell.result.case, figure.direction) / (cell.value / 1e6) / 1e12
         gpus = _gpu(figure.gpu), _gpu(cell.result.device_name)
         same = gpus[0] == gpus[1] if figure.gpu and cell.result.device_name else None
-        found.append(Beside(cell, figure, ours, ours / figure.tflops, bool(own), same))
-    return found
+        matches.append(PublishedMatch(cell, figure, ours, ours / figure.tflops, bool(own), same))
+    return matches
 
 
 def _same_case(case: Case, wanted: Mapping[str, Any]) -> bool:

@@ -40,7 +40,7 @@ class Ratio:
     spread: float
 
     @property
-    def told(self) -> bool:
+    def significant(self) -> bool:
         """Whether the interval excludes 1: the difference exceeds both cells' intervals and the spread."""
         return self.low > 1 or self.high < 1
 

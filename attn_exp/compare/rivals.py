@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.compare.comparison import Comparison, about
+from attn_exp.compare.comparison import Comparison, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
-from attn_exp.compare.join import latest, rivals_of
+from attn_exp.compare.join import comparable_groups, latest
 from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
 from attn_exp.compare.ratio import Ratio, Spreads, gain, ratio
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
@@ -22,7 +22,7 @@ from attn_exp.results.result import Result
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Ranking:
     """One cell among the backends of its case and pass.
 
     `gain` is how many times better it is than the baseline, or without a baseline than the best (so at most 1). It is
@@ -55,7 +55,7 @@ class Mean:
     left_out: tuple[tuple[str, int], ...]
 
 
-def means(rows: Sequence[Standing], labels: Sequence[str], by: Sequence[str], baseline: str | None) -> tuple[Mean, ...]:
+def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], baseline: str | None) -> tuple[Mean, ...]:
     """Return the means over all cases, or over those of each combination of the fields in `by`.
 
     Raises:
@@ -65,17 +65,18 @@ def means(rows: Sequence[Standing], labels: Sequence[str], by: Sequence[str], ba
     known = fields(cells) if by else {}
     getters = [getter(name, known, "by=") for name in by]
     # A group has one case, so its first cell has the value of every field that is not the backend's own.
-    groups: dict[tuple[tuple[Any, ...], str], dict[int, dict[str, Standing]]] = defaultdict(lambda: defaultdict(dict))
+    groups: dict[tuple[tuple[Any, ...], str], dict[int, dict[str, Ranking]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         where = tuple(get(row.cell) for get in getters)
         groups[where, row.cell.direction][row.group].setdefault(row.cell.result.label, row)
-    found = [
+    every = [
         _mean(where, direction, label, list(cases.values()), baseline)
         for (where, direction), cases in groups.items()
         for label in labels
         if any(label in case for case in cases.values())
     ]
-    return tuple(sorted(found, key=lambda mean: (*map(sortable, mean.group), mean.direction != "forward", -_of(mean))))
+    every.sort(key=lambda mean: (*map(sortable, mean.group), mean.direction != "forward", -_of(mean)))
+    return tuple(every)
 
 
 def geometric_mean(logs: Sequence[float]) -> float:
@@ -84,7 +85,7 @@ def geometric_mean(logs: Sequence[float]) -> float:
 
 
 def _mean(
-    where: tuple[Any, ...], direction: str, label: str, cases: "Sequence[dict[str, Standing]]", baseline: str | None
+    where: tuple[Any, ...], direction: str, label: str, cases: "Sequence[dict[str, Ranking]]", baseline: str | None
 ) -> Mean:
     logs, left_out, best = [], Counter[str](), 0
     for case in cases:
@@ -99,7 +100,7 @@ def _mean(
     return Mean(where, direction, label, value, least, most, len(logs), best, tuple(sorted(left_out.items())))
 
 
-def _why(row: "Standing | None", base: "Standing | None", baseline: str | None) -> str:
+def _why(row: "Ranking | None", base: "Ranking | None", baseline: str | None) -> str:
     if row is None:
         return "not measured"
     if row.cell.value is None:
@@ -142,43 +143,43 @@ class Pick:
     n: int
 
 
-def picks(rows: Sequence[Standing], metric: ChosenMetric) -> tuple[Pick, ...]:
+def picks(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Pick, ...]:
     """Return the backend to choose for each range of adjacent sizes over which one backend stays among the best."""
     varying = _varying(rows)
     axis = next((name for name in _AXES if name in varying), None)
     others = [name for name in varying if name != axis]
-    lines: dict[Any, dict[int, list[Standing]]] = defaultdict(lambda: defaultdict(list))
+    lines: dict[Any, dict[int, list[Ranking]]] = defaultdict(lambda: defaultdict(list))
     places = _places(rows)
     for row in rows:
         shape = (*((name, _size(row, name)) for name in others), *places[row.group])
         lines[row.cell.direction, shape][row.group].append(row)
-    found = []
+    chosen = []
     for (direction, shape), groups in lines.items():
         cases = [group for group in groups.values() if any(row.best for row in group)]
         cases.sort(key=lambda group: _size(group[0], axis) if axis else 0)
         for run in _ranges(cases):
-            found.append(_pick(direction, shape, axis, run, metric))
-    return tuple(found)
+            chosen.append(_pick(direction, shape, axis, run, metric))
+    return tuple(chosen)
 
 
-def _places(rows: Sequence[Standing]) -> dict[int, tuple[tuple[str, Any], ...]]:
+def _places(rows: Sequence[Ranking]) -> dict[int, tuple[tuple[str, Any], ...]]:
     """Return how and on what each group was measured, as far as groups differ in it."""
-    found: dict[int, dict[str, Any]] = {}
+    places: dict[int, dict[str, Any]] = {}
     for row in rows:
         result = row.cell.result
-        if result.status == "ok" or row.group not in found:
-            found[row.group] = {
+        if result.status == "ok" or row.group not in places:
+            places[row.group] = {
                 "device": result.device_name,
                 "power limit": result.environment.get("power_limit_w"),
                 "timer": result.measuring.timer,
                 "regime": result.measuring.regime,
                 "l2": result.measuring.l2,
             }
-    names = [name for name in next(iter(found.values()), {}) if len({place[name] for place in found.values()}) > 1]
-    return {group: tuple((name, place[name]) for name in names) for group, place in found.items()}
+    names = [name for name in next(iter(places.values()), {}) if len({place[name] for place in places.values()}) > 1]
+    return {group: tuple((name, place[name]) for name in names) for group, place in places.items()}
 
 
-def _varying(rows: Sequence[Standing]) -> list[str]:
+def _varying(rows: Sequence[Ranking]) -> list[str]:
     """Return the fields in which the cases differ; both lengths as `seq_len` if they are equal."""
     cases = list(dict.fromkeys(row.cell.result.case for row in rows))
     names = [name for name in case_columns() if len({repr(getattr(case, name)) for case in cases}) > 1]
@@ -191,13 +192,13 @@ def _varying(rows: Sequence[Standing]) -> list[str]:
     return names
 
 
-def _size(row: "Standing", name: str) -> Any:
+def _size(row: "Ranking", name: str) -> Any:
     return getattr(row.cell.result.case, "q_len" if name == "seq_len" else name)
 
 
-def _ranges(cases: "Sequence[list[Standing]]") -> "list[list[list[Standing]]]":
+def _ranges(cases: "Sequence[list[Ranking]]") -> "list[list[list[Ranking]]]":
     """Split adjacent cases into runs over which some backend is among the best of every case."""
-    runs: list[list[list[Standing]]] = []
+    runs: list[list[list[Ranking]]] = []
     common: set[str] = set()
     for case in cases:
         best = {row.cell.result.label for row in case if row.best}
@@ -214,7 +215,7 @@ def _pick(
     direction: str,
     shape: tuple[tuple[str, Any], ...],
     axis: str | None,
-    run: "list[list[Standing]]",
+    run: "list[list[Ranking]]",
     metric: ChosenMetric,
 ) -> Pick:
     best = [{row.cell.result.label: row for row in case if row.best} for case in run]
@@ -235,7 +236,7 @@ def _pick(
     )
 
 
-def _leader(best: "dict[str, Standing]") -> Any:
+def _leader(best: "dict[str, Ranking]") -> Any:
     return max(best.values(), key=lambda row: row.gain.value if row.gain else 0.0).cell
 
 
@@ -267,7 +268,7 @@ class Rivals(Comparison):
     """
 
     baseline: str | None
-    rows: tuple[Standing, ...]
+    rows: tuple[Ranking, ...]
     means: tuple[Mean, ...]
     by: tuple[str, ...]
     picks: tuple[Pick, ...]
@@ -336,14 +337,14 @@ def compare_rivals(
             f"there is no baseline={baseline}: {nearest(baseline, labels)}the backends are {', '.join(labels)}"
         )
     cells, repeated = latest(cells)
-    groups = rivals_of(cells)
+    groups = comparable_groups(cells)
     # Means are not taken over groups that are not comparable.
     ways = {name: {get(cell.result) for cell in cells} for name, get in _WAYS.items() if name not in by}
     by = (*by, *(name for name, seen in ways.items() if len(seen) > 1))
-    rows = [row for index, group in enumerate(groups) for row in _standings(group, index, metric, spreads, baseline)]
+    rows = [row for index, group in enumerate(groups) for row in _rankings(group, index, metric, spreads, baseline)]
     return Rivals(
         metric=metric,
-        sweeps=tuple(about(sweep) for sweep in sweeps),
+        sweeps=tuple(summarize_sweep(sweep) for sweep in sweeps),
         broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
         notes=(*notes, *repeated, *_mixed(groups)),
         baseline=baseline,
@@ -360,9 +361,9 @@ def _is(label: str, baseline: str) -> bool:
     return label == baseline or label.startswith(f"{baseline} (")
 
 
-def _standings(
+def _rankings(
     group: Sequence[Cell], index: int, metric: ChosenMetric, spreads: Spreads, baseline: str | None
-) -> list[Standing]:
+) -> list[Ranking]:
     valued = [cell for cell in group if cell.value is not None]
     best = min(valued, key=lambda cell: _rank(cell, metric), default=None)
     base = next((cell for cell in valued if _is(cell.result.label, baseline)), None) if baseline else best
@@ -370,7 +371,7 @@ def _standings(
     for cell in group:
         over = _gain(cell, base, metric, spreads)
         to_best = over if base is best else _gain(cell, best, metric, spreads)
-        rows.append(Standing(cell, index, over, cell is best or (to_best is not None and not to_best.told)))
+        rows.append(Ranking(cell, index, over, cell is best or (to_best is not None and not to_best.significant)))
     return rows
 
 
@@ -387,31 +388,31 @@ def _rank(cell: Cell, metric: ChosenMetric) -> float:
     return -cell.value if metric.kind.higher_is_better else cell.value
 
 
-def _ties(rows: Sequence[Standing], metric: ChosenMetric) -> tuple[Duel, ...]:
-    tied: dict[int, list[Standing]] = defaultdict(list)
+def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
+    tied: dict[int, list[Ranking]] = defaultdict(list)
     for row in rows:
         if row.best:
             tied[row.group].append(row)
-    found = []
+    pairs = []
     for group in tied.values():
         if len(group) > 1:
             cells = sorted((row.cell for row in group), key=lambda cell: _rank(cell, metric))[:2]
             # The same order for both passes, so that one command serves both.
             first, second = sorted(cells, key=lambda cell: (cell.result.label, cell.result.job))
-            found.append((first, second))
-    return duels(found)
+            pairs.append((first, second))
+    return duels(pairs)
 
 
 def _mixed(groups: Sequence[Sequence[Cell]]) -> list[str]:
     """Return a note for each property in which rows differ, which is why they are in several groups."""
     results = {id(cell.result): cell.result for group in groups for cell in group if cell.result.status == "ok"}
-    said = []
+    notes = []
     for what, get in _UNLIKE.items():
         counts = Counter(get(result) for result in results.values())
         if len(counts) > 1:
             each = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
-            said.append(f"several {what}: {each}; rows are only compared within one of them")
+            notes.append(f"several {what}: {each}; rows are only compared within one of them")
     apart = sum(len({cell.result.environment.get("gpu_uuid") for cell in group if cell.value}) > 1 for group in groups)
     if apart:
-        said.append(f"rivals of {apart} cases ran on different GPUs of one model, which may differ by 2 %")
-    return said
+        notes.append(f"rivals of {apart} cases ran on different GPUs of one model, which may differ by 2 %")
+    return notes

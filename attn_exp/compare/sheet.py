@@ -50,16 +50,16 @@ class Sheet:
     def texts(self) -> list[dict[str, str]]:
         """Return the rows by column head, as tables show them."""
         shown = [(index, column) for index, column in enumerate(self.columns) if column.head]
-        found = []
+        texts = []
         for row in self.rows:
             values = {column.name: value for column, value in zip(self.columns, row, strict=True)}
-            found.append(
+            texts.append(
                 {
                     column.head: printable(column.joined(values) if column.joined else written(row[index], column.form))
                     for index, column in shown
                 }
             )
-        return found
+        return texts
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def _in_sweep(folder: Path, name: str) -> Found:
         return Found(sweep.results, jobs[matching[0]])
     if matching:
         raise UserError(f"{len(matching)} jobs begin with '{name}': type more of its name, {', '.join(matching[:6])}")
-    broken = [said for said in sweep.broken if f"/{name}" in said]
+    broken = [sentence for sentence in sweep.broken if f"/{name}" in sentence]
     if broken:
         raise UserError(f"{broken[0]}: run the sweep again")
     there = ", ".join(sorted(jobs)[:8])

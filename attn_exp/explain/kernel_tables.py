@@ -61,12 +61,12 @@ def kernel_tables(record: Record) -> list[str]:
     ]
     what = "kernels" if record.request.device == "cuda" else "operators; nested ones are counted twice"
     # A profiler sees few calls, before the clock has settled, so its times may not add up to those above.
-    found = [f"By the trace of two calls before the timing ({what}):", _table(timed)] if timed else []
+    lines = [f"By the trace of two calls before the timing ({what}):", _table(timed)] if timed else []
     for name, profile in record.profiles.items():
         if profile.kernels:
             notes = [*_notes(profile), *_tuned_anew(profile, record)]
-            found += ["", f"By profiler={name}:", _table(profile.kernels), *notes, *_rates(profile, record)]
-    return found
+            lines += ["", f"By profiler={name}:", _table(profile.kernels), *notes, *_rates(profile, record)]
+    return lines
 
 
 def _notes(profile: Profile) -> list[str]:
@@ -83,13 +83,13 @@ def _tuned_anew(profile: Profile, record: Record) -> list[str]:
     kernel tunes itself again.
     """
     timed = {(one.direction, one.name): one.figures.get("grid") for one in _kernels(record, "torch")}
-    said = []
+    lines = []
     for one in profile.kernels:
         here, there = one.figures.get("grid"), timed.get((one.direction, one.name))
         if here and there and here != there:
             name = short(one.name, _NAME)
-            said.append(f"tuned again: {name} ran on a grid of {here} here, and of {there} where it was timed")
-    return said
+            lines.append(f"tuned again: {name} ran on a grid of {here} here, and of {there} where it was timed")
+    return lines
 
 
 def _kernels(record: Record, profiler: str) -> tuple[ProfiledKernel, ...]:
@@ -98,13 +98,13 @@ def _kernels(record: Record, profiler: str) -> tuple[ProfiledKernel, ...]:
 
 def _rates(profile: Profile, record: Record) -> list[str]:
     """Return a line per pass that a profiler measured as a whole; rates of single kernels are unknown."""
-    said = []
+    lines = []
     for direction in record.request.measuring.passes:
         units = (("kernel_time_us", "us in kernels"), ("tflops", "TFLOPS"), ("gb_per_s", "GB/s of compulsory bytes"))
         known = [(profile.metrics.get(f"{direction}/{key}"), unit) for key, unit in units]
         if profile.metrics.get(f"{direction}/tflops"):
-            said.append(f"{direction}: {', '.join(f'{figures(value)} {unit}' for value, unit in known if value)}")
-    return said
+            lines.append(f"{direction}: {', '.join(f'{figures(value)} {unit}' for value, unit in known if value)}")
+    return lines
 
 
 def _table(kernels: Sequence[ProfiledKernel]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_exp.compare.join import way
+from attn_exp.compare.join import method_key
 from attn_exp.core.errors import UserError
 from attn_exp.core.flags import flag_notes
 from attn_exp.core.profile import FOLDER
@@ -17,7 +17,7 @@ from attn_exp.core.roofline import Roof, roof_of
 from attn_exp.core.text import SHORT, WIDTH, figures, grid
 from attn_exp.explain.find import Found
 from attn_exp.explain.kernel_tables import kernel_tables
-from attn_exp.explain.rivals import kind, short, standing
+from attn_exp.explain.rivals import against_fastest, kind, short
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.style import MISSING, available, save
 from attn_exp.results.result import Result, named
@@ -28,13 +28,13 @@ from attn_exp.results.table import duration, time_text
 _CASES = 6
 
 
-def sweep_page(found: Found) -> str:
+def sweep_page(target: Found) -> str:
     """Return the page of a sweep: a table per case, the fastest first, and which backends ran the same kernel."""
     groups: dict[Any, list[Result]] = defaultdict(list)
-    for result in found.results:
-        groups[result.case, way(result), result.device_name].append(result)
+    for result in target.results:
+        groups[result.case, method_key(result), result.device_name].append(result)
     cases = "one case" if len(groups) == 1 else f"{len(groups)} cases"
-    parts = [f"sweep {found.results[0].sweep}: {len(found.results)} jobs on {cases}"]
+    parts = [f"sweep {target.results[0].sweep}: {len(target.results)} jobs on {cases}"]
     for key, results in list(groups.items())[:_CASES]:
         passes = results[0].measuring.passes
         several = sorted(named(results), key=lambda one: (one.status != "ok", _sum_us(one), one.label))
@@ -45,7 +45,7 @@ def sweep_page(found: Found) -> str:
         parts += ["\n".join(lines) for lines in [same_kernels(several)] if lines]
     if len(groups) > _CASES:
         parts.append(f"and {len(groups) - _CASES} more cases: attn-exp compare SWEEP has them all")
-    parts += [f"skipped: {said}" for said in found.broken]
+    parts += [f"skipped: {sentence}" for sentence in target.broken]
     parts.append("a page about one job: attn-exp explain SWEEP/JOB")
     return "\n\n".join(parts)
 
@@ -104,9 +104,9 @@ def keep_pages(results: Sequence[Result], *, pictures: bool) -> list[Kept]:
     rivals: dict[Any, list[Result]] = defaultdict(list)
     for result in results:
         # Each page takes only the results of its own case: all pairs of a thousand jobs would be a million.
-        rivals[result.case, way(result), result.device_name].append(result)
+        rivals[result.case, method_key(result), result.device_name].append(result)
     for job in results:
-        same = rivals[job.case, way(job), job.device_name]
+        same = rivals[job.case, method_key(job), job.device_name]
         own = job.path.parent / FOLDER
         if job.status != "ok" or not own.is_dir():
             continue
@@ -125,7 +125,7 @@ def _picture(job: Result, results: tuple[Result, ...], folder: Path) -> list[Pat
         return []
 
 
-def write_picture(found: Found, folder: Path) -> list[Path]:
+def write_picture(target: Found, folder: Path) -> list[Path]:
     """Write `roofline.svg` and `.png` into `folder` and return their paths; none if no rate is known.
 
     Raises:
@@ -133,10 +133,10 @@ def write_picture(found: Found, folder: Path) -> list[Path]:
     """
     if not available():
         raise UserError(MISSING)
-    job = found.job
-    shown = [one for one in found.results if job is None or (one.case, way(one)) == (job.case, way(job))]
+    job = target.job
+    shown = [one for one in target.results if job is None or (one.case, method_key(one)) == (job.case, method_key(job))]
     # The chart takes device and data type from the last result.
-    chart = roofline_chart([*(one for one in shown if one is not job), *([job] if job else [])], _measured(found))
+    chart = roofline_chart([*(one for one in shown if one is not job), *([job] if job else [])], _measured(target))
     if chart is None:
         return []
     try:
@@ -146,12 +146,12 @@ def write_picture(found: Found, folder: Path) -> list[Path]:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with plots=FOLDER") from error
 
 
-def _measured(found: Found) -> dict[str, Roof]:
+def _measured(target: Found) -> dict[str, Roof]:
     """Return by pass where a job is on the roofline according to counted DRAM bytes."""
-    if found.job is None:
+    if target.job is None:
         return {}
     try:
-        record = found.job.record()
+        record = target.job.record()
     except RecordError:
         return {}
     roofs = {direction: roof_of(record, direction) for direction in record.request.measuring.passes}
@@ -180,8 +180,10 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     parts += [["What ran", *tables] for tables in [kernel_tables(record)] if tables]
     if record.status == "ok":
         parts.append(["What limits it", *_bounds(record)])
-        said = [line for direction in record.request.measuring.passes for line in standing(job, several, direction)]
-        parts.append(["Compared with the fastest on the same case", *(said or [_BEYOND])])
+        lines = [
+            line for direction in record.request.measuring.passes for line in against_fastest(job, several, direction)
+        ]
+        parts.append(["Compared with the fastest on the same case", *(lines or [_BEYOND])])
     if record.profiles:
         parts.append(["Profiles", *_profiles(job, record)])
     notes = flag_notes(record.flags)
@@ -207,26 +209,26 @@ def _head(job: Result, record: Record) -> list[str]:
 
 
 def _timed(record: Record, direction: str) -> str:
-    found = record.metrics
-    said = [time_text(found[f"{direction}/time_us"])]
-    half = found.get(f"{direction}/time_half_width")
+    metrics = record.metrics
+    parts = [time_text(metrics[f"{direction}/time_us"])]
+    half = metrics.get(f"{direction}/time_half_width")
     if half is not None:
-        said.append(f"+-{100 * half:.1f} %")
+        parts.append(f"+-{100 * half:.1f} %")
     for name, unit in (("tflops", "TFLOPS"), ("gb_per_s", "GB/s of compulsory bytes")):
-        if found.get(f"{direction}/{name}"):
-            said.append(f"{figures(found[f'{direction}/{name}'])} {unit}")
-    kernel_us = found.get(f"{direction}/kernel_time_us")
+        if metrics.get(f"{direction}/{name}"):
+            parts.append(f"{figures(metrics[f'{direction}/{name}'])} {unit}")
+    kernel_us = metrics.get(f"{direction}/kernel_time_us")
     if kernel_us:
-        said.append(f"kernels {time_text(kernel_us)} by tracing")
-    return f"{direction}: {', '.join(said)}"
+        parts.append(f"kernels {time_text(kernel_us)} by tracing")
+    return f"{direction}: {', '.join(parts)}"
 
 
 def _bounds(record: Record) -> list[str]:
-    said = []
+    lines = []
     for direction in record.request.measuring.passes:
         roof = roof_of(record, direction)
-        said += [roof.sentence, *_stall(record, direction)] if roof else []
-    return said or ["the record has no ceilings or rates"]
+        lines += [roof.sentence, *_stall(record, direction)] if roof else []
+    return lines or ["the record has no ceilings or rates"]
 
 
 def _stall(record: Record, direction: str) -> list[str]:
@@ -243,12 +245,12 @@ def _stall(record: Record, direction: str) -> list[str]:
 
 
 def _profiles(job: Result, record: Record) -> list[str]:
-    said = []
+    lines = []
     for name, profile in record.profiles.items():
         reason = f": {profile.reason}" if profile.reason else ""
-        said.append(f"{name} {profile.status}{reason} ({duration(profile.seconds)})")
-        said += [f"  {near(job.path.parent / file)}" for file in profile.files]
-    return said
+        lines.append(f"{name} {profile.status}{reason} ({duration(profile.seconds)})")
+        lines += [f"  {near(job.path.parent / file)}" for file in profile.files]
+    return lines
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:

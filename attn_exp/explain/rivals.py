@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from attn_exp.compare.join import way
+from attn_exp.compare.join import method_key
 from attn_exp.core.flags import flag_marks
 from attn_exp.core.text import SHORT, figures
 from attn_exp.results.result import Result, named
@@ -17,12 +17,12 @@ def rivals_of(job: Result, results: Iterable[Result], direction: str) -> list[Re
         for one in results
         if one.status == "ok"
         and key in one.metrics
-        and (one.case, way(one), one.device_name) == (job.case, way(job), job.device_name)
+        and (one.case, method_key(one), one.device_name) == (job.case, method_key(job), job.device_name)
     ]
     return sorted(named(same), key=lambda one: one.metrics[key])
 
 
-def standing(job: Result, results: Iterable[Result], direction: str) -> list[str]:
+def against_fastest(job: Result, results: Iterable[Result], direction: str) -> list[str]:
     """Return sentences on how a job's pass compares with the fastest; none if there is no other job."""
     several = rivals_of(job, results, direction)
     own = next((one for one in several if one.path == job.path), None)
@@ -37,8 +37,8 @@ def standing(job: Result, results: Iterable[Result], direction: str) -> list[str
         at = [one.path for one in several].index(own.path) + 1
         place = f"{at} of {len(several)}; {_time(other, direction)} is the fastest, and this"
     ratio = slow.metrics[f"{direction}/time_us"] / fast.metrics[f"{direction}/time_us"]
-    said = f"{direction}: {place} takes {ratio:.3g} times as long{_doubt(slow, fast, direction)}"
-    return [said, *_kernels(own, other, direction)]
+    sentence = f"{direction}: {place} takes {ratio:.3g} times as long{_doubt(slow, fast, direction)}"
+    return [sentence, *_kernels(own, other, direction)]
 
 
 def _time(result: Result, direction: str) -> str:
@@ -80,14 +80,14 @@ def _unmangled(name: str) -> str:
     them.
     """
     rest = name.removeprefix("_ZN") if name.startswith("_ZN") else name.removeprefix("_Z")
-    found: list[str] = []
+    parts: list[str] = []
     while rest != name and (size := re.match(r"\d+", rest)):
         end = size.end() + int(size[0])
-        found.append(rest[size.end() : end])
+        parts.append(rest[size.end() : end])
         rest = rest[end:]
         if not name.startswith("_ZN"):
             break
-    return "::".join(found) or name
+    return "::".join(parts) or name
 
 
 def short(name: str, width: int = 72) -> str:

@@ -33,7 +33,7 @@ _OF_RESULTS: "tuple[Callable[[Sequence[Result]], Chart | None], ...]" = (
 )
 
 
-def charts(found: Comparison) -> Iterator[Chart]:
+def charts(comparison: Comparison) -> Iterator[Chart]:
     """Yield the charts of a comparison, each drawn when it is requested.
 
     Raises:
@@ -42,36 +42,36 @@ def charts(found: Comparison) -> Iterator[Chart]:
     if not available():
         raise UserError(MISSING)
     own = None
-    if isinstance(found, Rivals):
-        own = heatmap_chart(found)
-    elif isinstance(found, Changes):
-        own = changes_chart(found)
+    if isinstance(comparison, Rivals):
+        own = heatmap_chart(comparison)
+    elif isinstance(comparison, Changes):
+        own = changes_chart(comparison)
     if own is not None:
         yield own
-    results = one_each(results_of(found))
+    results = one_each(results_of(comparison))
     for draw in _OF_RESULTS:
         chart = draw(results)
         if chart is not None:
             yield chart
 
 
-def pictures(found: Comparison) -> list[Picture]:
+def pictures(comparison: Comparison) -> list[Picture]:
     """Return the charts of a comparison as pictures of a report.
 
     Raises:
         UserError: matplotlib is not installed.
     """
-    return [Picture(chart.title, chart.caption, svg(chart)) for chart in charts(found)]
+    return [Picture(chart.title, chart.caption, svg(chart)) for chart in charts(comparison)]
 
 
-def results_of(found: Comparison) -> "list[Result]":
+def results_of(comparison: Comparison) -> "list[Result]":
     """Return the distinct results of a comparison; of several sweeps, the latest ones."""
-    if not isinstance(found, (Rivals, Changes, History, Published)):
-        raise TypeError(f"there are no charts for {type(found).__name__}")
-    return list({id(row.cell.result): row.cell.result for row in found.rows}.values())
+    if not isinstance(comparison, (Rivals, Changes, History, Published)):
+        raise TypeError(f"there are no charts for {type(comparison).__name__}")
+    return list({id(row.cell.result): row.cell.result for row in comparison.rows}.values())
 
 
-def write_charts(found: Comparison, folder: Path, *, limit_s: float | None = None) -> list[Path]:
+def write_charts(comparison: Comparison, folder: Path, *, limit_s: float | None = None) -> list[Path]:
     """Write all charts as SVG and PNG and return their paths. After `limit_s` seconds no further one is started.
 
     Raises:
@@ -79,7 +79,7 @@ def write_charts(found: Comparison, folder: Path, *, limit_s: float | None = Non
     """
     began, written = time.monotonic(), []
     try:
-        for chart in charts(found):
+        for chart in charts(comparison):
             folder.mkdir(parents=True, exist_ok=True)
             written += save(chart, folder)
             if limit_s is not None and time.monotonic() - began > limit_s:

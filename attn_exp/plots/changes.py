@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 _MOST_ROWS = 40
 
 
-def changes_chart(found: "Changes") -> Chart | None:
+def changes_chart(changes: "Changes") -> Chart | None:
     """Draw the cells with two values, at most 40, the largest changes first; None if there are none."""
     # In the order of the table, which puts urgent rows first.
-    every = [row for row in found.rows if row.change is not None and row.low is not None and row.high is not None]
+    every = [row for row in changes.rows if row.change is not None and row.low is not None and row.high is not None]
     if not every:
         return None
     rows = sorted(every, key=lambda row: -abs(row.change or 0.0))[:_MOST_ROWS]
@@ -26,28 +26,35 @@ def changes_chart(found: "Changes") -> Chart | None:
     for at, row in enumerate(rows):
         assert row.change is not None and row.low is not None and row.high is not None
         look = style[row.cell.result.label]
-        told = row.verdict in ("slower", "faster")
+        fill = "full" if row.verdict in ("slower", "faster") else "none"
         panel.plot([100 * row.low, 100 * row.high], [at, at], color=look.colour, linewidth=1.4)
         panel.plot(
-            100 * row.change, at, look.marker, color=look.colour, fillstyle="full" if told else "none", markersize=5
+            100 * row.change,
+            at,
+            look.marker,
+            color=look.colour,
+            fillstyle=fill,
+            markersize=5,
         )
     panel.axvline(0, color="#777777", linewidth=0.8)
-    panel.axvspan(-100 * found.margin, 100 * found.margin, color="#000000", alpha=0.06, linewidth=0)
+    panel.axvspan(-100 * changes.margin, 100 * changes.margin, color="#000000", alpha=0.06, linewidth=0)
     names = [
         " ".join(filter(None, [row.cell.result.label, SHORT[row.cell.direction], name_of(row.cell.result)]))
         for row in rows
     ]
     panel.set_yticks(range(len(rows)), names, fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
-    panel.set_xlabel(f"change of {found.metric}, %, corrected for sessions where canaries allow")
+    panel.set_xlabel(f"change of {changes.metric}, %, corrected for sessions where canaries allow")
     panel.grid(axis="x", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
     left_out = len(every) - len(rows)
-    said = caption(
+    text = caption(
         results,
         "Filled: faster or slower; lines: 95 % intervals; the grey band is the margin.",
         f"All: {shared_case(results)}.",
         f"{left_out} cells with smaller changes are not shown." if left_out else "",
     )
-    new, old = (", ".join(one.name for one in part) for part in (found.sweeps[found.old :], found.sweeps[: found.old]))
-    return finish(figure, "changes", f"{new} against {old}", said)
+    new, old = (
+        ", ".join(one.name for one in part) for part in (changes.sweeps[changes.old :], changes.sweeps[: changes.old])
+    )
+    return finish(figure, "changes", f"{new} against {old}", text)

@@ -25,13 +25,13 @@ def curves(results: "Sequence[Result]") -> list[Curve]:
     name_of = case_names([one[0] for one in together], leave_out=_OF_LENGTH)
     # Before the first job, so that a list sorted by time shows jobs first.
     began = min(result.started_at for result in results)
-    found = []
+    drawn = []
     for family in together:
         by_label: dict[str, list[Result]] = defaultdict(list)
         for result in sorted(family, key=lambda one: one.finished_at):
             by_label[result.label].append(result)
-        found += [_curve(label, name_of(own[0]), own, began) for label, own in by_label.items()]
-    several = [curve for curve in found if any(len(points) > 1 for points in curve.points.values())]
+        drawn += [_curve(label, name_of(own[0]), own, began) for label, own in by_label.items()]
+    several = [curve for curve in drawn if any(len(points) > 1 for points in curve.points.values())]
     return sorted(several, key=lambda curve: -max(len(points) for points in curve.points.values()))[:_MOST]
 
 

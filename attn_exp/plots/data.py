@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.compare.join import way
+from attn_exp.compare.join import method_key
 from attn_exp.core.case import PASSES, Case, case_columns
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def family(result: "Result") -> tuple[Any, ...]:
 
 def families(results: "Iterable[Result]") -> "list[list[Result]]":
     """Group the results into families with at least two lengths, those with the most lengths first."""
-    found: dict[Any, list[Result]] = defaultdict(list)
+    by_family: dict[Any, list[Result]] = defaultdict(list)
     for result in results:
         if result.case.lengths is None:
-            found[family(result)].append(result)
-    several = [one for one in found.values() if len({length(result.case) for result in one}) > 1]
+            by_family[family(result)].append(result)
+    several = [one for one in by_family.values() if len({length(result.case) for result in one}) > 1]
     return sorted(several, key=lambda one: -len({length(result.case) for result in one}))
 
 
@@ -86,7 +86,7 @@ def one_each(results: "Iterable[Result]") -> "list[Result]":
     """Return the latest result of each job identity."""
     kept: dict[Any, Result] = {}
     for result in results:
-        key = (result.key, way(result), result.device_name)
+        key = (result.key, method_key(result), result.device_name)
         if key not in kept or kept[key].finished_at <= result.finished_at:
             kept[key] = result
     return list(kept.values())

@@ -14,12 +14,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _LONGEST_LEGEND = 7
 
 
-def plot_ratios(records: Sequence[Record], found: dict[str, list[PairedComparison]], path: Path) -> Path | None:
+def plot_ratios(records: Sequence[Record], verdicts: dict[str, list[PairedComparison]], path: Path) -> Path | None:
     """Plot a duel's ratios by round, a panel per pass, with 95 % interval and margin; None without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
-    figure, panels = _figure(len(found))
-    for panel, (direction, comparisons) in zip(panels, found.items(), strict=True):
+    figure, panels = _figure(len(verdicts))
+    for panel, (direction, comparisons) in zip(panels, verdicts.items(), strict=True):
         for colour, comparison in zip(COLOURS, comparisons[:_LONGEST_LEGEND], strict=False):
             first, second = records[comparison.a], records[comparison.b]
             ratios = [

@@ -4,22 +4,22 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.compare.join import way
+from attn_exp.compare.join import method_key
 from attn_exp.core.status import STATUSES
 from attn_exp.plots.data import caption, case_names, shared_case
 from attn_exp.plots.style import Chart, finish, new_figure
 
 if TYPE_CHECKING:
-    from attn_exp.compare.rivals import Rivals, Standing
+    from attn_exp.compare.rivals import Ranking, Rivals
 
 _MOST_ROWS, _MOST_COLUMNS = 40, 14
 # The colour scale ends at this ratio, so that one slow backend does not make all others pale.
 _FULL = 4.0
 
 
-def heatmap_chart(found: "Rivals") -> Chart | None:
+def heatmap_chart(rivals: "Rivals") -> Chart | None:
     """Draw how many times better each backend is than the baseline or the best; None with fewer than two."""
-    rows = [row for row in found.rows if row.gain is not None or row.cell.value is None]
+    rows = [row for row in rivals.rows if row.gain is not None or row.cell.value is None]
     labels = sorted({row.cell.result.label for row in rows})[:_MOST_COLUMNS]
     rows = [row for row in rows if row.cell.result.label in labels]
     valued = {row.cell.result.label for row in rows if row.gain is not None}
@@ -43,41 +43,41 @@ def heatmap_chart(found: "Rivals") -> Chart | None:
         panel.set_title(side, fontsize=10)
         panel.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=9)
     panels[0].set_yticks(range(len(shown)), [texts[key] for key in shown], fontsize=8)
-    title = f"Speed-up over {found.baseline}" if found.baseline else "Speed as a share of the best"
+    title = f"Speed-up over {rivals.baseline}" if rivals.baseline else "Speed as a share of the best"
     bar = figure.colorbar(image, ax=list(panels), shrink=0.9, pad=0.01, aspect=30)
     bar.ax.set_yticks([math.log2(x) for x in (0.25, 0.5, 1, 2, 4)], ["1/4", "1/2", "1", "2", "4"])
     bar.ax.minorticks_off()
-    if not found.baseline:
+    if not rivals.baseline:
         bar.ax.set_ylim(-math.log2(_FULL), 0)
-    bar.set_label(f"times as fast as {found.baseline or 'the best'}", fontsize=8)
+    bar.set_label(f"times as fast as {rivals.baseline or 'the best'}", fontsize=8)
     left_out = len(cases) - len(shown)
-    said = caption(
+    text = caption(
         results,
-        f"{_what(found)}: more is better. Bold: the best, and backends too close to it to call.",
+        f"{_what(rivals)}: more is better. Bold: the best, and backends too close to it to call.",
         f"All: {shared_case(results)}.",
         f"{left_out} more cases are not shown." if left_out else "",
     )
-    return finish(figure, "heatmap", title, said)
+    return finish(figure, "heatmap", title, text)
 
 
-def _what(found: "Rivals") -> str:
-    return "Ratios of median times" if found.metric.name == "time_us" else f"Ratios of {found.metric}"
+def _what(rivals: "Rivals") -> str:
+    return "Ratios of median times" if rivals.metric.name == "time_us" else f"Ratios of {rivals.metric}"
 
 
-def _grid(rows: "Sequence[Standing]") -> "dict[Any, dict[str, Standing]]":
+def _grid(rows: "Sequence[Ranking]") -> "dict[Any, dict[str, Ranking]]":
     """Return the rows by case and way of measuring, then by backend."""
-    found: dict[Any, dict[str, Standing]] = {}
+    by_case: dict[Any, dict[str, Ranking]] = {}
     for row in rows:
         result = row.cell.result
-        key = (result.case, result.model, way(result), result.device_name)
+        key = (result.case, result.model, method_key(result), result.device_name)
         if row.cell.value is None:
             # A failed job has no device: it belongs to its case.
-            key = next((other for other in found if other[:3] == key[:3]), key)
-        found.setdefault(key, {})[result.label] = row
-    return found
+            key = next((other for other in by_case if other[:3] == key[:3]), key)
+        by_case.setdefault(key, {})[result.label] = row
+    return by_case
 
 
-def _draw(panel: Any, rows: "Sequence[dict[str, Standing]]", labels: Sequence[str]) -> Any:
+def _draw(panel: Any, rows: "Sequence[dict[str, Ranking]]", labels: Sequence[str]) -> Any:
     shades = [
         [math.log2(one.gain.value) if (one := row.get(label)) and one.gain else math.nan for label in labels]
         for row in rows
@@ -101,7 +101,7 @@ def _draw(panel: Any, rows: "Sequence[dict[str, Standing]]", labels: Sequence[st
     return image
 
 
-def _text(one: "Standing | None") -> str:
+def _text(one: "Ranking | None") -> str:
     if one is None:
         return ""
     if one.gain is None:

@@ -38,12 +38,12 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     _ticks(panels[-1], sorted({length(result.case) for result in flat}))
     handles = [_handle(look) for look in style.values()]
     left_out = len(every) - len(shown)
-    said = caption(
+    text = caption(
         flat,
         f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. Bars: 95 % confidence intervals across rounds.",
         f"{left_out} more groups of sizes are not shown." if left_out else "",
     )
-    return finish(figure, "lengths", "TFLOPS against sequence length", said, handles, list(style))
+    return finish(figure, "lengths", "TFLOPS against sequence length", text, handles, list(style))
 
 
 def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, Any]) -> None:

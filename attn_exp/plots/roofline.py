@@ -23,19 +23,19 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
     `counted` gives, by pass, the position of the last result according to the bytes that a profiler counted; they are
     drawn as crosses, connected to their points.
     """
-    found = measured(results, "tflops", "min_bytes")
-    if not found:
+    drawn = measured(results, "tflops", "min_bytes")
+    if not drawn:
         return None
-    device, dtype = found[-1].device_name, found[-1].case.dtype
+    device, dtype = drawn[-1].device_name, drawn[-1].case.dtype
     # One roof per chart: other devices and data types have other roofs.
-    found = [result for result in found if (result.device_name, result.case.dtype) == (device, dtype)]
-    passes, style = passes_of(found, "min_bytes"), looks(found)
+    drawn = [result for result in drawn if (result.device_name, result.case.dtype) == (device, dtype)]
+    passes, style = passes_of(drawn, "min_bytes"), looks(drawn)
     figure = new_figure(8.0, 5.6)
     panel = figure.subplots()
     intensities: list[float] = []
     for side in passes:
         for label, look in style.items():
-            points = [_point(result, side) for result in found if result.label == label]
+            points = [_point(result, side) for result in drawn if result.label == label]
             kept = [point for point in points if point]
             intensities += [x for x, _ in kept]
             panel.plot(
@@ -48,13 +48,13 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
                 markersize=6,
                 alpha=0.85,
                 label=label if side == passes[0] else f"{label}, {side}",
-                rasterized=len(found) > _RASTERISED_FROM,
+                rasterized=len(drawn) > _RASTERISED_FROM,
             )
     panel.set(xscale="log", yscale="log", xlabel="arithmetic intensity, FLOP per compulsory byte", ylabel="TFLOPS")
     for side, roof in (counted or {}).items():
-        _draw_counted(panel, _point(found[-1], side), roof)
+        _draw_counted(panel, _point(drawn[-1], side), roof)
         intensities.append(roof.intensity)
-    roofs = _roofs(found, device, dtype)
+    roofs = _roofs(drawn, device, dtype)
     _draw_roofs(panel, roofs, min(intensities), max(intensities))
     panel.grid(which="both", color="#e6e6e6", linewidth=0.5)
     panel.set_axisbelow(True)
@@ -71,15 +71,15 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
     labels += [f"{name}: {rate:.4g} TFLOPS, {speed:.3g} TB/s" for name, rate, speed, _ in roofs]
     measured_too = any(name == "measured" for name, *_ in roofs)
     others = len({(r.device_name, r.case.dtype) for r in measured(results, "tflops", "min_bytes")}) - 1
-    said = caption(
-        found,
+    text = caption(
+        drawn,
         "Bytes are the compulsory ones, FLOP those of unmasked pairs.",
         "Crosses: with the DRAM bytes that Nsight Compute counted." if counted else "",
         "Measured: a large matrix product and a copy, in the worker that ran the jobs." if measured_too else "",
-        f"All: {shared_case(found)}.",
+        f"All: {shared_case(drawn)}.",
         f"{others} more devices or data types are not shown." if others else "",
     )
-    return finish(figure, "roofline", f"Roofline, {device}, {dtype}", said, handles, labels)
+    return finish(figure, "roofline", f"Roofline, {device}, {dtype}", text, handles, labels)
 
 
 def _point(result: "Result", side: str) -> tuple[float, float] | None:
@@ -89,11 +89,11 @@ def _point(result: "Result", side: str) -> tuple[float, float] | None:
     return rate * us * 1e6 / moved, rate
 
 
-def _roofs(found: "Sequence[Result]", device: str, dtype: str) -> list[tuple[str, float, float, str]]:
+def _roofs(results: "Sequence[Result]", device: str, dtype: str) -> list[tuple[str, float, float, str]]:
     """Return each roof's name, TFLOPS, TB/s and line style."""
     roofs = []
-    products = [r.ceilings["matmul_flops_per_s"] for r in found if r.ceilings.get("matmul_flops_per_s")]
-    copies = [r.ceilings["copy_bytes_per_s"] for r in found if r.ceilings.get("copy_bytes_per_s")]
+    products = [r.ceilings["matmul_flops_per_s"] for r in results if r.ceilings.get("matmul_flops_per_s")]
+    copies = [r.ceilings["copy_bytes_per_s"] for r in results if r.ceilings.get("copy_bytes_per_s")]
     if products and copies:
         roofs.append(("measured", median(products) / 1e12, median(copies) / 1e12, "-"))
     peak = datasheet_peak(device)

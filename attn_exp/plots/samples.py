@@ -20,8 +20,8 @@ _FEWEST, _FEW = 5, 60
 
 def samples_chart(results: "Sequence[Result]") -> Chart | None:
     """Draw the jobs with the longest times, at most 16; None if no samples are stored."""
-    found = measured(results, "time_us")
-    chosen = _chosen(found)
+    sampled = measured(results, "time_us")
+    chosen = _chosen(sampled)
     records = [(result, record) for result in chosen if (record := _record(result)) is not None]
     if not records:
         return None
@@ -42,20 +42,20 @@ def samples_chart(results: "Sequence[Result]") -> Chart | None:
     names = [f"{result.label}  {name_of(result)}".rstrip() for result in kept]
     panels[0].set_yticks(range(len(names)), names, fontsize=8)
     panels[0].invert_yaxis()
-    left_out = len(found) - len(kept)
-    said = caption(
+    left_out = len(sampled) - len(kept)
+    text = caption(
         kept,
         "A dot per sample, the first at the top of each row; bars span the 5th to the 95th percentile.",
         f"Samples beyond {_WIDEST:.0f} % are drawn at the edge.",
         f"All: {shared_case(kept)}.",
         f"Of {left_out + len(kept)} jobs, those with the longest times are shown." if left_out else "",
     )
-    return finish(figure, "samples", "Samples of each job", said)
+    return finish(figure, "samples", "Samples of each job", text)
 
 
-def _chosen(found: "Sequence[Result]") -> "list[Result]":
+def _chosen(results: "Sequence[Result]") -> "list[Result]":
     """Return the longest jobs in the sweep's order, backends of one case adjacent."""
-    longest = sorted(found, key=lambda result: -result.metrics.get("forward/time_us", 0.0))[:_MOST_JOBS]
+    longest = sorted(results, key=lambda result: -result.metrics.get("forward/time_us", 0.0))[:_MOST_JOBS]
     return sorted(longest, key=lambda one: (-one.case.batch * one.case.q_len, repr(one.case), one.label))
 
 

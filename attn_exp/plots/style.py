@@ -52,7 +52,7 @@ def available() -> bool:
 
 def looks(results: Iterable["Result"]) -> dict[str, Look]:
     """Return the look of each label, which depends on its name only, unless two would look the same."""
-    found: dict[str, Look] = {}
+    by_label_look: dict[str, Look] = {}
     by_label = {result.label: result for result in results}
     # The package's own backends choose first; others take another marker if theirs is taken.
     for label in sorted(by_label, key=lambda one: (one not in backends(), one)):
@@ -61,12 +61,12 @@ def looks(results: Iterable["Result"]) -> dict[str, Look]:
         look = _look(name, backend_label(name, result.compile), result.about)
         # Take another marker; if all are taken, two labels look the same.
         for _ in _MARKERS:
-            if look not in found.values():
+            if look not in by_label_look.values():
                 break
             after = _MARKERS[(_MARKERS.index(look.marker) + 1) % len(_MARKERS)]
             look = Look(look.colour, after, look.line)
-        found[label] = look
-    return {label: found[label] for label in sorted(found)}
+        by_label_look[label] = look
+    return {label: by_label_look[label] for label in sorted(by_label_look)}
 
 
 def _look(name: str, compiled: str, about: About) -> Look:

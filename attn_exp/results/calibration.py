@@ -38,11 +38,11 @@ def calibration_path(device: str) -> Path:
     return base / f"calibration-{''.join(c if c.isalnum() else '-' for c in device)}.json"
 
 
-def write_calibration(found: Calibration) -> Path:
+def write_calibration(calibration: Calibration) -> Path:
     """Write a calibration and return its path. Raises OSError if that fails."""
-    path = calibration_path(found.device)
+    path = calibration_path(calibration.device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(found), indent=1))
+    write_whole(path, msgspec.json.format(msgspec.json.encode(calibration), indent=1))
     return path
 
 
@@ -59,5 +59,5 @@ def read_calibration(device: str) -> Calibration | None:
 
 def margin_for(device: str) -> float:
     """Return the smallest meaningful difference on the device; 1 % if the doctor has not measured it."""
-    found = read_calibration(device)
-    return max(MARGIN_FLOOR, found.margin) if found else MARGIN_FLOOR
+    calibration = read_calibration(device)
+    return max(MARGIN_FLOOR, calibration.margin) if calibration else MARGIN_FLOOR

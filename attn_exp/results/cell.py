@@ -53,14 +53,14 @@ def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
         UserError: no result has it. The message suggests the nearest name.
     """
     direction, slash, name = word.rpartition("/")
-    found = ChosenMetric(name, direction if slash else None)
+    metric = ChosenMetric(name, direction if slash else None)
     names = metric_names(results)
     if name not in names or (slash and direction not in PASSES):
         if not names:
             raise UserError("no record is ok, so there is nothing to compare: see table.txt in the sweep's folder")
         near = nearest(name, names)
         raise UserError(f"there is no metric '{word}': {near}the metrics are {', '.join(sorted(names)[:24])} ...")
-    return found
+    return metric
 
 
 def metric_names(results: Iterable[Result]) -> set[str]:
@@ -73,7 +73,7 @@ def metric_names(results: Iterable[Result]) -> set[str]:
 
 def cells_of(results: Sequence[Result], metric: ChosenMetric) -> list[Cell]:
     """Return one cell for each result and each pass that its request asked for."""
-    found = []
+    cells = []
     for result in results:
         for direction in result.measuring.passes:
             if metric.direction in (None, direction):
@@ -81,8 +81,8 @@ def cells_of(results: Sequence[Result], metric: ChosenMetric) -> list[Cell]:
                 # A ratio to zero is undefined; an error of zero is a valid value.
                 usable = value is not None and (value > 0 or not metric.kind.follows_clock)
                 half = _half(result, direction) if usable and metric.kind.has_time_interval else None
-                found.append(Cell(result, direction, value if usable else None, half))
-    return found
+                cells.append(Cell(result, direction, value if usable else None, half))
+    return cells
 
 
 def _half(result: Result, direction: str) -> float | None:

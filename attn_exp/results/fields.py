@@ -38,12 +38,12 @@ def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
     results = {id(cell.result): cell.result for cell in cells}.values()
     metrics = metric_names(results)
     options = {name for result in results for name in result.backend if name not in ("_target_", "name")}
-    found: dict[str, Getter] = {f"{side}/{name}": _metric(f"{side}/{name}") for side in PASSES for name in metrics}
-    found |= {name: _own_metric(name) for name in metrics}
-    found |= {f"backend.{name}": _option(name) for name in options}
-    found |= {name: _flag(name) for name in FLAGS}
-    found |= {name: _case(name) for name in case_columns()}
-    return found | _OWN
+    getters: dict[str, Getter] = {f"{side}/{name}": _metric(f"{side}/{name}") for side in PASSES for name in metrics}
+    getters |= {name: _own_metric(name) for name in metrics}
+    getters |= {f"backend.{name}": _option(name) for name in options}
+    getters |= {name: _flag(name) for name in FLAGS}
+    getters |= {name: _case(name) for name in case_columns()}
+    return getters | _OWN
 
 
 def getter(name: str, known: dict[str, Getter], key: str) -> Getter:

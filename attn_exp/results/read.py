@@ -71,15 +71,15 @@ def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:
     Raises:
         UserError: there is no such sweep. The message suggests the nearest name.
     """
-    found: list[Path] = []
+    selected: list[Path] = []
     for word in words:
         folders = _folders(word, home)
         if not folders:
             there = [path.name for path in _sweeps(home)]
             known = f"the sweeps in {home} are {', '.join(there[-8:])}" if there else f"there is no sweep in {home}"
             raise UserError(f"there is no sweep '{word}': {nearest(word, there)}{known}; a folder's path works too")
-        found += [folder for folder in folders if folder not in found]
-    return found
+        selected += [folder for folder in folders if folder not in selected]
+    return selected
 
 
 def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
@@ -93,10 +93,10 @@ def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
             jobs = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error.strerror}): give another sweep") from error
-    found = read_files((folder / job / FILE_NAME for job in jobs), missing_is_broken=False)
-    if not may_be_empty and not found[0] and not found[1]:
+    read = read_files((folder / job / FILE_NAME for job in jobs), missing_is_broken=False)
+    if not may_be_empty and not read[0] and not read[1]:
         raise UserError(f"{folder} has no records: give a sweep's folder, such as {HOME}/NAME")
-    return Sweep(folder.name, str(folder), *found)
+    return Sweep(folder.name, str(folder), *read)
 
 
 def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple[Result, ...], tuple[str, ...]]:

@@ -43,10 +43,10 @@ def sweep_identity(folder: Path) -> str:
             finally:
                 temporary.unlink()
     try:
-        found = path.read_text().strip()
+        identity = path.read_text().strip()
     except (OSError, UnicodeDecodeError):
-        found = ""
-    return found if re.fullmatch("[0-9a-f]{32}", found) else place_identity(folder)
+        identity = ""
+    return identity if re.fullmatch("[0-9a-f]{32}", identity) else place_identity(folder)
 
 
 def place_identity(folder: Path) -> str:

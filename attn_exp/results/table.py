@@ -42,8 +42,8 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
     `options` are the backend options in which jobs of the sweep differ.
     """
     own = flat(result.backend)
-    told = [f"{name}={word(own[name])}" for name in options if name in own]
-    head = " ".join([f"{result.status:<12}", f"{result.label} {result.case.label()}", *told])
+    shown_options = [f"{name}={word(own[name])}" for name in options if name in own]
+    head = " ".join([f"{result.status:<12}", f"{result.label} {result.case.label()}", *shown_options])
     if result.status != "ok":
         return f"{head}: {result.reason}"
     passes = []
@@ -133,14 +133,14 @@ def _row(result: Result) -> dict[str, Any]:
     row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2, "seed": way.seed, "device": result.device}
     row["status"] = result.status if result.status == "ok" else f"{result.status}*"
     for name, short in SHORT.items():
-        found = result.metrics
-        if f"{name}/time_us" in found:
-            half = found.get(f"{name}/time_half_width")
-            row[f"{short}\nus"] = figures(found[f"{name}/time_us"])
+        metrics = result.metrics
+        if f"{name}/time_us" in metrics:
+            half = metrics.get(f"{name}/time_half_width")
+            row[f"{short}\nus"] = figures(metrics[f"{name}/time_us"])
             row[f"{short}\n+-%"] = "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
-            tflops = found.get(f"{name}/tflops")
+            tflops = metrics.get(f"{name}/tflops")
             row[f"{short}\nTFLOPS"] = figures(tflops) if tflops else ""
-            errors = [value for key, value in found.items() if _is_error(key, name)]
+            errors = [value for key, value in metrics.items() if _is_error(key, name)]
             row[f"{short}\nerror"] = f"{max(errors):.1e}" if errors else ""
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}

@@ -17,14 +17,14 @@ _OF_A_PAIR = ("effect", "low", "high", "p")
 
 def duel_metrics(records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
     """Return the metrics of a duel: those of its records, and of the verdicts in `duel.json`, by pass."""
-    found: dict[str, float] = {}
+    metrics_by_name: dict[str, float] = {}
     for record in records:
-        found |= {f"{record.request.label[0]}/{name}": value for name, value in record.metrics.items()}
+        metrics_by_name |= {f"{record.request.label[0]}/{name}": value for name, value in record.metrics.items()}
     for direction, pairs in verdicts.items():
         for pair in pairs:
             who = f"{direction}/{pair['a'][0]}_{pair['b'][0]}"
-            found |= {f"{who}/{name}": float(pair[name]) for name in _OF_A_PAIR}
-    return found
+            metrics_by_name |= {f"{who}/{name}": float(pair[name]) for name in _OF_A_PAIR}
+    return metrics_by_name
 
 
 EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
@@ -105,30 +105,30 @@ def run_name(record: Record) -> str:
 def params(record: Record) -> dict[str, str]:
     """Return the resolved configuration of a job, under flat names that are easy to sort and filter."""
     request, measuring = record.request, record.request.measuring
-    found: dict[str, Any] = {field.name: getattr(request.case, field.name) for field in fields(request.case)}
-    found |= {"backend" if key == "name" else f"backend.{key}": value for key, value in flat(request.backend).items()}
-    found |= {"model": request.model, "device": request.device, "seed": measuring.seed, "timer": measuring.timer}
-    found |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
-    found |= {"compile": request.compile.mode, "caches": request.caches}
-    found |= flat(request.compile.options, "compile.")
+    values: dict[str, Any] = {field.name: getattr(request.case, field.name) for field in fields(request.case)}
+    values |= {"backend" if key == "name" else f"backend.{key}": value for key, value in flat(request.backend).items()}
+    values |= {"model": request.model, "device": request.device, "seed": measuring.seed, "timer": measuring.timer}
+    values |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
+    values |= {"compile": request.compile.mode, "caches": request.caches}
+    values |= flat(request.compile.options, "compile.")
     for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
-        found[f"stopping.{name}"] = getattr(measuring, name)
-    found["regime"], found["l2"] = measuring.regime, measuring.l2
-    return {key: str(value) for key, value in found.items()}
+        values[f"stopping.{name}"] = getattr(measuring, name)
+    values["regime"], values["l2"] = measuring.regime, measuring.l2
+    return {key: str(value) for key, value in values.items()}
 
 
 def metrics(record: Record) -> dict[str, float]:
     """Return the metrics of a record, its profiles and its roofline, without values that are not finite."""
-    found = record.metrics | roof_metrics(record)
+    values = record.metrics | roof_metrics(record)
     for profiler, profile in record.profiles.items():
-        found |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+        values |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def tags(record: Record) -> dict[str, str]:
     """Return the tags of a record: outcome, flags, hardware, versions, kernels."""
     request, environment = record.request, record.environment
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "sweep": request.sweep,
         "kind": "job",
         "job": request.job,
@@ -141,16 +141,16 @@ def tags(record: Record) -> dict[str, str]:
         "torch": environment.get("versions", {}).get("torch"),
         "method_version": record.method_version,
     }
-    found |= {name: environment.get(name) for name in ("cuda", "cudnn", "driver", "git_commit", "host")}
+    values |= {name: environment.get(name) for name in ("cuda", "cudnn", "driver", "git_commit", "host")}
     for direction, measured in record.passes.items():
         if measured.kernels:
             longest = max(measured.kernels, key=lambda kernel: kernel.time_us)
-            found[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
+            values[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
         roof = roof_of(record, direction)
-        found[f"bound_{direction}"] = roof.bound if roof else None
+        values[f"bound_{direction}"] = roof.bound if roof else None
     for profiler, profile in record.profiles.items():
-        found[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
-    return {f"attn_exp.{name}": str(value) for name, value in found.items() if value not in (None, "")}
+        values[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
+    return {f"attn_exp.{name}": str(value) for name, value in values.items() if value not in (None, "")}
 
 
 def samples_csv(record: Record) -> str:

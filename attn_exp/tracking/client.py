@@ -59,31 +59,31 @@ def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) ->
     """Return the id of the experiment of this name, creating it if there is none."""
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return client.create_experiment(name, artifact_location=artifacts)
         except MlflowException:
             # Another process may have created it meanwhile.
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    if found.lifecycle_stage == "deleted":
+    if experiment.lifecycle_stage == "deleted":
         raise RuntimeError(f"experiment {name} is deleted there: restore it, or choose another")
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def search(client: "MlflowClient", experiment: str, wanted: Mapping[str, str]) -> "list[Run]":
     """Return all active runs that have these tags, the newest first."""
     condition = " and ".join(f"tags.`{key}` = {quoted(value)}" for key, value in wanted.items())
-    found: list[Run] = []
+    runs: list[Run] = []
     token = None
     while True:
         page = client.search_runs([experiment], condition, max_results=_PAGE, page_token=token)
-        found += page
+        runs += page
         token = page.token
         if not token:
-            return found
+            return runs
 
 
 def whole_run(

@@ -82,16 +82,16 @@ class MlflowTracker:
         answered = self._thread.settle(_ANSWER_LIMIT_S)
         if answered and not self._thread.errors:
             return None
-        said = f"no answer within {_ANSWER_LIMIT_S:g} s"
+        reason = f"no answer within {_ANSWER_LIMIT_S:g} s"
         if self._thread.errors:
             refused = refusal(self._thread.errors[0])
             if refused is not None:
                 self._thread.stop()
                 self._runs = self._thread = None
                 raise UserError(f"MLflow at {self._place.shown} {refused}, or use tracker=none")
-            said = trouble(self._thread.errors[0])
+            reason = trouble(self._thread.errors[0])
         return (
-            f"MLflow at {self._place.shown} stores nothing yet ({said}): the sweep continues, and its records are in "
+            f"MLflow at {self._place.shown} stores nothing yet ({reason}): the sweep continues, and its records are in "
             f"{sweep.folder}; if it does not recover, store them with: {self._replay(sweep)}"
         )
 
@@ -145,9 +145,9 @@ class MlflowTracker:
         if ended.is_set() and not count:
             return None
         what = f"{count} record{'s' if count > 1 else ''}" if count else "the end of the sweep's run"
-        said = trouble(thread.errors[-1]) if thread.errors else "no time was left"
+        reason = trouble(thread.errors[-1]) if thread.errors else "no time was left"
         return (
-            f"MLflow at {self._place.shown} lacks {what} ({said}): all records are in {runs.sweep.folder}; "
+            f"MLflow at {self._place.shown} lacks {what} ({reason}): all records are in {runs.sweep.folder}; "
             f"store them with: {self._replay(runs.sweep)}"
         )
 

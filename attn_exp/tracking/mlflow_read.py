@@ -115,7 +115,7 @@ def _opened(path: Path) -> "contextlib.closing[sqlite3.Connection]":
 
 
 def _from_database(path: Path, uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
-    found = []
+    sweeps = []
     try:
         with _opened(path) as database:
             experiments = [row[0] for row in database.execute("SELECT name FROM experiments")]
@@ -126,10 +126,10 @@ def _from_database(path: Path, uri: str, experiment: str, names: Sequence[str]) 
                     there = [row[0] for row in database.execute(_SWEEPS, (experiment,))]
                     _check(name, there, "sweep", "sweep=")
                     raise UserError(f"sweep '{name}' has no jobs in {uri}: choose another, or read its folder")
-                found.append(_sweep(name, uri, (_artifact(path, run, place) for run, place in rows)))
+                sweeps.append(_sweep(name, uri, (_artifact(path, run, place) for run, place in rows)))
     except sqlite3.Error as error:
         raise UserError(f"{path} cannot be read ({error}): give uri=sqlite:///FOLDER/mlflow.db") from error
-    return found
+    return sweeps
 
 
 def _artifact(database: Path, run: str, place: str) -> Path:
@@ -147,7 +147,7 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     from attn_exp.core.redaction import redacted
     from attn_exp.tracking.client import search
 
-    found = []
+    sweeps = []
     with _asked(uri, "name sweeps by their folders") as client:
         there = client.get_experiment_by_name(experiment)
         if there is None:
@@ -161,14 +161,14 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
                     _check(name, [run.data.tags["attn_exp.sweep"] for run in every], "sweep", "sweep=")
                     raise UserError(f"sweep '{name}' has no jobs there: choose another, or read its folder")
                 jobs = [run.info.run_id for run in runs if run.data.tags.get("attn_exp.kind") == "job"]
-                found.append(
+                sweeps.append(
                     _sweep(
                         name,
                         redacted(uri),
                         (_download(client, job, Path(folder, str(index))) for index, job in enumerate(jobs)),
                     )
                 )
-    return found
+    return sweeps
 
 
 def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
@@ -182,21 +182,21 @@ def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
 
     with _asked(uri, "give the job's folder") as client:
         try:
-            found = client.get_run(run)
+            run_info = client.get_run(run)
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
                 raise
             raise UserError(
                 f"there is no run {run} at {redacted(uri)}: copy its identifier from the run's page"
             ) from error
-        tags = found.data.tags
+        tags = run_info.data.tags
         sweep = _of_job(run, tags.get("attn_exp.kind"), tags.get("attn_exp.sweep"))
         folder = Path(tempfile.mkdtemp(prefix=f"attn_exp_{owner_mark()}"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         # All files: the page shows tables of profilers too.
         for name in client.list_artifacts(run):
             client.download_artifacts(run, name.path, str(folder))
-        return folder / FILE_NAME, client.get_experiment(found.info.experiment_id).name, sweep
+        return folder / FILE_NAME, client.get_experiment(run_info.info.experiment_id).name, sweep
 
 
 @contextlib.contextmanager

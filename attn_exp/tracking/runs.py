@@ -150,13 +150,13 @@ class StoredRun:
 
 def jobs_in_database(path: Path, parent: str) -> list[StoredRun]:
     """Return the active runs below `parent` in MLflow's sqlite database. Raises sqlite3.Error."""
-    found: dict[str, StoredRun] = {}
+    runs: dict[str, StoredRun] = {}
     with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_WAIT_S)) as database:
         for run, status, key, value in database.execute(_CHILDREN, (parent,)):
-            tags = found.setdefault(run, StoredRun(run, status, {})).tags
+            tags = runs.setdefault(run, StoredRun(run, status, {})).tags
             if key is not None:
                 tags[key] = value
-    return [run for run in found.values() if run.tags.get(KIND) == "job"]
+    return [run for run in runs.values() if run.tags.get(KIND) == "job"]
 
 
 _LOCK_WAIT_S = 300.0
@@ -271,16 +271,16 @@ class Runs:
             "attn_exp.sweep_id": sweep_identity(self.sweep.folder),
             "attn_exp.folder": str(self.sweep.folder.absolute()),
         }
-        said = {"attn_exp.command": redacted(self.sweep.command), "attn_exp.version": __version__}
-        found = [run for run in search(client, self._experiment, identity) if _is_same(run, own, self.sweep.folder)]
-        if not found:
+        own_tags = {"attn_exp.command": redacted(self.sweep.command), "attn_exp.version": __version__}
+        parents = [run for run in search(client, self._experiment, identity) if _is_same(run, own, self.sweep.folder)]
+        if not parents:
             self.fresh = True
-            tags = fitting(identity | own | said) | source()
+            tags = fitting(identity | own | own_tags) | source()
             began_ms = int(self.sweep.began * 1000) if self.sweep.began is not None else None
             return str(client.create_run(self._experiment, began_ms, tags, self.sweep.name).info.run_id)
-        self._parent = str(found[-1].info.run_id)
+        self._parent = str(parents[-1].info.run_id)
         client.update_run(self._parent, "RUNNING")
-        for key, value in fitting(own | said).items():
+        for key, value in fitting(own | own_tags).items():
             client.set_tag(self._parent, key, value)
         self._runs.clear()
         path = database_file(self._uri)
@@ -289,8 +289,8 @@ class Runs:
 
     def _search_jobs(self, client: "MlflowClient", wanted: dict[str, str]) -> list[StoredRun]:
         of_parent = {"mlflow.parentRunId": self._parent, "attn_exp.kind": "job"}
-        found = search(client, self._experiment, of_parent | wanted)
-        return [StoredRun(run.info.run_id, run.info.status, run.data.tags) for run in found]
+        stored = search(client, self._experiment, of_parent | wanted)
+        return [StoredRun(run.info.run_id, run.info.status, run.data.tags) for run in stored]
 
     def _remember(self, runs: Sequence[StoredRun]) -> None:
         for run in runs:

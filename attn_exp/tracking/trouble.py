@@ -21,8 +21,8 @@ def refusal(error: Exception) -> str | None:
     code, text = getattr(error, "error_code", None), str(error)
     if code in _REFUSALS:
         body = re.search(r"Response body: '(.*)", text, re.DOTALL)
-        said = redacted(first_line(Exception(body[1].rstrip("'") if body else text)))[:_LONGEST]
-        return f"refuses this user ({said}): {_LOGIN}"
+        message = redacted(first_line(Exception(body[1].rstrip("'") if body else text)))[:_LONGEST]
+        return f"refuses this user ({message}): {_LOGIN}"
     if code == "ENDPOINT_NOT_FOUND" or "not in a valid JSON format" in text:
         return "is not an MLflow server: use tracker.uri=http://HOST:5000"
     if "password authentication failed" in text:
@@ -35,15 +35,15 @@ def trouble(error: Exception) -> str:
     from attn_exp.tracking.runs import ArtifactError
 
     text = str(error)
-    found = _UNREACHABLE.search(text)
+    matches = _UNREACHABLE.search(text)
     if isinstance(error, ArtifactError):
-        said = found[0] if found else first_line(error)
-        return redacted(f"its artifact store accepted no files (full, or read-only?): see its log. {said}")[:_LONGEST]
+        message = matches[0] if matches else first_line(error)
+        return redacted(f"its artifact store accepted no files (full or read-only?), see its log: {message}")[:_LONGEST]
     refused = refusal(error)
     if refused is not None:
         return refused
-    if found is not None and _is_network(error):
-        return f"it cannot be reached: {found[0]}"
+    if matches is not None and _is_network(error):
+        return f"it cannot be reached: {matches[0]}"
     return redacted(first_line(error))[:_LONGEST]
 
 
