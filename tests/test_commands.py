@@ -14,10 +14,12 @@ from inprocess import typed
 
 from attn_exp.cli import COMMANDS, dispatch
 from attn_exp.commands.complete import answer
+from attn_exp.commands.options import DEFAULT_STORE
 from attn_exp.config.overrides import with_todays_keys
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.version import __version__
+from attn_exp.tracking.location import DEFAULT_URI
 
 OWN = [name for name in COMMANDS if name != "run"]
 ID = "0123456789abcdef0123456789abcdef"
@@ -181,6 +183,10 @@ def test_help_imports_nothing_that_takes_long(tmp_path):
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, env=cli.environment(), capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_default_store_is_the_trackers():
+    assert DEFAULT_STORE == DEFAULT_URI
 
 
 def test_the_version_is_printed_for_any_way_of_asking(call):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.commands.options import CONFIG_DIR, FOLDER, Command, Given, Option, Positional
+from attn_exp.commands.options import CONFIG_DIR, DEFAULT_STORE, FOLDER, Command, Given, Option, Positional
 from attn_exp.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ COMMAND = Command(
         example="attn-exp log first",
     ),
     options=(
-        Option(name="uri", value="URI", help="the MLflow store to write to", default="sqlite:///mlruns/mlflow.db"),
+        Option(name="uri", value="URI", help="the MLflow store to write to", default=DEFAULT_STORE),
         Option(name="mlflow_experiment", value="NAME", help="the experiment in that store", default="attn_exp"),
         FOLDER,
         CONFIG_DIR,

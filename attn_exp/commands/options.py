@@ -306,6 +306,8 @@ URI = Option(
     name="uri", value="URI", default="folders",
     help="the MLflow store to read from: uri=sqlite:///mlruns/mlflow.db, or a server: uri=http://127.0.0.1:5000",
 )  # fmt: skip
+# As attn_exp.tracking.location has it, whose imports would double the time of a --help.
+DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
 MLFLOW_EXPERIMENT = Option(
     name="mlflow_experiment", value="NAME", help="the experiment in the MLflow store", default="attn_exp"
 )

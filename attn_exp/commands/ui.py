@@ -1,8 +1,7 @@
 """`attn-exp ui`: MLflow's own pages over the runs of this project."""
 
-from attn_exp.commands.options import MLFLOW_EXPERIMENT, Command, Given, Option, Positional
+from attn_exp.commands.options import DEFAULT_STORE, MLFLOW_EXPERIMENT, Command, Given, Option, Positional
 from attn_exp.core.values import port
-from attn_exp.tracking.location import DEFAULT_URI
 
 
 def run(given: Given) -> int:
@@ -14,7 +13,7 @@ def run(given: Given) -> int:
     host, number = given.get("host", "127.0.0.1"), given.get("port", 5000)
     experiment = given.get("mlflow_experiment", "attn_exp")
     sweep = given.words[0] if given.words else None
-    uri = checked(given.get("uri", DEFAULT_URI), host, number)
+    uri = checked(given.get("uri", DEFAULT_STORE), host, number)
     path = database_file(uri)
     if sweep is not None and path is not None:
         check_sweep(path, experiment, sweep)
@@ -38,7 +37,7 @@ COMMAND = Command(
         name="SWEEP", help="the sweep whose jobs to open; all sweeps without it", most=1, example="attn-exp ui first"
     ),
     options=(
-        Option(name="uri", value="URI", help="the database to show", default=DEFAULT_URI),
+        Option(name="uri", value="URI", help="the database to show", default=DEFAULT_STORE),
         Option(name="port", value="N", help="the port to listen on", read=port, default="5000"),
         Option(name="host", value="ADDRESS", help="the address to listen on", default="127.0.0.1, not the network"),
         MLFLOW_EXPERIMENT,
