@@ -113,7 +113,7 @@ COMMAND = Command(
     options=(
         _option("against", "SWEEP", "the earlier sweep to compare with; several with commas", complete="sweeps"),
         _option("history", "true", "three or more sweeps in order of time", default="false", choices=("true", "false")),
-        _option("published", "FILE", "a CSV file of published figures to stand beside", complete="files"),
+        _option("published", "FILE", "a CSV file of published figures to compare with", complete="files"),
         _option("baseline", "BACKEND", "the backend that gains are relative to", default="the best of each case"),
         _option("where", "EXPRESSION", "which cells: where='causal and seq_len >= 4096 and backend in (flash, cudnn)'"),
         _option("by", "FIELD,...", "group the means by these fields"),

@@ -1,4 +1,4 @@
-"""Choices: what a comparison is asked for, from the words of a command line."""
+"""The options of a comparison, from a command line or from Python."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -8,9 +8,9 @@ from typing import Any
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.values import Reader, names, one_of, rows, share, text, truth
 
-# Earlier spellings of keys.
+# Earlier names of options.
 _EARLIER = {"experiment": "mlflow_experiment"}
-# A difference that matters, unless told otherwise: what `equivalent` rules out.
+# The default margin: the difference that verdict `equivalent` rules out.
 MARGIN = 0.03
 # The formats of a report, and the ending of a file in each.
 FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "latex": ".tex", "html": ".html"}
@@ -18,9 +18,9 @@ FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What to compare and how to show it; the options of `attn-exp compare`.
+    """What to compare and how to show it: the options of `attn-exp compare`.
 
-    `fail_if_slower`, `margin` and `spread` are relative differences (0.03 is 3 %), `rows` the most rows to show.
+    `fail_if_slower`, `margin` and `spread` are relative differences (0.03 is 3 %), `rows` the maximum number of rows.
     """
 
     sweep: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Choice:
     mlflow_experiment: str = "attn_exp"
 
 
-# How the text of each key becomes its value; the command and the Python API share them.
+# How the text of each option becomes its value, for the command and the Python API.
 READERS: dict[str, Reader] = {field.name: text for field in fields(Choice)} | {
     **dict.fromkeys(("sweep", "against", "by"), names),
     **dict.fromkeys(("history", "anyway"), truth),
@@ -53,15 +53,15 @@ READERS: dict[str, Reader] = {field.name: text for field in fields(Choice)} | {
     "rows": rows,
     "format": one_of(tuple(FORMATS)),
 }
-# A call from Python has arguments of its own for these, or no use for them.
+# The Python API has arguments of its own for these, or does not need them.
 _OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots")
 
 
 def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
-    """Return what a command line asks for, of its sweeps and the values of its options.
+    """Return the choice for the sweeps and options of a command line.
 
     Raises:
-        UserError: options that contradict each other.
+        UserError: options contradict each other.
     """
     choice = Choice(**{**given, "sweep": tuple(sweeps)})
     if choice.fail_if_slower is not None and not choice.against:
@@ -71,10 +71,10 @@ def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
 
 
 def choice_from(keys: Mapping[str, Any]) -> Choice:
-    """What a call from Python asks for: the same keys, values as text or as they are (`margin=0.03`, `by=["dtype"]`).
+    """Return the choice for a call from Python; values are text or Python objects (`margin=0.03`, `by=["dtype"]`).
 
     Raises:
-        UserError: a key or value that does not exist.
+        UserError: there is no such option, or its value is invalid.
     """
     given: dict[str, Any] = {}
     for word, value in keys.items():
@@ -93,7 +93,7 @@ def choice_from(keys: Mapping[str, Any]) -> Choice:
 
 
 def check_ways(choice: Choice, *, against: bool) -> None:
-    """Raise UserError if a choice asks for two comparisons at once, or gives one what it has no use for."""
+    """Raise UserError if a choice requests two comparisons at once, or options without effect."""
     ways = ["against"] * against + [name for name in ("history", "published") if getattr(choice, name)]
     if len(ways) > 1:
         raise UserError(f"{' and '.join(ways)} are different comparisons: leave one out")

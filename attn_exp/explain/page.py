@@ -21,7 +21,7 @@ from attn_exp.explain.rivals import against_fastest, kind, short
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.style import MISSING, available, save
 from attn_exp.results.result import Result, named
-from attn_exp.results.store import near
+from attn_exp.results.store import user_path
 from attn_exp.results.table import duration, time_text
 
 # A page shows this many cases; `attn-exp compare` shows all.
@@ -174,7 +174,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     several = list(results)
     parts = [_head(job, record)]
     if record.status != "ok":
-        parts.append([f"{record.status}: {record.reason}", f"its output is in {near(job.path.parent / LOG_NAME)}"])
+        parts.append([f"{record.status}: {record.reason}", f"its output is in {user_path(job.path.parent / LOG_NAME)}"])
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
     parts += [["What ran", *tables] for tables in [kernel_tables(record)] if tables]
@@ -205,7 +205,11 @@ def _head(job: Result, record: Record) -> list[str]:
         f"regime {job.measuring.regime}" if job.measuring.regime != "sustained" else "",
         f"{when}, {duration(max(0.0, record.finished_at - record.started_at))}",
     ]
-    return [f"{record.label}: {request.case.label()}", ", ".join(filter(None, known)), str(near(job.path.parent))]
+    return [
+        f"{record.label}: {request.case.label()}",
+        ", ".join(filter(None, known)),
+        str(user_path(job.path.parent)),
+    ]
 
 
 def _timed(record: Record, direction: str) -> str:
@@ -249,7 +253,7 @@ def _profiles(job: Result, record: Record) -> list[str]:
     for name, profile in record.profiles.items():
         reason = f": {profile.reason}" if profile.reason else ""
         lines.append(f"{name} {profile.status}{reason} ({duration(profile.seconds)})")
-        lines += [f"  {near(job.path.parent / file)}" for file in profile.files]
+        lines += [f"  {user_path(job.path.parent / file)}" for file in profile.files]
     return lines
 
 

@@ -54,6 +54,6 @@ def place_identity(folder: Path) -> str:
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
 
 
-def near(folder: Path) -> Path:
+def user_path(folder: Path) -> Path:
     """Return the folder relative to the current directory if it is inside, as a user would type it."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

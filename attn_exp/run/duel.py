@@ -21,7 +21,7 @@ from attn_exp.core.redaction import redacted
 from attn_exp.plots.duel import plot_ratios
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.read import read_folder
-from attn_exp.results.store import near
+from attn_exp.results.store import user_path
 from attn_exp.results.table import time_text
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.gpus import visible_gpus
@@ -109,7 +109,7 @@ def run_duel(
     print(text)
     files += _write(measured, by_pass, text, folder)
     _close(context, "FINISHED", files, duel_metrics(measured, _verdicts(measured, by_pass)))
-    print(f"samples, verdicts and the plot are in {near(folder)}")
+    print(f"samples, verdicts and the plot are in {user_path(folder)}")
     return 0
 
 

@@ -19,7 +19,7 @@ from attn_exp.core.record import Record, Request
 from attn_exp.core.redaction import redacted
 from attn_exp.results.read import Sweep, read_folder
 from attn_exp.results.result import Result
-from attn_exp.results.store import done_record, near
+from attn_exp.results.store import done_record, user_path
 from attn_exp.results.table import table, write_tables
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.gpus import visible_gpus
@@ -286,7 +286,7 @@ class Session:
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
             self.progress.say(f"{jobs} without a result; try again with: {self.resume_command()}")
-        self.progress.say(f"records and table.csv are in {near(folder)}{f'; look at them {look}' if look else ''}")
+        self.progress.say(f"records and table.csv are in {user_path(folder)}{f'; look at them {look}' if look else ''}")
         if any(result.profiles for result in results):
             self.progress.say(f"what bounds each job: attn-exp explain {self.opened.name}")
 
