@@ -71,7 +71,7 @@ def check(task: tuple[dict[str, object], list[tuple[int, Case]], int, str]) -> l
     """The rows of one backend over some cases, in a process of its own."""
     import torch
 
-    from attn_exp.worker.attempt import beyond_this_gpu, sentence
+    from attn_exp.worker.attempt import beyond_this_gpu, error_summary
 
     config, cases, seed, device = task
     rows = []
@@ -85,7 +85,9 @@ def check(task: tuple[dict[str, object], list[tuple[int, Case]], int, str]) -> l
         except Exception as error:  # every backend may fail in its own way, and the others are checked all the same
             traceback.print_exc()
             refused = beyond_this_gpu(error)
-            rows.append(head | {"status": "unsupported" if refused else "error", "reason": refused or sentence(error)})
+            rows.append(
+                head | {"status": "unsupported" if refused else "error", "reason": refused or error_summary(error)}
+            )
     return rows
 
 
@@ -106,10 +108,10 @@ def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> l
     from attn_exp.attention.mask_edges import edge_error
     from attn_exp.attention.tolerance import expected
     from attn_exp.backends.base import load_backend, supported_passes
-    from attn_exp.backends.compile import forget
+    from attn_exp.backends.compile import reset_dynamo
     from attn_exp.backends.package import Refused, Unavailable
 
-    forget()
+    reset_dynamo()
     try:
         backend = load_backend(config)
         reason = backend.unsupported(case, device)

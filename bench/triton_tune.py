@@ -154,10 +154,10 @@ def _in_children(kind: str, tasks: list[dict[str, Any]], processes: int, deadlin
                 code = child.wait()
                 killer.cancel()
                 trouble.seek(0)
-                last_words = trouble.read()[-400:]
+                last_message = trouble.read()[-400:]
             mine = mine[done:]
             if mine and code != 0:
-                answers.append(mine[0] | {"error": f"the process ended with {code}: {last_words}"})
+                answers.append(mine[0] | {"error": f"the process ended with {code}: {last_message}"})
                 mine = mine[1:]
             elif done == 0:
                 return

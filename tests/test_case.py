@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from attn_exp.core.case import Case, case_columns, case_from_config
-from attn_exp.core.errors import UserError, how_it_ended, last_words, nearest
+from attn_exp.core.errors import UserError, how_it_ended, last_message, nearest
 
 SIZES = {"batch": 2, "q_heads": 4, "kv_heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 16, "value_dim": 16}
 GOOD = SIZES | {"dtype": "bfloat16"}
@@ -169,4 +169,4 @@ def test_how_a_process_ended_is_told_for_every_code(code, how):
     ],
 )
 def test_last_words_are_the_exception_and_not_the_hints_below(output, words):
-    assert last_words(output) == words
+    assert last_message(output) == words

@@ -44,7 +44,7 @@ def test_profilers_that_work_raise_crash_and_hang_never_cost_the_timing_and_the_
         assert found["raises"].files == ("profiles/raises/half.txt",)
         assert found["missing"].reason == "it is not installed: pip install it"
         assert "SIGSEGV while profiling" in (found["segfaults"].reason or "")
-        assert "lost in profiler=segfaults" in (found["hangs"].reason or "")
+        assert "died in profiler=segfaults" in (found["hangs"].reason or "")
     unsupported = records(tmp_path, "a")["cudnn"]
     assert (unsupported.status, unsupported.profiles) == ("unsupported", {})
     assert left_behind(tmp_path) == []
@@ -71,7 +71,7 @@ def test_a_profiler_that_hangs_is_killed_after_its_own_time_and_the_timing_kept(
 
 def test_a_job_is_done_once_it_has_every_profile_that_is_asked_for(tmp_path, monkeypatch):
     """In this process, so that it is known what ran."""
-    monkeypatch.setattr("attn_exp.worker._limit_memory", lambda: None)
+    monkeypatch.setattr("attn_exp.worker.__main__._limit_memory", lambda: None)
     typed = in_process(monkeypatch, tmp_path)
     flags = ("--config-dir", str(worker.Path(__file__).parent / "conf"))
 

@@ -58,7 +58,7 @@ def _options(compile_: Compile) -> dict[str, Any]:
     return {**torch._inductor.list_mode_options(compile_.mode), **compile_.options}
 
 
-def with_code_of_its_own(function: Function) -> Function:
+def with_own_code(function: Function) -> Function:
     """Return a copy of a function with a code object of its own.
 
     Dynamo caches compilations per code object, and only a few for each. Without the copy, the second job or rival with
@@ -74,7 +74,7 @@ def with_code_of_its_own(function: Function) -> Function:
 
 def compiled(function: Function, compile_: Compile) -> Function:
     """Compile a function of tensors with static shapes: a case has no other shapes."""
-    call = with_code_of_its_own(function)
+    call = with_own_code(function)
     options = _options(compile_)
     made: Function = torch.compile(call, fullgraph=compile_.fullgraph, dynamic=False, options=options or None)
     if not options.get("triton.cudagraphs"):
@@ -88,13 +88,13 @@ def compiled(function: Function, compile_: Compile) -> Function:
     return step
 
 
-def forget() -> None:
+def reset_dynamo() -> None:
     """Reset Dynamo, whose caches hold few entries, so that earlier jobs do not fill them."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
 
-def count_anew() -> None:
+def reset_counters() -> None:
     """Reset the counters that `compile_record` reads. Compiled code is kept."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.utils.counters.clear()
@@ -102,7 +102,7 @@ def count_anew() -> None:
 
 
 def compile_record() -> CompileRecord | None:
-    """Return what Dynamo did since `count_anew`, or None if nothing was compiled."""
+    """Return what Dynamo did since `reset_counters`, or None if nothing was compiled."""
     if "torch._dynamo" not in sys.modules:
         return None
     counters = torch._dynamo.utils.counters

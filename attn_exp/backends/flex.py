@@ -9,7 +9,7 @@ from attn_exp.attention.autograd import Attention
 from attn_exp.attention.formula import sequence_ids
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
-from attn_exp.backends.compile import with_code_of_its_own
+from attn_exp.backends.compile import with_own_code
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
@@ -45,7 +45,7 @@ class Flex(DeclarativeBackend):
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Build the block mask and the compiled function; Inductor compiles in the first calls."""
         attention = flex_function(case, inputs.q_bhsd.device, self.kernel_options)
-        return calls_of(torch.compile(with_code_of_its_own(attention), dynamic=False), inputs)
+        return calls_of(torch.compile(with_own_code(attention), dynamic=False), inputs)
 
 
 def flex_function(case: Case, device: torch.device, kernel_options: dict[str, Any]) -> Attention:

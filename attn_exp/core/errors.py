@@ -39,7 +39,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def last_words(output: str) -> str:
+def last_message(output: str) -> str:
     """Return the exception that ended a program, without the hints below it, or the program's last line."""
     lines = [line.rstrip() for line in output.strip().splitlines()]
     for above, line in reversed(list(pairwise(lines))):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.core.errors import how_it_ended, last_words
+from attn_exp.core.errors import how_it_ended, last_message
 from attn_exp.core.record import REQUEST_NAME, Request, write_whole
 
 # The worker's entry point that compiles the job; profilers do not import the worker.
@@ -54,7 +54,7 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
         )
     if ran.returncode == 0:
         return None
-    cause = last_words(log.read_text(errors="replace")) or "it printed nothing"
+    cause = last_message(log.read_text(errors="replace")) or "it printed nothing"
     return f"compiling it again {how_it_ended(ran.returncode)}: {cause}"
 
 

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from attn_exp.core.errors import UserError, how_it_ended, last_words
+from attn_exp.core.errors import UserError, how_it_ended, last_message
 from attn_exp.core.record import LOG_NAME
 from attn_exp.core.redaction import is_secret
 from attn_exp.core.status import Status
@@ -274,7 +274,7 @@ class Worker:
         if self._startup is None:
             return ""
         self._startup.seek(0)
-        return last_words(self._startup.read().decode(errors="replace"))
+        return last_message(self._startup.read().decode(errors="replace"))
 
     def _exit_code(self) -> int | None:
         """Return the exit code, or None if the process still runs; its pipe may close a moment before it ends."""

@@ -156,7 +156,7 @@ def _kilobytes(path: str, key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
-def _prefer_as_victim() -> None:
+def _prefer_to_be_killed() -> None:
     """Make the kernel prefer this process to its parent when it kills for memory."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.parent is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(given.parent)
-        _prefer_as_victim()
+        _prefer_to_be_killed()
     if given.until is not None:
         end_with(given.until)
     if given.serve:

@@ -73,13 +73,13 @@ class Attempt:
         except ImportError as error:
             self.status, self.reason = "unavailable", f"a package is missing: {error}"
         except (torch.OutOfMemoryError, MemoryError) as error:
-            self.status, self.reason = "out_of_memory", sentence(error)
+            self.status, self.reason = "out_of_memory", error_summary(error)
         except Exception as error:  # a backend may raise anything, and the job must end with a status
             traceback.print_exc()
             refused = break_reason(error) or beyond_this_gpu(error)
             memory = _CPU_MEMORY_ERROR.search(str(error))
             self.status = "unsupported" if refused else "out_of_memory" if memory else "error"
-            self.reason = refused or sentence(error)
+            self.reason = refused or error_summary(error)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -135,7 +135,7 @@ def beyond_this_gpu(error: BaseException) -> str | None:
     return f"a kernel needs {match[1]} of a resource of which this GPU has {match[2]}, usually bytes of shared memory"
 
 
-def sentence(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """Return the type of an exception and the first line of its message, shortened to 400 characters."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from attn_exp.backends.compile import forget
+from attn_exp.backends.compile import reset_dynamo
 from attn_exp.core.flags import clocks_differ, telemetry_flags, timing_flags
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.metrics import implausibility, pass_metrics
@@ -46,7 +46,7 @@ def measure_interleaved(requests: Sequence[Request], machine: Machine) -> list[R
     Samples of different records with the same round index belong together. A rival that cannot be measured ends with
     its status, and the others continue.
     """
-    forget()
+    reset_dynamo()
     attempts = [Attempt(request) for request in requests]
     rivals: list[tuple[Attempt, PreparedBackend]] = []
     for attempt in attempts:
@@ -63,7 +63,7 @@ def measure_interleaved(requests: Sequence[Request], machine: Machine) -> list[R
 
 
 def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) -> None:
-    forget()
+    reset_dynamo()
     prepared = prepare(attempt, machine)
     kept.append(prepared)
     with prepared.scope():

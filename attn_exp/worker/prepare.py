@@ -15,7 +15,7 @@ from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.tolerance import Expected
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
-from attn_exp.backends.compile import compile_calls, compile_record, count_anew, use_caches, without_recompiling
+from attn_exp.backends.compile import compile_calls, compile_record, reset_counters, use_caches, without_recompiling
 from attn_exp.core.record import Kernel, PassRecord, Request, TensorError
 from attn_exp.timers.kernel import operators, trace
 from attn_exp.timers.loop import Call
@@ -52,7 +52,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     """Prepare a job up to its first calls, and check their results.
 
     Dynamo keeps what it compiled for earlier rivals: the rivals of a duel are prepared one after the other (see
-    `forget`).
+    `reset_dynamo`).
 
     Raises:
         Stopped: the case is unsupported, or a result inaccurate.
@@ -82,7 +82,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         synchronize(device)
         held_before += machine.held_bytes() - before
     with attempt.stage("first_call"):
-        count_anew()
+        reset_counters()
         use_caches(request.caches)
         began = time.perf_counter()
         calls = calls_for(request, workload, backend, inputs)
@@ -90,7 +90,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     with calls.scope():
         timed, tensors, first_s = _first_calls(attempt, calls, inputs.gradient_names, device, prepared_s)
         with attempt.stage("accuracy"):
-            errors, wrong = _judged(request, inputs, expected, tensors, calls.scales)
+            errors, wrong = _check_results(request, inputs, expected, tensors, calls.scales)
         del tensors
         attempt.compiled, attempt.notes = compile_record(), calls.notes
         own_bytes = machine.held_bytes() - held_before
@@ -107,7 +107,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         later = {"out": timed["forward"]().detach()}
         if attempt.with_gradients:
             later |= dict(zip(inputs.gradient_names, timed["backward"](), strict=True))
-        return _judged(request, inputs, wanted, later, calls.scales)[1]
+        return _check_results(request, inputs, wanted, later, calls.scales)[1]
 
     return PreparedBackend(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes, wrong_now)
 
@@ -169,7 +169,7 @@ def _first_calls(
     return timed, tensors, seconds
 
 
-def _judged(
+def _check_results(
     request: Request,
     inputs: DifferentiableInputs,
     expected: Expected,

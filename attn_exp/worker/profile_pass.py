@@ -15,7 +15,7 @@ from attn_exp.backends.package import Unavailable
 from attn_exp.core.profile import Profile, profile_folder
 from attn_exp.core.record import Record, write_record
 from attn_exp.profilers.base import Subject, load_profiler
-from attn_exp.worker.attempt import sentence
+from attn_exp.worker.attempt import error_summary
 from attn_exp.worker.device import Machine
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend
@@ -58,7 +58,7 @@ def run_profiler(profile: Callable[[], Profile], job: Path, folder: Path) -> Pro
         return Profile(status="unavailable", reason=f"a package is missing: {error}", files=_files(job, folder))
     except Exception as error:  # a profiler may raise anything, and the timing must stay
         traceback.print_exc()
-        return Profile(status="failed", reason=sentence(error), files=_files(job, folder))
+        return Profile(status="failed", reason=error_summary(error), files=_files(job, folder))
 
 
 def _profiled(options: dict[str, Any], subject: Subject) -> Profile:
