@@ -1,13 +1,16 @@
 """The Python API: real exports with types, cheap to import, and short when printed."""
 
+import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 import sweeps
 
 import attn_exp
+from attn_exp.tracking.base import duel_metrics
 
 ROOT = Path(attn_exp.__file__).parent.parent
 SNIPPET = """
@@ -98,3 +101,33 @@ def test_a_comparison_prints_as_a_line_and_shows_as_its_first_rows(many, tmp_pat
     html = found._repr_html_()
     assert html.count("<tr>") == 11 and "more rows: to_frame() has all" in html
     assert "<b>" not in html and "flash" in html
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Sweeps that were measured with an earlier version."""
+    folder = tmp_path_factory.mktemp("kept")
+    with tarfile.open(ROOT / "tests" / "fixtures" / "identity" / "sweeps.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "multirun"
+
+
+def test_kept_sweeps_are_loaded_compared_and_printed_briefly(kept):
+    rows = 0
+    for folder in sorted(kept.iterdir()):
+        sweep = attn_exp.load(folder)
+        assert not sweep.broken and len(repr(sweep)) < 200, folder
+        if not any(result.status == "ok" for result in sweep.results):
+            continue
+        found = attn_exp.compare(sweep)
+        assert len(repr(found)) < 200 and len(found._repr_html_()) < 10_000
+        rows += len(found.rows)
+    assert rows > 100
+
+
+def test_a_duel_of_an_earlier_version_is_read_with_its_verdicts(kept):
+    content = (kept / "duel" / "duel.json").read_bytes()
+    assert b'"delta"' in content and b'"margin"' not in content
+    records = list(attn_exp.load(kept / "duel").records())
+    numbers = duel_metrics(records, json.loads(content))
+    assert {"forward/a_b/effect", "forward/a_b/low", "forward/a_b/high", "forward/a_b/p"} <= numbers.keys()

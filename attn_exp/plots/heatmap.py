@@ -49,7 +49,7 @@ def heatmap_chart(rivals: "Rivals") -> Chart | None:
     bar.ax.minorticks_off()
     if not rivals.baseline:
         bar.ax.set_ylim(-math.log2(_FULL), 0)
-    bar.set_label(f"times as fast as {rivals.baseline or 'the best'}", fontsize=8)
+    bar.set_label(f"times as good as {rivals.baseline or 'the best'}", fontsize=8)
     left_out = len(cases) - len(shown)
     text = caption(
         results,
