@@ -155,7 +155,7 @@ def test_a_run_of_a_server_is_explained_from_what_the_server_has(
     page = capsys.readouterr().out
     assert page.startswith(("flash: b4 h16", "math: b4 h16"))
     assert "flash_backward" in page and "math_backward" in page, "the job, and its rival on the same case"
-    for word, wanted in ((found["sweep"], "is no job's but of kind sweep"), ("0" * 32, "there is no run 0000")):
+    for word, wanted in ((found["sweep"], "is not a job's but of kind sweep"), ("0" * 32, "there is no run 0000")):
         assert explain_main([word, f"uri={server.uri}"]) == 2
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1) and wanted in err
@@ -251,7 +251,7 @@ def test_a_database_server_that_is_away_is_noticed_within_seconds_and_not_after_
     tracker.settle()
     lacking = tracker.close("FINISHED", [])
     assert time.monotonic() - began < 40
-    assert "takes nothing yet (it cannot be reached: Connection refused)" in (warning or "")
+    assert "stores nothing yet (it cannot be reached: Connection refused)" in (warning or "")
     assert "lacks 1 record (it cannot be reached: Connection refused)" in (lacking or "")
     assert "PW" not in f"{warning} {lacking}"
 
@@ -263,7 +263,7 @@ def test_a_sweep_whose_server_was_lost_ends_with_the_command_that_stores_it(
     place = ("tracker=server", f"tracker.uri=http://127.0.0.1:{port}", "tracker.mlflow_experiment=lost")
     code, out, err = typed(*cli.QUICK, "backend=eager", "isolation=none", "sweep=lost", *place)
     assert code == 0, err
-    assert "takes nothing yet (it cannot be reached: Connection refused): the sweep goes on" in out + err
+    assert "stores nothing yet (it cannot be reached: Connection refused): the sweep continues" in out + err
     command = (out + err).rpartition("store them with: ")[2].splitlines()[0].split()
     assert command == ["attn-exp", "log", "lost", *(word.removeprefix("tracker.") for word in place[1:])]
     with forwarded(port, int(server.uri.rpartition(":")[2])):
