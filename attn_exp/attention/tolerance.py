@@ -81,7 +81,7 @@ def bounds(case: Case, rounded: torch.Tensor, single: torch.Tensor, exact: torch
     """
     eager, own = tensor_error(rounded, exact), tensor_error(single, exact)
     if eager.relative is None or eager.worst_row is None or own.relative is None or own.worst_row is None:
-        raise ValueError("the plain formula gives values that are not finite here: there is nothing to judge by")
+        raise ValueError("the formula's result is not finite, so it gives no tolerance")
     # Tensors of a few elements may come out exact by chance, but every result is rounded at least once. One unit of
     # e4m3 is an eighth, more than is measured, so the bound is half of it: the largest error of rounding once.
     unit = torch.finfo(getattr(torch, case.dtype)).eps

@@ -125,7 +125,7 @@ def break_reason(error: Exception) -> str | None:
     if isinstance(error, torch._dynamo.exc.Unsupported):
         return f"fullgraph=true, and Dynamo would break the graph: {first_line(error)}"
     if isinstance(error, torch._dynamo.exc.TorchRuntimeError):
-        # The first line only says that an operator failed on fake tensors; the cause stands at the end.
+        # The first line only says that an operator failed on fake tensors; the cause is at the end.
         cause = _TRACING_ERROR.search(str(error))
         return f"torch.compile cannot trace it: {cause[1] if cause else first_line(error)}"
     return None

@@ -142,7 +142,7 @@ def queries_of(
     """Return (begin, end): the queries that see a block of keys.
 
     They come in blocks of BLOCK_M that start at multiples of BLOCK_M. There is at least one block, for the reason in
-    `keys_of`; it lies inside the queries even if it is hidden.
+    `keys_of`, inside the queries even if it is hidden.
     """
     last_key = tl.minimum(first_key + BLOCK_N, kv_len) - 1
     begin = 0
