@@ -1,4 +1,4 @@
-"""A backend and a timer from outside of the package: a Python file and a YAML each, and nothing else is edited."""
+"""A backend, a timer and a metric from outside of the package: nothing else is edited for them to appear."""
 
 import csv
 import json
@@ -16,6 +16,13 @@ BACKEND = """
 import torch
 from attn_exp.backends.base import DeclarativeBackend, calls_of
 from attn_exp.backends.supports import Supports
+from attn_exp.core.metrics import TimedPass, metric
+
+
+@metric("us")
+def doubled_time_us(timed: TimedPass) -> float:
+    '''Twice the median time.'''
+    return 2 * timed.summary.median_us
 
 
 class Transposed(DeclarativeBackend):
@@ -74,7 +81,8 @@ def outside(tmp_path_factory):
 
 
 def attn_exp(folder, *arguments):
-    command = [sys.executable, "-m", "attn_exp", *arguments, "--config-dir", str(folder / "conf")]
+    own = [] if "compare" in arguments else ["--config-dir", str(folder / "conf")]
+    command = [sys.executable, "-m", "attn_exp", *arguments, *own]
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
 
 
@@ -90,6 +98,17 @@ def test_they_are_in_the_table_the_csv_and_the_record(outside):
     record = json.loads(path.read_text())
     assert "msgspec" in record["environment"]["versions"]
     assert "about" not in record["request"]["backend"]
+
+
+def test_a_metric_is_one_function(outside):
+    """Imported with the backend, it is in the record, in table.csv, and to be compared by."""
+    folder, _ = outside
+    (row,) = csv.DictReader((folder / "multirun" / "first" / "table.csv").read_text().splitlines())
+    assert float(row["forward/doubled_time_us"]) == 50_000.0
+    compared = attn_exp(folder, "compare", "first", "metric=doubled_time_us", "format=csv")
+    assert compared.returncode == 0, compared.stderr
+    rows = list(csv.DictReader(compared.stdout.splitlines()))
+    assert {float(row["doubled_time_us"]) for row in rows} == {50_000.0}
 
 
 def test_a_plot_has_the_colour_and_published_figures_the_name(outside):
