@@ -50,6 +50,7 @@ help:
 """
 _HELP = {"-h", "--help"}
 _COMPLETION = {"-sc", "--shell-completion", "--shell_completion"}
+_SHELLS = ("=bash", "=fish", "=zsh")
 
 
 def main() -> None:
@@ -86,11 +87,15 @@ def dispatch(arguments: Sequence[str], *, earlier: bool = False) -> int:
     if words == ["--version"]:
         print(f"attn_exp {__version__}")
         return 0
-    if _COMPLETION & set(words) and any(word.startswith("query=") for word in words):
-        from attn_exp.commands.complete import answer
+    if _COMPLETION & set(words):
+        if any(word.startswith("query=") for word in words):
+            from attn_exp.commands.complete import answer
 
-        print(" ".join(answer(os.environ.get("COMP_LINE", ""), COMMANDS)))
-        return 0
+            print(" ".join(answer(os.environ.get("COMP_LINE", ""), COMMANDS)))
+            return 0
+        if not any(word.partition("=")[0] in ("install", "uninstall") and word.endswith(_SHELLS) for word in words):
+            print("attn-exp: -sc needs a shell: attn-exp -sc install=bash (or fish, zsh)", file=sys.stderr)
+            return 2
     if words and words[0] in COMMANDS:
         name, words = words[0], words[1:]
         command = importlib.import_module(f"attn_exp.commands.{name}")

@@ -1,6 +1,6 @@
 """python -m sleeper: takes the worker's place and sleeps instead of measuring; says if two sleep on one GPU at once.
 
-Options of a job's backend: `sleep_s`, and `kill`, the signal that it dies by.
+It sleeps for `stopping.budget_s`. `kill` among the options of a job's backend is the signal that it dies by.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def measure(folder: Path) -> None:
             reason = "two at once"
         if request.gpu_uuid is None or not _leased(request.gpu_uuid):
             reason = f"no lease of {request.gpu_uuid}"
-    time.sleep(request.backend.get("sleep_s", 0.05))
+    time.sleep(request.measuring.budget_s)
     if "kill" in request.backend:
         busy.unlink(missing_ok=True)
         os.kill(os.getpid(), getattr(signal, request.backend["kill"]))

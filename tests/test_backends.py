@@ -214,6 +214,15 @@ def test_a_backend_is_loaded_by_its_target_with_its_options():
     assert (made.name, made.what, made.where) == ("mine", "RuntimeError", "later")
 
 
+def a_constructor_that_fails(name):
+    raise TypeError("a mistake in the constructor")
+
+
+def test_a_mistake_inside_a_constructor_is_its_own_and_none_in_the_options():
+    with pytest.raises(TypeError, match="a mistake in the constructor"):
+        load_backend({"_target_": f"{__name__}.a_constructor_that_fails", "name": "b"})
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [

@@ -112,6 +112,9 @@ BAD = {
     "sweep=../x": "cannot name a folder",
     "sweep=": "cannot name a folder",
     "backend.name=../x": "cannot name a folder",
+    "++backend.foo=1": "backend=auto has no option 'foo': it has none",
+    "backend=cudnn_graph ++backend.lay=bshd": "backend=cudnn_graph has no option 'lay': did you mean 'layout'?",
+    "-m backend=eager,flash ++backend.foo=1": "backend=eager has no option 'foo'",
     "backend._target_=null": "backend._target_=package.module.Class",
     # what only looks like a sweep, and what is taken away
     "-m save_plots=true,false": "save_plots is one for the whole sweep",
@@ -189,6 +192,12 @@ def test_questions_to_hydra_are_answered_and_start_nothing(call, tmp_path, flag)
 
 def test_the_version_is_ours(call):
     assert call("--version") == (0, f"attn_exp {attn_exp.__version__}\n", "")
+
+
+@pytest.mark.parametrize("line", ["-sc", "-sc install=fooshell", "--shell-completion install="])
+def test_completion_without_a_shell_says_what_to_type(call, line):
+    said = "attn-exp: -sc needs a shell: attn-exp -sc install=bash (or fish, zsh)\n"
+    assert call(*line.split()) == (2, "", said)
 
 
 def test_help_names_every_group_and_the_commands(call):

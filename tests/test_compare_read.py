@@ -150,7 +150,7 @@ def test_whose_kernels_a_backend_took_stands_behind_it_and_need_not_be_typed(tmp
 def test_a_result_whose_file_is_gone_says_so(tmp_path):
     result = lean(tmp_path, sweeps.job())
     (tmp_path / FILE_NAME).unlink()
-    with pytest.raises(RecordError, match="is not there any more"):
+    with pytest.raises(RecordError, match="was deleted meanwhile"):
         result.record()
 
 

@@ -69,7 +69,7 @@ def wall_s(found: list[Record]) -> float:
 
 
 def test_four_gpus_are_four_times_as_fast_and_rivals_of_one_case_share_one(tmp_path):
-    arguments = (*SLEEPY, "++backend.sleep_s=0.2", "tracker=none")
+    arguments = (*SLEEPY, "stopping.budget_s=0.2", "tracker=none")
     out = done(sleepy(*arguments, "sweep=four", cwd=tmp_path))
     four = found(tmp_path, "four")
     # The sleeper says `error` where two are on one GPU at once, or where its GPU is not leased.
@@ -107,7 +107,7 @@ def test_one_parent_run_one_table_and_a_resume_that_keeps_cases_on_their_gpus(tm
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whatever_ends_the_parent_ends_its_workers_and_the_same_command_goes_on(tmp_path, number):
-    arguments = (*SLEEPY, "++backend.sleep_s=0.3", "sweep=cut", "tracker=none")
+    arguments = (*SLEEPY, "stopping.budget_s=0.3", "sweep=cut", "tracker=none")
     process = sleepy(*arguments, cwd=tmp_path)
     wait_for(lambda: len(list(tmp_path.glob(f"multirun/cut/*/{FILE_NAME}"))) >= 3)
     seconds, out, err = interrupt(process, number)
@@ -147,7 +147,7 @@ def test_a_gpu_that_another_measures_on_is_waited_for_only_while_there_is_work_f
 
 
 def test_a_full_disk_ends_all_tasks_with_one_sentence(tmp_path):
-    process = sleepy(*SLEEPY, "++backend.sleep_s=0.3", "sweep=d", "tracker=none", cwd=tmp_path)
+    process = sleepy(*SLEEPY, "stopping.budget_s=0.3", "sweep=d", "tracker=none", cwd=tmp_path)
     wait_for(lambda: len(list(tmp_path.glob(f"multirun/d/*/{FILE_NAME}"))) >= 3)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
     _, err = process.communicate(timeout=30)
@@ -157,7 +157,7 @@ def test_a_full_disk_ends_all_tasks_with_one_sentence(tmp_path):
     assert left_behind(tmp_path) == []
     for path in tmp_path.glob("multirun/d/busy-*"):
         path.unlink()
-    done(sleepy(*SLEEPY, "++backend.sleep_s=0.3", "sweep=d", "tracker=none", cwd=tmp_path))
+    done(sleepy(*SLEEPY, "stopping.budget_s=0.3", "sweep=d", "tracker=none", cwd=tmp_path))
     assert {record.status for record in found(tmp_path, "d")} == {"ok"}
 
 
@@ -196,7 +196,7 @@ ELSEWHERE = {
     "slurm": ("hydra/launcher=slurm", "hydra.launcher.cluster=local"),
     "ray": ("hydra/launcher=ray", "hydra.launcher.address=null"),
 }
-ON_CPU = ("-m", *QUICK, "backend=eager,flash", "batch=1,2", "++backend.sleep_s=1", "sweep=x", "save_plots=false")
+ON_CPU = ("-m", *QUICK, "backend=eager,flash", "batch=1,2", "stopping.budget_s=1", "sweep=x", "save_plots=false")
 
 
 @pytest.fixture
@@ -284,7 +284,9 @@ def stored(cwd: Path) -> bool:
     ("launcher", "number"), [("slurm", signal.SIGINT), ("slurm", signal.SIGKILL), ("ray", signal.SIGINT)]
 )
 def test_no_task_outlives_its_parent(tmp_path, launcher, number):
-    process = sleepy(*(word.replace("sleep_s=1", "sleep_s=60") for word in ON_CPU), *ELSEWHERE[launcher], cwd=tmp_path)
+    process = sleepy(
+        *(word.replace("budget_s=1", "budget_s=60") for word in ON_CPU), *ELSEWHERE[launcher], cwd=tmp_path
+    )
     wait_for(lambda: tasks_of(tmp_path) and stored(tmp_path))
     _, out, err = interrupt(process, number)
     assert "Traceback" not in err

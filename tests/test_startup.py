@@ -19,7 +19,7 @@ def test_a_command_is_timed_and_one_that_is_not_there_is_named(tmp_path):
     )
     here, nowhere = json.loads(out.read_text())["commands"]
     assert here["command"] == "python -m attn_exp --version"
-    assert here["exit_code"] == 0 and here["modules"] > 100
+    assert here["exit_code"] == 0 and here["modules"] > 50
     assert len(here["wall_s"]) == len(here["cpu_s"]) == 2 and min(here["wall_s"] + here["cpu_s"]) > 0
     assert (nowhere["exit_code"], nowhere["wall_s"]) == (1, [])
     assert "exit code 1" in done.stdout

@@ -1,6 +1,7 @@
 """The contract that every backend fulfils, and what backends share."""
 
 import contextlib
+import inspect
 import pkgutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -149,6 +150,7 @@ def made_from(key: str, config: dict[str, Any]) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise Unavailable(f"cannot import {key}._target_={target}: {error}") from error
     try:
-        return made(**options)
-    except TypeError as error:
+        inspect.signature(made).bind(**options)
+    except (TypeError, ValueError) as error:
         raise Unavailable(f"{target} does not take the options {options}: {error}") from error
+    return made(**options)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.case import PASSES, Case, case_from_config
-from attn_exp.core.catalogue import TimerChoice, about_backend, timer_choice, timers
+from attn_exp.core.catalogue import TimerChoice, about_backend, backend_options, timer_choice, timers
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
@@ -129,6 +129,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     _check_statuses(config["stop_on"])
     kept = {key: value for key, value in config.items() if key not in _NOT_KEPT}
     _check_no_secret(kept)
+    _check_options(backend)
     if not isinstance(config["caches"], bool):
         raise UserError(f"caches={config['caches']} is neither true nor false")
     return Request(
@@ -198,6 +199,17 @@ def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
     check_name("backend.name", name)
     # `about` describes the backend: it is not an option, and not part of the job's identity.
     return {key: value for key, value in backend.items() if key != "about"} | {"name": name}
+
+
+def _check_options(backend: dict[str, Any]) -> None:
+    """Raise UserError for an option that the YAML of one of our backends does not declare."""
+    declared = backend_options().get(backend["_target_"])
+    if declared is None:
+        return
+    for option in sorted(backend.keys() - {"_target_", "name"} - declared):
+        near = nearest(option, declared)
+        there = f"its options are {', '.join(sorted(declared))}" if declared else "it has none"
+        raise UserError(f"backend={backend['name']} has no option '{option}': {near or there}".rstrip())
 
 
 def _check_keys(key: str, tree: Any) -> None:

@@ -71,6 +71,13 @@ def backends() -> dict[str, About]:
 
 
 @cache
+def backend_options() -> dict[str, frozenset[str]]:
+    """Return the options that each of the package's backends declares in its YAML, by its `_target_`."""
+    files = (_read(path) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
+    return {str(keys["_target_"]): frozenset(keys) - {"_target_", "name", "about"} for keys in files}
+
+
+@cache
 def packages() -> tuple[str, ...]:
     """Return the distributions that the package's backends use, sorted."""
     return tuple(sorted({package for about in backends().values() for package in about.packages}))

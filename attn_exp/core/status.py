@@ -1,6 +1,7 @@
 """The statuses of a job: what each means, whether it is final, and which files set it. Their only home.
 
-Records, requests (`stop_on`), MLflow, plots and the table in docs/running_sweeps.md are made from `STATUSES`.
+Records, requests (`stop_on`), MLflow, plots and the table in docs/running_sweeps.md are made from `STATUSES`. In the
+worker, exceptions become a status in `Attempt.run`; the parent sets those of workers that died.
 """
 
 from dataclasses import dataclass
@@ -100,8 +101,8 @@ STATUSES: dict[Status, StatusInfo] = {
     "crashed": StatusInfo(
         "the worker process died",
         final=False,
-        set_by=("run/worker_process.py",),
-        why="the worker ended by a signal or with an exit code before it wrote a record",
+        set_by=("run/worker_process.py", "sweep/parallel.py"),
+        why="the worker, or the launcher's task around it, ended before it wrote a record",
     ),
     "error": StatusInfo(
         "the backend raised an exception",
