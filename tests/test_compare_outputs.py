@@ -158,7 +158,8 @@ def test_few_rows_say_how_many_there_are(made):
     own = page(found["changes"])
     assert "... and 33 more rows: rows=all shows them" in text_of(own, limit=3)
     assert "... and 33 more rows" in text_of(own, "markdown", limit=3)
-    assert len(json.loads(text_of(own, "json", limit=3))["rows"]) == 36
+    assert len(json.loads(text_of(own, "json", limit=3))["rows"]) == 3
+    assert len(text_of(own, "csv", limit=3).splitlines()) == 4
 
 
 def test_files_say_their_format_by_their_ending(made):

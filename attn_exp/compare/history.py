@@ -147,7 +147,7 @@ class History(Comparison):
             Column(f"last_{self.metric.name}", f"last {self.metric.kind.head}", "figure"),
             Column("change", "change %", "percent"),
             Column("per_sweep", "per sweep %", "percent", spare=2),
-            Column("scatter", "+-%", "half", spare=1),
+            Column("scatter", "scatter %", "half", spare=1),
             Column("curve", "trend", joined=_curve([f"at_{name}" for name in names])),
             *(Column(f"at_{name}", "") for name in names),
             Column("level_changed", "level changed"),

@@ -119,7 +119,7 @@ def value_columns(metric: ChosenMetric) -> tuple[Column, ...]:
 def cell_values(cell: Cell, metric: ChosenMetric) -> tuple[Any, ...]:
     """Return the values of `value_columns`."""
     rate = (cell.result.metrics.get(f"{cell.direction}/tflops"),) if metric.name == "time_us" else ()
-    return (cell.value, cell.half, *rate)
+    return (cell.value, cell.half_width, *rate)
 
 
 def duels_sheet(duels: Sequence[Duel], name: str, title: str) -> list[Sheet]:

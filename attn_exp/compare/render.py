@@ -64,10 +64,10 @@ def _marked_up(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def csv_text(page: Page) -> str:
-    """Return the rows with all columns, fractions with six digits."""
+def csv_text(page: Page, *, limit: int | None = None) -> str:
+    """Return at most `limit` rows with all columns, fractions with six digits."""
     buffer = io.StringIO()
-    rows = page.sheets[0].dictionaries()
+    rows = page.sheets[0].dictionaries()[:limit]
     names = [column.name for column in page.sheets[0].columns if column.joined is None]
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
@@ -75,9 +75,12 @@ def csv_text(page: Page) -> str:
     return buffer.getvalue().rstrip("\n")
 
 
-def json_text(page: Page) -> str:
-    """Return everything as JSON: the header, each sheet as a list of objects, and the notes."""
-    whole = {**page.about, **{sheet.name: sheet.dictionaries() for sheet in page.sheets}, "notes": list(page.notes)}
+def json_text(page: Page, *, limit: int | None = None) -> str:
+    """Return everything as JSON: the header, each sheet as a list of objects (at most `limit` rows of the first), and
+    the notes.
+    """
+    sheets = {sheet.name: sheet.dictionaries()[: limit if sheet is page.sheets[0] else None] for sheet in page.sheets}
+    whole = {**page.about, **sheets, "notes": list(page.notes)}
     return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
 
 
@@ -123,9 +126,9 @@ def text_of(
     """Render a page in the requested format, else in that of the file's ending; HTML includes `pictures`."""
     form, page = format_of(form, file), clean(page)
     if form == "csv":
-        return csv_text(page)
+        return csv_text(page, limit=limit)
     if form == "json":
-        return json_text(page)
+        return json_text(page, limit=limit)
     if form == "markdown":
         return markdown(page, limit=limit)
     if form == "html":

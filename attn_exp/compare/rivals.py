@@ -259,6 +259,9 @@ _WAYS: dict[str, Callable[[Result], str]] = {
 }
 
 
+_STAR = "* best: the fastest, and every row too close to it to call"
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rivals(Comparison):
     """A sweep's backends, ranked.
@@ -346,7 +349,7 @@ def compare_rivals(
         metric=metric,
         sweeps=tuple(summarize_sweep(sweep) for sweep in sweeps),
         broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
-        notes=(*notes, *repeated, *_mixed(groups)),
+        notes=(*([_STAR] if any(row.best for row in rows) else ()), *notes, *repeated, *_mixed(groups)),
         baseline=baseline,
         rows=tuple(rows),
         means=means(rows, labels, by, baseline),

@@ -32,13 +32,18 @@ class Cell:
     """One pass of one result.
 
     `value` is the metric's value, or None if the result is not ok or lacks the metric. `half` is the half-width of the
-    95 % confidence interval of its logarithm (0.01 is about ±1 %), or None if it has no interval.
+    95 % confidence interval of its logarithm, with which ratios are computed, or None if it has no interval.
     """
 
     result: Result
     direction: str
     value: float | None
     half: float | None
+
+    @property
+    def half_width(self) -> float | None:
+        """Return the relative half-width, (high - low) / 2 / value, as sweeps' tables show it: 0.01 is ±1 %."""
+        return None if self.half is None else math.sinh(self.half)
 
     @property
     def short(self) -> str:

@@ -75,7 +75,7 @@ def table(results: Sequence[Result], width: int = WIDTH) -> str:
     lines.append(text)
     if left_out:
         names = ", ".join(" ".join(name.split()) for name in left_out)
-        lines.append(f"omitted to fit the width: {names}; table.csv has all")
+        lines.append(f"omitted to fit the width: {names}; table.csv has these columns")
     lines += flag_notes(flag for result in results for flag in result.flags)
     lines += [f"* {reason}" for reason in sorted({result.reason for result in results if result.reason})]
     return "\n".join(line if line is text else textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
@@ -99,7 +99,7 @@ def csv_text(results: Sequence[Result]) -> str:
 
 
 def write_tables(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write `table.txt` and `table.csv` into a sweep's folder and return their paths."""
+    """Write `table.txt` and `table.csv` into a sweep's folder, as `Session._finish` calls it; return their paths."""
     text, comma = folder / "table.txt", folder / "table.csv"
     text.write_text(table(results) + "\n")
     comma.write_text(csv_text(results))
