@@ -20,30 +20,31 @@ COMMANDS = {
     "duel": "measure backends side by side and say which is faster, and how surely",
     "compare": "say from records which backend is faster where, or what changed since an earlier sweep",
     "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",
-    "doctor": "prove that this machine is measured right",
+    "doctor": "check that timings on this machine can be trusted",
     "backends": "list the backends, and which can compute a case",
     "log": "store earlier records in MLflow",
     "ui": "open MLflow's pages over this project's runs",
-    "worker": "measure one job's folder again, for debugging and outside profilers",
+    "worker": "measure one job's folder again, for debugging and external profilers",
 }
 _OVERVIEW = """\
-attn_exp: which attention implementation is fastest here, by how much, and can the number be trusted?
+attn_exp: which attention implementation is fastest here, by how much, and can it be trusted?
 
   attn-exp COMMAND ...          the same as: python -m attn_exp COMMAND ...
 
 commands:
 {commands}
 
-A sweep is named by a word, options are key=value: attn-exp compare new against=old fail_if_slower=3%
+Sweeps are positional arguments; options are written key=value:
+  attn-exp compare new against=old fail_if_slower=3%
 Without a command the arguments are those of run, groups and keys of Hydra:
   python -m attn_exp                                        one case on one backend
   python -m attn_exp -m backend=flash,cudnn batch=1,8,16    every combination, one job each
   python -m attn_exp -m +experiment=sdpa_sweep              a stored sweep
   python -m attn_exp -m backend=flash,math dry_run=true     list the jobs, start nothing
-  python -m attn_exp -m ... hydra/launcher=local_gpus       on all GPUs of this host; slurm and ray elsewhere
+  python -m attn_exp -m ... hydra/launcher=local_gpus       on all GPUs here; also slurm, ray
 
 help:
-  attn-exp COMMAND --help       explains a command; attn-exp run --help lists Hydra's groups and keys
+  attn-exp COMMAND --help       explains a command; attn-exp run --help lists groups and keys
   attn-exp --hydra-help         Hydra's own flags
   attn-exp --version            the version
   eval "$(attn-exp -sc install=bash)"    the TAB key completes commands, choices and sweeps
@@ -106,7 +107,7 @@ def dispatch(arguments: Sequence[str], *, earlier: bool = False) -> int:
 
         for near in difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.7):
             said = f"there is no command '{words[0]}': did you mean '{near}'? attn-exp --help lists them"
-            print(f"attn_exp: {said}", file=sys.stderr)
+            print(f"attn-exp: {said}", file=sys.stderr)
             return 2
     from attn_exp.commands.run import main as run
 

@@ -16,7 +16,6 @@ from attn_exp.core.record import FILE_NAME
 
 SIZES = tuple(argument for argument in QUICK if not argument.startswith("batch="))
 SIX = ("backend=flash,cudnn", "batch=1,8,16", *SIZES)
-ASSIGNED = "is not of the form key=value, for example"
 # What is typed, and what the sentence about it must say.
 BAD = {
     # an unknown key, choice or group, with the nearest right one
@@ -45,15 +44,22 @@ BAD = {
     "model=null": "takes the name of a choice",
     "model=7": "takes the name of a choice",
     # what is not key=value, and several values without -m
-    "flash": f"'flash' {ASSIGNED}",
-    "backend": f"'backend' {ASSIGNED}",
-    "batch=[1,2": f"'batch=[1,2' {ASSIGNED}",
-    "-m batch={a": f"'batch={{a' {ASSIGNED}",
-    "-m +a=b=c": f"'+a=b=c' {ASSIGNED}",
-    "seq_len=1)": f"'seq_len=1)' {ASSIGNED}",
+    "flash": "'flash' is neither a command nor key=value: attn-exp --help lists the commands",
+    "backend": "'backend' is neither a command nor key=value",
+    "help": "'help' is neither a command nor key=value: attn-exp --help lists the commands",
+    "model=": "model= is empty: the choices are deepseek_v3, flux",
+    "model.causal=true": "the chosen model has no key 'model.causal': write +model.causal=VALUE to add it",
+    "batch=1,": "the value of batch cannot be read: write batch=1,8 or batch='range(1,9)'",
+    "batch=[1,2": "the value of batch cannot be read",
+    "-m batch={a": "the value of batch cannot be read",
+    "-m +a=b=c": "the value of a cannot be read",
+    "seq_len=1)": "the value of seq_len cannot be read",
+    "seq_len=1e3": "seq_len=1000.0 is not a whole number",
+    "--hlep": "there is no flag --hlep: did you mean '--help'?",
+    "--package x": "--package can only be used with --cfg",
     "batch=1,2": "several values need -m (--multirun): python -m attn_exp -m batch=1,2",
     "backend=flash,cudnn": "python -m attn_exp -m backend=flash,cudnn",
-    "--flag": "unrecognized arguments: --flag; flags go before the choices",
+    "--flag": "there is no flag --flag: python -m attn_exp --hydra-help lists them",
     "--cfg nope": "invalid choice: 'nope'",
     "batch=1 --config-dir conf seed=1": "unrecognized arguments: seed=1; flags go before the choices",
     "-m --cfg job": "Only one of --run, --multirun, --cfg",
@@ -131,7 +137,7 @@ BAD = {
     "dry_run=flase": "neither true nor false",
     "-m dry_run=flase batch=1,2": "neither true nor false",
     "~batch": "leave ~batch out",
-    "~backend": "leave ~backend",
+    "~backend": "backend cannot be removed or replaced by a value: choose backend=NAME",
     "seq_len=${nope}": "'nope' not found",
 }
 
@@ -150,7 +156,7 @@ def test_bad_input_stops_with_one_sentence_before_any_work(call, tmp_path, line)
     before = sorted(tmp_path.rglob("*"))
     code, out, err = call(*line.split())
     assert code == 2
-    assert err.startswith("attn_exp: ")
+    assert err.startswith("attn-exp: ")
     assert err.count("\n") == 1
     assert BAD[line] in err
     assert "Traceback" not in err
@@ -349,7 +355,7 @@ def test_help_and_a_typo_are_answered_within_a_second(tmp_path, typed_in, code):
 def test_a_typo_kills_the_worker_that_was_started_ahead(tmp_path):
     done = run("batch=0", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "attn_exp: batch=0 is not a whole number from 1 to 1,048,576\n"
+    assert done.stderr == "attn-exp: batch=0 is not a whole number from 1 to 1,048,576\n"
     assert left_behind(tmp_path) == []
 
 

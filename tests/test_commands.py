@@ -199,18 +199,18 @@ def test_the_version_is_printed_for_any_way_of_asking(call):
     [
         (
             "comapre first",
-            "attn_exp: there is no command 'comapre': did you mean 'compare'? attn-exp --help lists them",
+            "attn-exp: there is no command 'comapre': did you mean 'compare'? attn-exp --help lists them",
         ),
         (
             "explan first",
-            "attn_exp: there is no command 'explan': did you mean 'explain'? attn-exp --help lists them",
+            "attn-exp: there is no command 'explan': did you mean 'explain'? attn-exp --help lists them",
         ),
         ("ui first port=x", "attn-exp ui: port=x is no port: use a number from 1 to 65535, for example port=5001"),
         ("ui first second", "attn-exp ui: ui takes one SWEEP, and 2 were given: attn-exp ui first"),
         ("doctor cpu", "attn-exp doctor: doctor takes no name, and 'cpu' was given: the options are device="),
         (
             "doctor devise=cpu",
-            "attn-exp doctor: there is no option 'devise=': did you mean 'device'? the options are device=",
+            "attn-exp doctor: there is no option 'devise=': did you mean 'device'?",
         ),
         (
             "worker",

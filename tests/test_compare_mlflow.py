@@ -109,7 +109,7 @@ def test_deleted_runs_do_not_count(store, tmp_path):
         ({"names": ["frist"]}, "there is no sweep 'frist' in that store: did you mean 'first'"),
         ({"experiment": "atn_exp"}, "there is no experiment 'atn_exp' in that store: did you mean 'attn_exp'"),
         ({"uri": "sqlite:///nowhere/mlflow.db"}, "there is no database"),
-        ({"uri": "mlruns"}, "MLflow no longer stores into plain folders"),
+        ({"uri": "mlruns"}, "uri=mlruns is a folder, which MLflow no longer supports"),
         (
             {"uri": "http://user:secret@localhost:1"},
             "MLflow at http://localhost:1: it cannot be reached: Connection refused",

@@ -93,7 +93,9 @@ def test_a_file_of_another_kind_is_one_sentence(beside, head, words):
 def test_a_file_that_is_not_there_or_no_text(tmp_path):
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     folder = sweeps.sweep(tmp_path / "s", [sweeps.job()])
-    for name in ("nowhere.csv", "binary.csv", "s"):
+    with pytest.raises(UserError, match=r"there is no file .*nowhere\.csv"):
+        compare(folder, published=tmp_path / "nowhere.csv")
+    for name in ("binary.csv", "s"):
         with pytest.raises(UserError, match="cannot be read as CSV"):
             compare(folder, published=tmp_path / name)
 

@@ -203,7 +203,7 @@ def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
         (["first", "folder=nowhere"], "there is no sweep 'first'"),
         (["0" * 32], "there is no database"),
         (["a" * 300], "cannot be read (File name too long)"),
-        (["a**b"], "there is no sweep 'a**b'"),
+        (["a**b"], "matches 'a**b'"),
         (["0" * 32, "uri=http://nowhere"], "Failed to resolve 'nowhere'; or give the job's folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -152,7 +152,7 @@ def test_a_full_disk_ends_all_tasks_with_one_sentence(tmp_path):
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
     _, err = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert err.startswith(f"attn_exp: cannot write to {tmp_path}/multirun/d (File too large): make room there")
+    assert err.startswith(f"attn-exp: cannot write to {tmp_path}/multirun/d (File too large): make room there")
     assert err.count("\n") == 1
     assert left_behind(tmp_path) == []
     for path in tmp_path.glob("multirun/d/busy-*"):
@@ -358,7 +358,7 @@ def test_what_slurm_refuses_is_told_in_its_words(tmp_path, slurm):
     process = sleepy(*arguments, cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert err == "attn_exp: Slurm does not take the tasks: sbatch: error: invalid partition specified: nope\n"
+    assert err == "attn-exp: Slurm does not take the tasks: sbatch: error: invalid partition specified: nope\n"
     assert "no records" not in out and not found(tmp_path, "x")
 
 
@@ -395,7 +395,7 @@ def test_bad_input_stops_with_one_sentence_before_any_work(monkeypatch, tmp_path
     call = typed(monkeypatch, tmp_path)
     code, out, err = call("-m", "batch=1,2", *line.split())
     assert (code, out) == (2, "")
-    assert err.startswith("attn_exp: ") and err.count("\n") == 1
+    assert err.startswith("attn-exp: ") and err.count("\n") == 1
     assert WRONG[line] in err
     assert list(tmp_path.iterdir()) == []
 
@@ -413,7 +413,7 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch, tmp_path, launche
 
 def test_a_launcher_without_m_is_no_job_of_this_process(monkeypatch, tmp_path):
     code, _, err = typed(monkeypatch, tmp_path)("device=cpu", "hydra/launcher=slurm")
-    assert (code, err) == (2, "attn_exp: hydra/launcher=slurm needs -m (--multirun): python -m attn_exp -m ...\n")
+    assert (code, err) == (2, "attn-exp: hydra/launcher=slurm needs -m (--multirun): python -m attn_exp -m ...\n")
 
 
 def test_a_cluster_s_device_is_the_one_that_its_tasks_ask_for(monkeypatch, tmp_path):

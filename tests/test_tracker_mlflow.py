@@ -449,8 +449,8 @@ def test_a_folder_that_cannot_be_made_or_written_is_refused(place: Path) -> None
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("file:///tmp/mlruns", "no longer stores into plain folders"),
-        ("mlruns", "no longer stores into plain folders"),
+        ("file:///tmp/mlruns", "is a folder, which MLflow no longer supports"),
+        ("mlruns", "is a folder, which MLflow no longer supports"),
         ("sqlite://mlflow.db", "names no database file"),
         ("sqlite:///:memory:", "names no database file"),
         ("ftp://me:secret@host", "tracker.uri=ftp://host is not one of sqlite, http"),

@@ -54,7 +54,7 @@ COMMAND = Command(
         CONFIG_DIR,
     ),
     overrides=(("KEY=VALUE", "the case, in the groups and keys that attn-exp run --help lists"),),
-    exits=("0 the list was printed", "2 something to type differently"),
+    exits=("0 the list was printed", "2 invalid command line"),
     run=run,
 )
 main = COMMAND.main

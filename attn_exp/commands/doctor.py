@@ -38,7 +38,7 @@ COMMAND = Command(
     name="doctor",
     usage="[device=auto|cpu|cuda|cuda:N]",
     about=(
-        "Checks with known work that this machine is measured correctly, and prints each check with its figures. The "
+        "Checks with known work that timings on this machine can be trusted, and prints each check with its figures. The "
         "ten checks on a GPU take 1.5 to 4 minutes (97 s on an H200); on a CPU there are four. If all pass, the "
         "smallest difference that this machine can resolve (the margin) and its ceilings are kept for duel and compare."
     ),
@@ -52,7 +52,7 @@ COMMAND = Command(
             choices=("auto", "cpu", "cuda"),
         ),
     ),
-    exits=("0 all checks passed", "1 a check failed", "2 something to type differently"),
+    exits=("0 all checks passed", "1 a check failed", "2 invalid command line"),
     run=run,
 )
 main = COMMAND.main

@@ -80,7 +80,7 @@ COMMAND = Command(
         ("a.OPTION=VALUE", "an option of one backend, or a.compile=MODE"),
         ("KEY=VALUE", "the case and all else, in the groups and keys that attn-exp run --help lists"),
     ),
-    exits=("0 there is a verdict", "1 fewer than two backends could be measured", "2 something to type differently"),
+    exits=("0 there is a verdict", "1 fewer than two backends could be measured", "2 invalid command line"),
     run=run,
 )
 main = COMMAND.main

@@ -51,7 +51,7 @@ COMMAND = Command(
         URI,
         FOLDER,
     ),
-    exits=("0 the page was printed", "2 something to type differently"),
+    exits=("0 the page was printed", "2 invalid command line"),
     run=run,
 )
 main = COMMAND.main

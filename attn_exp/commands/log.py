@@ -27,13 +27,17 @@ def run(given: Given) -> int:
 def _log(given: Given) -> int:
     from attn_exp.results.read import HOME, sweep_folders
 
+    from attn_exp.tracking.location import option_uri
+
     overrides = list(given.overrides)
     for word in overrides:
         if word.lstrip("+~").partition("=")[0].split(".")[0] != "tracker":
-            raise UserError(f"there is no option '{word.partition('=')[0]}=': {COMMAND.near(word)}, tracker=")
+            raise UserError(f"there is no option '{word.partition('=')[0]}=': {COMMAND.near(word, 'tracker=')}")
     for name in ("uri", "mlflow_experiment"):
         if name in given.values:
             overrides.append(f"tracker.{name}={given.values[name]}")
+    if "uri" in given.values:
+        option_uri(given.values["uri"])
     folders = sweep_folders(given.words, Path(given.get("folder", HOME)))
     place = _place(overrides, given.get("config_dir"))
     lacking = skipped = False
@@ -94,8 +98,8 @@ COMMAND = Command(
     name="log",
     usage="SWEEP [SWEEP ...] [uri=URI] [tracker=NAME] [OPTION=VALUE ...]",
     about=(
-        "Stores records into MLflow: those of a sweep whose server was away, of one without a tracker, or somebody "
-        "else's. What is stored already is not stored again, so the same command may be repeated, also while the sweep "
+        "Stores records into MLflow. Use it for a sweep that ran while the server was unavailable or with "
+        "tracker=none, or for records from another machine. What is stored already is not stored again, so the same command may be repeated, also while the sweep "
         "runs."
     ),
     examples=(
@@ -124,8 +128,8 @@ COMMAND = Command(
     exits=(
         "0 all is stored",
         "1 the store lacks some of it still",
-        "2 something to type differently",
-        "3 files that are no records were skipped, and the rest is stored",
+        "2 invalid command line",
+        "3 some files are not valid records and were skipped; the rest is stored",
     ),
     run=run,
     renamed={"sweep": "SWEEP"},

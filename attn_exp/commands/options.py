@@ -185,11 +185,12 @@ class Command:
             only = "one" if place.most == 1 else f"at most {place.most}"
             raise UserError(f"{self.name} takes {only} {place.name}, and {len(words)} were given: {place.example}")
 
-    def near(self, key: str) -> str:
-        """What to write instead of an option that does not exist."""
-        names = [option.name for option in self.options]
-        known = ", ".join(option.shown.removesuffix(option.value).strip() for option in self.options)
-        return f"{nearest(key.lstrip('-').partition('=')[0].replace('-', '_'), names)}the options are {known}"
+    def near(self, key: str, *more: str) -> str:
+        """What to write instead of an option that does not exist: the nearest one, or else any, `more` among them."""
+        typed = key.lstrip("-").partition("=")[0].replace("-", "_")
+        near = nearest(typed, [*(option.name for option in self.options), "help"], cutoff=0.7).rstrip()
+        known = [option.shown.removesuffix(option.value).strip() for option in self.options]
+        return near.replace("'help'", "'--help'") or f"the options are {', '.join([*known, *more])}"
 
     def help(self) -> str:
         """Return what `--help` prints."""

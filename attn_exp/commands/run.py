@@ -24,15 +24,17 @@ def main(arguments: Sequence[str]) -> int:
     # argparse wants flags before or after the overrides, not among them; people type them anywhere.
     arguments = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
     arguments, hints = renamed(arguments)
-    for hint in hints:
-        print(hint, file=sys.stderr)
     if "--version" in arguments:
         print(f"attn_exp {__version__}")
         return 0
     try:
-        return _run(arguments)
+        code = _run(arguments)
     except KeyboardInterrupt:
         return 130
+    # Not about a command that has to be typed differently anyway.
+    for hint in hints if code != 2 else ():
+        print(hint, file=sys.stderr)
+    return code
 
 
 def _run(arguments: list[str]) -> int:
@@ -70,10 +72,10 @@ def _measure(arguments: list[str], session: "Session") -> int:
     try:
         hydra_main(arguments, SessionTask(session), new_sweep_name())
     except UserError as error:
-        print(f"attn_exp: {redacted(str(error))}", file=sys.stderr)
+        print(f"attn-exp: {redacted(str(error))}", file=sys.stderr)
         return 2
     except SystemExit as stopped:
         if isinstance(stopped.code, UserError):
-            print(f"attn_exp: {redacted(str(stopped.code))}", file=sys.stderr)
+            print(f"attn-exp: {redacted(str(stopped.code))}", file=sys.stderr)
         return stopped.code if isinstance(stopped.code, int) else 2
     return 0

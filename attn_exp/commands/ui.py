@@ -24,7 +24,7 @@ COMMAND = Command(
     name="ui",
     usage="[SWEEP] [port=N] [uri=URI] [OPTION=VALUE ...]",
     about=(
-        "Starts MLflow's pages over this project's database, which plain `mlflow ui` would not find. Prints the "
+        "Starts the MLflow UI on this project's database, which plain `mlflow ui` would not find. Prints the "
         "address of a list that has each sweep with its jobs under it (click its +), or one sweep's jobs, fastest "
         "forward first. Ctrl-C ends it."
     ),
@@ -42,7 +42,7 @@ COMMAND = Command(
         Option(name="host", value="ADDRESS", help="the address to listen on", default="127.0.0.1, not the network"),
         MLFLOW_EXPERIMENT,
     ),
-    exits=("0 ended by Ctrl-C", "1 MLflow's server did not run", "2 something to type differently"),
+    exits=("0 ended by Ctrl-C", "1 MLflow's server did not run", "2 invalid command line"),
     run=run,
     renamed={"open_sweep": "SWEEP", "sweep": "SWEEP", "experiment": "mlflow_experiment"},
 )

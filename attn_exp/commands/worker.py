@@ -26,9 +26,9 @@ COMMAND = Command(
     name="worker",
     usage="JOB_FOLDER [once=true]",
     about=(
-        "Measures the job of a folder again, in this process, and writes its record anew: for debugging a backend. "
+        "Measures the job of a folder again, in this process, and overwrites its record: for debugging a backend. "
         "With once=true it times nothing and calls each pass once, warm, between cudaProfilerStart and "
-        "cudaProfilerStop, for programs that look from outside."
+        "cudaProfilerStop, for external profilers such as Nsight Compute."
     ),
     examples=(
         ("attn-exp worker multirun/first/flash-8383c16af6", "measure it again"),
@@ -51,7 +51,7 @@ COMMAND = Command(
             choices=("true", "false"),
         ),
     ),
-    exits=("0 the job has a record", "2 something to type differently"),
+    exits=("0 the job has a record", "2 invalid command line"),
     run=run,
     bare=("once",),
 )

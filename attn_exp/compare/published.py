@@ -154,6 +154,8 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
                         f"{file} has no column {' or '.join(choices)}: its first line must name the columns"
                     )
             rows = list(reader)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {file}") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file} cannot be read as CSV ({error}): give published=FILE.csv") from error
     figures, wrong, windows, deterministic = [], [], 0, 0

@@ -46,12 +46,14 @@ def _no_folder(text: str) -> str | None:
 def _unknown_option(text: str) -> str | None:
     """Explain an option that does not exist, and a group that can be chosen only with `+`."""
     # For a list of choices Hydra says that it could not load one, but not which ones exist.
-    match = re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text)
+    match = re.search(r"Could not (?:find|load) '([^']+)/([^/']*)'", text)
     if match:
         group, option = match.groups()
         listed = [line for line in text.splitlines() if line.startswith("\t") and "=" not in line]
         options = [line.strip() for line in listed]
         options = options or sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+        if not option:
+            return f"{group}= is empty: the choices are {', '.join(options)}"
         near = nearest(option, options)
         return f"{group}={option} does not exist: {near}the choices are {', '.join(options)}"
     match = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)
@@ -78,6 +80,8 @@ def _unknown_key(text: str) -> str | None:
     if launcher and key in _launcher_keys(conf_folder()):
         return f"there is no key '{key}' without a launcher: choose hydra/launcher={', '.join(_launchers())} first"
     keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
+    if key in keys:
+        return f"the chosen {key.partition('.')[0]} has no key '{key}': write +{key}=VALUE to add it"
     near = nearest(key, keys)
     top = sorted(name for name in keys if launcher or "." not in name)
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
@@ -98,9 +102,20 @@ def _existing_key(text: str) -> str | None:
 
 
 def _several_values(text: str) -> str | None:
-    if "Ambiguous value for argument" in text or "requires --multirun" in text:
-        return "several values need -m (--multirun): python -m attn_exp -m " + text.split("'")[1]
-    return None
+    word = _with_several_values(text)
+    return f"several values need -m (--multirun): python -m attn_exp -m {word}" if word else None
+
+
+def _with_several_values(text: str) -> str | None:
+    several = "Ambiguous value for argument" in text or "requires --multirun" in text
+    return text.split("'")[1] if several else None
+
+
+def explain_error_of_one_case(error: Exception) -> str:
+    """Return the sentence of `explain_error` for a command that takes one case, and so one value of each key."""
+    word = _with_several_values(str(error))
+    key = word.partition("=")[0].lstrip("+") if word else None
+    return f"this command takes one case: give {key} one value" if key else explain_error(error)
 
 
 def _sweep(text: str) -> str | None:
@@ -114,7 +129,14 @@ def _grammar(text: str) -> str | None:
     if "Config group override" in text:
         return f"a group takes the name of a choice, {example}"
     match = re.search(r"Error parsing override '(.*)'\n", text)
-    return f"'{match[1]}' is not of the form key=value, {example}" if match else None
+    if not match:
+        return None
+    key = re.match(r"[+~]*([A-Za-z_][\w./@-]*)=", match[1])
+    if key:
+        return f"the value of {key[1]} cannot be read: write batch=1,8 or batch='range(1,9)'"
+    if re.fullmatch(r"[\w-]+", match[1]):
+        return f"'{match[1]}' is neither a command nor key=value: attn-exp --help lists the commands"
+    return f"'{match[1]}' is not of the form key=value, {example}"
 
 
 def _keys(conf: Path) -> set[str]:

@@ -79,14 +79,14 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
-    from attn_exp.config.check import explain_error
+    from attn_exp.config.check import explain_error_of_one_case
 
     prepare_hydra(sweep)
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
             return compose("config", [*_search_path(own), *renamed(overrides)[0]])
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain_error(error)) from error
+        raise UserError(explain_error_of_one_case(error)) from error
 
 
 def _search_path(own: Path | None) -> list[str]:

@@ -6,6 +6,9 @@ and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hydra 1.3
 """
 
 import argparse
+import contextlib
+import io
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -22,7 +25,9 @@ from omegaconf.errors import OmegaConfBaseException
 from attn_exp.config.check import explain_error
 from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.errors import UserError, no_config_dir
+from attn_exp.core.errors import UserError, nearest, no_config_dir
+
+_WIDTH = 100
 
 
 def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None:
@@ -58,6 +63,12 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
 
 
 def _refuse(message: str) -> NoReturn:
+    _, _, words = message.partition("unrecognized arguments: ")
+    flag = words.split()[0] if words else ""
+    if flag.startswith("-"):
+        flags = [name for action in get_args_parser()._actions for name in action.option_strings]
+        near = nearest(flag, [name for name in flags if name.startswith("--")], cutoff=0.7)
+        raise UserError(f"there is no flag {flag}: {near or 'python -m attn_exp --hydra-help lists them'}".rstrip())
     raise UserError(f"{message}; flags go before the choices, and python -m attn_exp --hydra-help lists them")
 
 
@@ -67,12 +78,18 @@ def _check(given: argparse.Namespace) -> None:
         raise UserError("--experimental-rerun is not supported: repeat the command with sweep=NAME")
     if given.resolve and not (given.cfg or given.help):
         raise UserError("--resolve can only be used with --cfg or --help")
+    if given.package is not None and not given.cfg:
+        raise UserError("--package can only be used with --cfg: python -m attn_exp --cfg job --package NODE")
     if sum((given.run, given.multirun, given.cfg is not None, given.info is not None, given.shell_completion)) > 1:
         raise UserError("Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified")
     for text in given.overrides:
         if text.lstrip("+~").startswith("="):
             # Hydra's grammar accepts this, and an assertion fails later.
             raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) if len(line) > _WIDTH else line
 
 
 def _search_path(given: argparse.Namespace) -> ConfigSearchPath:
@@ -89,7 +106,10 @@ def _search_path(given: argparse.Namespace) -> ConfigSearchPath:
 def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace, task: TaskFunction) -> None:
     name, overrides = given.config_name or "config", given.overrides
     if given.help:
-        hydra.app_help(config_name=name, args_parser=parser, args=given)
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            hydra.app_help(config_name=name, args_parser=parser, args=given)
+        print("\n".join(_wrapped(line) for line in text.getvalue().rstrip().split("\n")))
     elif given.hydra_help:
         hydra.hydra_help(config_name=name, args_parser=parser, args=given)
     elif given.cfg:

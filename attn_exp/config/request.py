@@ -153,7 +153,7 @@ def _check_whole(config: dict[str, Any]) -> None:
     """Raise UserError if a group or key was deleted, or a group replaced by a single value."""
     for key in _GROUPS:
         if not isinstance(config.get(key), dict):
-            raise UserError(f"{key} is not what it should be: leave ~{key} and {key}={{...}} out, choose {key}=...")
+            raise UserError(f"{key} cannot be removed or replaced by a value: choose {key}=NAME")
     for key in _KEYS:
         if key not in config:
             raise UserError(f"there is no {key}: leave ~{key} out")

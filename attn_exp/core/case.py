@@ -244,6 +244,10 @@ def case_from_config(config: dict[str, Any]) -> Case:
         # The length of a packed case is the sum of its sequences; an explicit length has to agree.
         model_len = model.get("seq_len")
         config = config | {key: sum(lengths) for key in ("q_len", "kv_len") if config[key] == model_len}
+    seq_len = config.get("seq_len")
+    if not _is_length(seq_len) and seq_len == config["q_len"] == config["kv_len"]:
+        # Typed once as seq_len; the case would refuse q_len, which was not typed.
+        raise UserError(f"seq_len={seq_len!r} is not a whole number from 1 to {_LARGEST['q_len']:,}")
     no_block = config["workload"] == WORKLOADS[0]
     sizes = {
         "batch": config["batch"],
@@ -269,6 +273,10 @@ def case_from_config(config: dict[str, Any]) -> Case:
 def case_columns() -> tuple[str, ...]:
     """Return the names of a case's fields in the order of tables and files."""
     return tuple(field.name for field in fields(Case))
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST["q_len"]
 
 
 def _size(value: Any) -> bool:

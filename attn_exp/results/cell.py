@@ -11,6 +11,9 @@ from attn_exp.core.text import SHORT
 from attn_exp.results.result import Result
 
 
+_METRICS_SHOWN = 12
+
+
 @dataclass(frozen=True)
 class ChosenMetric:
     """The metric that is compared: its name without the pass, in one pass or (None) in all."""
@@ -64,7 +67,9 @@ def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
         if not names:
             raise UserError("no record is ok, so there is nothing to compare: see table.txt in the sweep's folder")
         near = nearest(name, names)
-        raise UserError(f"there is no metric '{word}': {near}the metrics are {', '.join(sorted(names)[:24])} ...")
+        first = [*(one for one in ("time_us", "tflops") if one in names), *sorted(names - {"time_us", "tflops"})]
+        known = f"the metrics are {', '.join(first[:_METRICS_SHOWN])}, ...; docs/metrics.md lists all"
+        raise UserError(f"there is no metric '{word}': {near}{known}")
     return metric
 
 

@@ -76,8 +76,7 @@ def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:
         folders = _folders(word, home)
         if not folders:
             there = [path.name for path in _sweeps(home)]
-            known = f"the sweeps in {home} are {', '.join(there[-8:])}" if there else f"there is no sweep in {home}"
-            raise UserError(f"there is no sweep '{word}': {nearest(word, there)}{known}; a folder's path works too")
+            raise UserError(_no_sweep(word, home, there))
         selected += [folder for folder in folders if folder not in selected]
     return selected
 
@@ -92,10 +91,10 @@ def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
         with os.scandir(folder) as entries:
             jobs = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError as error:
-        raise UserError(f"{folder} cannot be read ({error.strerror}): give another sweep") from error
+        raise UserError(f"{folder} cannot be read ({error.strerror}): check its permissions") from error
     read = read_files((folder / job / FILE_NAME for job in jobs), missing_is_broken=False)
     if not may_be_empty and not read[0] and not read[1]:
-        raise UserError(f"{folder} has no records: give a sweep's folder, such as {HOME}/NAME")
+        raise UserError(f"{folder} has no records yet: give a sweep's folder, such as {HOME}/NAME")
     return Sweep(folder.name, str(folder), *read)
 
 
@@ -107,7 +106,7 @@ def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple
             results.append(decode(path.read_bytes(), path))
         except FileNotFoundError:
             if missing_is_broken:
-                broken.append(f"{path} is not there")
+                broken.append(f"{path} does not exist")
         except OSError as error:
             broken.append(f"{path} cannot be read: {error.strerror}")
         except RecordError as error:
@@ -135,8 +134,21 @@ def _rows(result: Result) -> list[dict[str, Any]]:
     return rows
 
 
+def _no_sweep(word: str, home: Path, there: Sequence[str]) -> str:
+    if not there:
+        return f"there is no sweep '{word}': {home}/ has none yet (folder=FOLDER looks elsewhere)"
+    known = f"the sweeps in {home} are {', '.join(there[-8:])}; a folder's path works too"
+    if _is_pattern(word):
+        return f"no sweep in {home} matches '{word}': {known}"
+    return f"there is no sweep '{word}': {nearest(word, there)}{known}"
+
+
+def _is_pattern(word: str) -> bool:
+    return any(mark in word for mark in "*?[")
+
+
 def _folders(word: str, home: Path) -> list[Path]:
-    if any(mark in word for mark in "*?["):
+    if _is_pattern(word):
         return [path for path in _sweeps(home) if fnmatch.fnmatchcase(path.name, word)]
     own = home / word
     if own.is_dir():

@@ -72,9 +72,17 @@ def absolute_uri(uri: str) -> str:
     if re.fullmatch(r"[\w.-]+:\d{1,5}(/.*)?", uri):
         raise UserError(f"tracker.uri={shown} is not an address: write tracker.uri=http://{shown}")
     if scheme in ("", "file"):
-        raise UserError(f"MLflow no longer stores into plain folders ({shown}): use tracker.uri={DEFAULT_URI}")
+        raise UserError(f"tracker.uri={shown} is a folder, which MLflow no longer supports: use tracker.uri={DEFAULT_URI}")
     known = ", ".join(("sqlite", *_SERVERS, *DATABASES))
     raise UserError(f"tracker.uri={shown} is not one of {known}: use tracker.uri={DEFAULT_URI}")
+
+
+def option_uri(uri: str) -> str:
+    """Return `absolute_uri` of what a command's option `uri=` gave, whose messages name that option."""
+    try:
+        return absolute_uri(uri)
+    except UserError as error:
+        raise UserError(str(error).replace("tracker.uri=", "uri=")) from error
 
 
 def is_server(uri: str) -> bool:

@@ -47,9 +47,9 @@ def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     Raises:
         UserError: there is no such store, experiment or sweep.
     """
-    from attn_exp.tracking.location import absolute_uri, check_database, database_file
+    from attn_exp.tracking.location import option_uri, check_database, database_file
 
-    uri = absolute_uri(uri)
+    uri = option_uri(uri)
     path = database_file(uri)
     if path is None:
         return _by_client(uri, experiment, names)
@@ -65,9 +65,9 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
     Raises:
         UserError: there is no such store or run, or the run is not a job's.
     """
-    from attn_exp.tracking.location import absolute_uri, check_database, database_file
+    from attn_exp.tracking.location import option_uri, check_database, database_file
 
-    uri = absolute_uri(uri)
+    uri = option_uri(uri)
     path = database_file(uri)
     if path is None:
         return _run_by_client(uri, run)

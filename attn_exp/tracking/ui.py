@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
 from attn_exp.tracking.client import ENVIRONMENT
-from attn_exp.tracking.location import absolute_uri, check_database, database_file
+from attn_exp.tracking.location import option_uri, check_database, database_file
 
 # A state of MLflow's run list that an address can name: stored as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."
@@ -48,12 +48,13 @@ def checked(uri: str, host: str, port: int) -> str:
         raise UserError("MLflow is not installed: pip install mlflow")
     if urlsplit(uri).scheme in ("http", "https"):
         raise UserError(f"{redacted(uri)} is a server: open it in a browser")
-    uri = absolute_uri(uri)
+    uri = option_uri(uri)
     path = database_file(uri)
     if path is not None:
         if not path.exists():
             raise UserError(
-                f"there is no database {path} yet: measure something with python -m attn_exp, or give uri=URI"
+                f"there is no database {path} yet: measure something with python -m attn_exp, or store a sweep that "
+                "you have: attn-exp log NAME"
             )
         check_database(path)
     if not _is_free(host, port):
