@@ -69,8 +69,8 @@ def test_each_group_is_taken_once_and_none_that_belongs_to_another_gpu(board):
 
 def test_lines_come_once_and_whole(board, monkeypatch):
     seats = [TaskBoard(board.folder, task) for task in (0, 1)]
-    seats[1].say("hello", "node7")
-    seats[0].say("begin", "flash-1")
+    seats[1].append("hello", "node7")
+    seats[0].append("begin", "flash-1")
     assert board.lines(3) == [Line(0, "begin", "flash-1"), Line(1, "hello", "node7")]
     with (board.folder / "task-0").open("a") as file:
         file.write("end flash-1\nend fla")
@@ -78,7 +78,7 @@ def test_lines_come_once_and_whole(board, monkeypatch):
         assert board.lines(3) == [Line(0, "end", "flash-1")]
         file.write("sh-2\n")
     with monkeypatch.context() as away:
-        away.setattr(board_module, "_own", lambda *_: Path("/proc/self/mem/not-there"))
+        away.setattr(board_module, "_task_file", lambda *_: Path("/proc/self/mem/not-there"))
         assert board.lines(3) == []
     assert board.lines(3) == [Line(0, "end", "flash-2")]
     assert board.lines(3) == []
@@ -86,18 +86,18 @@ def test_lines_come_once_and_whole(board, monkeypatch):
 
 def test_a_task_ends_when_its_parent_says_so_dies_or_takes_the_folder_away(board, monkeypatch):
     seat = TaskBoard(board.folder, 0)
-    assert seat.goes_on()
+    assert seat.should_continue()
     board.beat(stop=True)
-    assert not seat.goes_on()
+    assert not seat.should_continue()
     board.beat()
-    assert seat.goes_on()
+    assert seat.should_continue()
     monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)  # above any process
     board.beat()
-    assert not seat.goes_on()
+    assert not seat.should_continue()
     (board.folder / "parent").unlink()
-    assert not seat.goes_on()
+    assert not seat.should_continue()
     (board.folder / "parent").parent.rename(board.folder.with_name("gone"))
-    seat.say("bye")
+    seat.append("bye")
     assert not seat.take(0)
 
 
@@ -109,13 +109,13 @@ def test_a_parent_on_another_host_is_gone_after_a_minute_without_a_beat(board, m
     monkeypatch.setattr(socket, "gethostname", lambda: "node7")
     seat = TaskBoard(board.folder, 0)
     for _ in range(3):
-        assert seat.goes_on()
+        assert seat.should_continue()
         now[0] += GONE_S - 1
-        assert seat.goes_on()
+        assert seat.should_continue()
         board.beat()
-    assert seat.goes_on()
+    assert seat.should_continue()
     now[0] += GONE_S + 1
-    assert not seat.goes_on()
+    assert not seat.should_continue()
 
 
 def test_a_sweep_that_runs_is_not_run_twice_and_what_a_dead_one_left_is_cleared(board, tmp_path, monkeypatch):
@@ -142,11 +142,11 @@ def test_a_parent_that_dies_over_its_file_is_missed_all_the_same(board, monkeypa
     now = [0.0]
     monkeypatch.setattr(board_module.time, "monotonic", lambda: now[0])
     seat, other = TaskBoard(board.folder, 0), TaskBoard(board.folder, 1)
-    assert seat.goes_on()
+    assert seat.should_continue()
     (board.folder / "parent").write_text("")
-    assert seat.goes_on() and other.goes_on()
+    assert seat.should_continue() and other.should_continue()
     now[0] += GONE_S + 1
-    assert not seat.goes_on() and not other.goes_on()
+    assert not seat.should_continue() and not other.should_continue()
 
 
 def test_tasks_are_told_to_stop_also_on_a_full_disk(board, monkeypatch):
@@ -156,7 +156,7 @@ def test_tasks_are_told_to_stop_also_on_a_full_disk(board, monkeypatch):
     seat = TaskBoard(board.folder, 0)
     monkeypatch.setattr(Path, "write_text", full)
     board.beat(stop=True)
-    assert not seat.goes_on()
+    assert not seat.should_continue()
     with pytest.raises(OSError, match="No space left"):
         board.beat()
 

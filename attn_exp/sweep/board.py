@@ -1,6 +1,6 @@
 """The board: a folder over which a sweep's parent and its tasks, on any hosts, communicate.
 
-The parent's file says that it is alive and whether to stop. Each task appends lines to a file of its own. A task takes
+The parent writes heartbeats, or a stop request, to one file. Each task appends lines to a file of its own. A task takes
 a group of jobs by creating a file exclusively. Files are opened for each read, and none is locked or renamed: network
 file systems guarantee only close-to-open consistency, and exclusive creation since NFS 3.
 """
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _BEAT_S = 1.0
-# How long tasks that were told to stop may take to end.
+# How long tasks may take to end after a stop request.
 _STOP_S = 3.0
 # A parent on another host is taken to be dead after so long without a heartbeat.
 GONE_S = 60.0
@@ -49,7 +49,7 @@ class Board:
         self.beat()
 
     def beat(self, *, stop: bool = False) -> None:
-        """Write a heartbeat, or with `stop` tell tasks to end at once.
+        """Write a heartbeat, or with `stop` a request that tasks end at once.
 
         Raises:
             OSError: the heartbeat cannot be written. `stop` never fails: a missing file means stop too.
@@ -69,11 +69,11 @@ class Board:
         refresh_folder(self.folder)
         for task in range(tasks):
             try:
-                with _own(self.folder, task).open("rb") as file:
+                with _task_file(self.folder, task).open("rb") as file:
                     file.seek(self._read.get(task, 0))
                     whole, _, _ = file.read().rpartition(b"\n")
             except OSError:
-                continue  # it does not exist yet, or the file system is away for a moment
+                continue  # it does not exist yet, or the file system is temporarily unavailable
             if whole:
                 self._read[task] = self._read.get(task, 0) + len(whole) + 1
                 for line in whole.decode().split("\n"):
@@ -90,10 +90,10 @@ class TaskBoard:
         self._task = task
         self._last, self._since = "", time.monotonic()
 
-    def say(self, word: str, rest: str = "") -> None:
+    def append(self, word: str, rest: str = "") -> None:
         """Append a line, unless the folder is gone, which means that the parent has ended."""
         try:
-            with _own(self._folder, self._task).open("a") as file:
+            with _task_file(self._folder, self._task).open("a") as file:
                 file.write(f"{word} {rest}\n")
         except FileNotFoundError:
             return
@@ -110,29 +110,29 @@ class TaskBoard:
         """Return whether a task has taken this group."""
         return (self._folder / "groups" / str(group)).exists()
 
-    def goes_on(self) -> bool:
-        """Return whether the parent is alive and has not said stop."""
+    def should_continue(self) -> bool:
+        """Return whether the parent is alive and has not requested a stop."""
         try:
             content = (self._folder / _PARENT).read_text()
         except FileNotFoundError:
             return False
         except OSError:
-            content = ""  # the file system is away for a moment
+            content = ""  # the file system is temporarily unavailable
         now = time.monotonic()
-        # An incomplete line is just being written, or its writer died: the line from before counts.
+        # An incomplete line is still being written, or its writer died: the previous line counts.
         if content.endswith("\n") and content != self._last:
             self._last, self._since = content, now
         return now - self._since < GONE_S and (not self._last or parent_is_alive(self._last))
 
 
 def refresh_folder(folder: Path) -> None:
-    """List a folder, so that a network file system, which may cache a missing file for half a minute, looks again."""
+    """List a folder to invalidate a network file system's cache of missing files."""
     with contextlib.suppress(OSError):
         os.listdir(folder)
 
 
 def parent_is_alive(content: str) -> bool:
-    """Return whether the parent that wrote this line goes on, as far as this host can tell."""
+    """Return whether the parent that wrote this line is alive; a parent on another host counts as alive."""
     word, host, process, _ = content.split()
     if word == "stop":
         return False
@@ -155,7 +155,7 @@ def _started(process: int) -> str | None:
 
 
 def running_elsewhere(folder: Path, watch_s: float) -> bool:
-    """Return whether the parent of this board is alive: on another host, whether it beats within `watch_s` seconds."""
+    """Return whether this board's parent is alive; on another host, whether it writes a heartbeat within `watch_s`."""
     try:
         before = _whole_line(folder / _PARENT)
         if not before or not parent_is_alive(before):
@@ -178,17 +178,17 @@ def _whole_line(path: Path) -> str:
     return ""
 
 
-def _own(folder: Path, task: int) -> Path:
+def _task_file(folder: Path, task: int) -> Path:
     return folder / f"task-{task}"
 
 
 class Watch:
-    """A thread that calls `handle` with each line of a task; tasks are told to stop as soon as it returns false."""
+    """A thread that calls `handle` with each line of a task, and requests a stop as soon as it returns false."""
 
     def __init__(self, board: Board, tasks: int, handle: Callable[[Line], bool]) -> None:
         self._board, self._tasks, self._handle = board, tasks, handle
-        self._over = threading.Event()
-        self._greeted: set[int] = set()
+        self._closed = threading.Event()
+        self._active_tasks: set[int] = set()
         self._stopping = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="attn_exp watch", daemon=True)
@@ -199,8 +199,8 @@ class Watch:
         self._end()
         self._board.beat(stop=True)
         began = time.monotonic()
-        while self._greeted and time.monotonic() - began < _STOP_S:
-            time.sleep(_LOOK_S)
+        while self._active_tasks and time.monotonic() - began < _STOP_S:
+            time.sleep(_POLL_S)
             self._listen()
 
     def close(self) -> None:
@@ -212,12 +212,12 @@ class Watch:
             raise self._error
 
     def _end(self) -> None:
-        self._over.set()
+        self._closed.set()
         self._thread.join()
 
     def _run(self) -> None:
         beaten = time.monotonic()
-        while not self._over.wait(_LOOK_S):
+        while not self._closed.wait(_POLL_S):
             try:
                 self._listen()
                 if time.monotonic() - beaten > _BEAT_S:
@@ -232,9 +232,9 @@ class Watch:
     def _listen(self) -> None:
         for line in self._board.lines(self._tasks):
             if line.word == "hello":
-                self._greeted.add(line.task)
+                self._active_tasks.add(line.task)
             elif line.word == "bye":
-                self._greeted.discard(line.task)
+                self._active_tasks.discard(line.task)
             if not self._handle(line) and not self._stopping:
                 self._stopping = True
                 self._board.beat(stop=True)

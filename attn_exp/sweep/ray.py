@@ -17,7 +17,7 @@ from attn_exp.core.errors import UserError, first_line
 from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_tasks, load_engine, require_engine, waiting_until
 from attn_exp.sweep.task import run_in_process
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _ANSWER_S = 5.0
 
 
@@ -52,7 +52,7 @@ class Ray:
         say(f"{tasks} tasks on Ray")
         left, ended, waiting = list(of), {}, waiting_until(END_S, over)
         while left and waiting():
-            done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
+            done, left = ray.wait(left, num_returns=1, timeout=_POLL_S)
             for reference in done:
                 try:
                     ray.get(reference)

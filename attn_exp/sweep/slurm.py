@@ -20,7 +20,7 @@ from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_tasks, load_engine, 
 from attn_exp.sweep.task import run_in_process
 
 CLUSTERS = ("slurm", "local")
-_LOOK_S = 0.5
+_POLL_S = 0.5
 # sacct is slow and shared by all users; a task that succeeds writes its result itself.
 _ASK_S = 30.0
 # For a task without a result submitit quotes its log files, each below one of these captions.
@@ -88,7 +88,7 @@ class Slurm:
                     ended[task] = f"{self._cluster} job {job.job_id}: {_last_line(why)}"
                 del self._left[task]
             if self._left:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         return ended
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Slurm:
         until = time.monotonic() + (END_S if self._cluster == "local" else 0.0)
         for job in self._left.values():
             while not job.done() and time.monotonic() < until:
-                time.sleep(_LOOK_S / 10)
+                time.sleep(_POLL_S / 10)
             if self._cluster != "local" or not job.done():
                 with contextlib.suppress(OSError):
                     job.cancel(check=False)

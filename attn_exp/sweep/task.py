@@ -20,7 +20,7 @@ from attn_exp.run.worker_process import Worker, make_isolation
 from attn_exp.sweep.board import TaskBoard
 from attn_exp.sweep.plan import LaunchPlan, read_plan
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _LEASE_S = 0.5
 
 
@@ -34,7 +34,7 @@ def run_in_process(launch: str, task: int) -> None:
 def run_task(launch: Path, task: int) -> None:
     """Measure groups of jobs until none is left or the parent says stop."""
     plan, board = read_plan(launch), TaskBoard(launch, task)
-    board.say("hello", socket.gethostname())
+    board.append("hello", socket.gethostname())
     gpus = visible_gpus() if plan.groups[0].jobs[0].device == "cuda" else []
     if plan.gpus:
         gpus = [gpu for gpu in gpus if gpu.uuid == plan.gpus[task]]
@@ -46,7 +46,7 @@ def run_task(launch: Path, task: int) -> None:
     finally:
         if lease:
             lease.release()
-        board.say("bye")
+        board.append("bye")
 
 
 def _measure(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> None:
@@ -60,7 +60,7 @@ def _measure(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> None:
             request = next(requests, None) if more else None
             more = request is not None
             if request is not None:
-                board.say("begin", request.job)
+                board.append("begin", request.job)
                 queue.submit(request)
                 # The worker reads the next job while it measures this one, except on a CPU, where it would disturb it.
                 if queue.waiting <= (1 if request.device == "cuda" else 0):
@@ -68,7 +68,7 @@ def _measure(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> None:
             if queue.waiting:
                 outcome = queue.wait()
                 if not stopped.is_set():
-                    board.say("end", queue.record(outcome).request.job)
+                    board.append("end", queue.record(outcome).request.job)
 
 
 def _requests(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> Iterator[Request]:
@@ -87,12 +87,12 @@ def _own(plan: LaunchPlan, uuid: str | None) -> list[int]:
 def _lease(plan: LaunchPlan, board: TaskBoard, gpus: list[GpuInfo]) -> Lease | None:
     """Lease the first of these GPUs that becomes free while a group is left for it."""
     waiting = False
-    while gpus and any(not board.taken(group) for group in _own(plan, gpus[0].uuid)) and board.goes_on():
+    while gpus and any(not board.taken(group) for group in _own(plan, gpus[0].uuid)) and board.should_continue():
         lease = try_lease(gpus)
         if lease:
             return lease
         if not waiting:
-            board.say("wait", f"{gpus[0].index} ({gpus[0].name})")
+            board.append("wait", f"{gpus[0].index} ({gpus[0].name})")
             waiting = True
         time.sleep(_LEASE_S)
     return None
@@ -104,8 +104,8 @@ def _killed_on_stop(board: TaskBoard, isolation: Worker) -> Iterator[threading.E
     stopped, over = threading.Event(), threading.Event()
 
     def look() -> None:
-        while not over.wait(_LOOK_S):
-            if stopped.is_set() or not board.goes_on():
+        while not over.wait(_POLL_S):
+            if stopped.is_set() or not board.should_continue():
                 stopped.set()
                 isolation.interrupt()
 

@@ -72,7 +72,9 @@ def absolute_uri(uri: str) -> str:
     if re.fullmatch(r"[\w.-]+:\d{1,5}(/.*)?", uri):
         raise UserError(f"tracker.uri={shown} is not an address: write tracker.uri=http://{shown}")
     if scheme in ("", "file"):
-        raise UserError(f"tracker.uri={shown} is a folder, which MLflow no longer supports: use tracker.uri={DEFAULT_URI}")
+        raise UserError(
+            f"tracker.uri={shown} is a folder, which MLflow no longer supports: use tracker.uri={DEFAULT_URI}"
+        )
     known = ", ".join(("sqlite", *_SERVERS, *DATABASES))
     raise UserError(f"tracker.uri={shown} is not one of {known}: use tracker.uri={DEFAULT_URI}")
 
