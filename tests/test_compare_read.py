@@ -96,7 +96,7 @@ def test_a_folder_without_records_is_no_sweep(tmp_path):
         read_folder(tmp_path)
     with pytest.raises(UserError, match="cannot be read"):
         read_folder(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="there is no sweep 'a': .*/ has none yet"):
+    with pytest.raises(UserError, match=r"there is no sweep 'a': .*/ has none yet"):
         sweep_folders(["a"], tmp_path / "nowhere")
 
 

@@ -38,8 +38,8 @@ COMMAND = Command(
     name="doctor",
     usage="[device=auto|cpu|cuda|cuda:N]",
     about=(
-        "Checks with known work that timings on this machine can be trusted, and prints each check with its figures. The "
-        "ten checks on a GPU take 1.5 to 4 minutes (97 s on an H200); on a CPU there are four. If all pass, the "
+        "Checks with known work that timings on this machine can be trusted, and prints each check with its figures. "
+        "The ten checks on a GPU take 1.5 to 4 minutes (97 s on an H200); on a CPU there are four. If all pass, the "
         "smallest difference that this machine can resolve (the margin) and its ceilings are kept for duel and compare."
     ),
     examples=(("attn-exp doctor", "the GPU if there is one"), ("attn-exp doctor device=cpu", "the CPU")),

@@ -26,7 +26,6 @@ def run(given: Given) -> int:
 
 def _log(given: Given) -> int:
     from attn_exp.results.read import HOME, sweep_folders
-
     from attn_exp.tracking.location import option_uri
 
     overrides = list(given.overrides)
@@ -99,8 +98,8 @@ COMMAND = Command(
     usage="SWEEP [SWEEP ...] [uri=URI] [tracker=NAME] [OPTION=VALUE ...]",
     about=(
         "Stores records into MLflow. Use it for a sweep that ran while the server was unavailable or with "
-        "tracker=none, or for records from another machine. What is stored already is not stored again, so the same command may be repeated, also while the sweep "
-        "runs."
+        "tracker=none, or for records from another machine. What is stored already is not stored again, so the same "
+        "command may be repeated, also while the sweep runs."
     ),
     examples=(
         ("attn-exp log first", "the sweep multirun/first, into mlruns/mlflow.db"),

@@ -76,9 +76,7 @@ def csv_text(page: Page, *, limit: int | None = None) -> str:
 
 
 def json_text(page: Page, *, limit: int | None = None) -> str:
-    """Return everything as JSON: the header, each sheet as a list of objects (at most `limit` rows of the first), and
-    the notes.
-    """
+    """Return everything as JSON: the header, sheets as lists of objects (`limit` for the first), and the notes."""
     sheets = {sheet.name: sheet.dictionaries()[: limit if sheet is page.sheets[0] else None] for sheet in page.sheets}
     whole = {**page.about, **sheets, "notes": list(page.notes)}
     return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()

@@ -7,6 +7,7 @@ and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hydra 1.3
 
 import argparse
 import contextlib
+import difflib
 import io
 import textwrap
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from attn_exp.config.check import explain_error
 from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.errors import UserError, nearest, no_config_dir
+from attn_exp.core.errors import UserError, no_config_dir
 
 _WIDTH = 100
 
@@ -67,8 +68,9 @@ def _refuse(message: str) -> NoReturn:
     flag = words.split()[0] if words else ""
     if flag.startswith("-"):
         flags = [name for action in get_args_parser()._actions for name in action.option_strings]
-        near = nearest(flag, [name for name in flags if name.startswith("--")], cutoff=0.7)
-        raise UserError(f"there is no flag {flag}: {near or 'python -m attn_exp --hydra-help lists them'}".rstrip())
+        near = difflib.get_close_matches(flag.lstrip("-"), [name[2:] for name in flags if name[:2] == "--"], cutoff=0.7)
+        instead = f"did you mean '--{near[0]}'?" if near else "python -m attn_exp --hydra-help lists them"
+        raise UserError(f"there is no flag {flag}: {instead}")
     raise UserError(f"{message}; flags go before the choices, and python -m attn_exp --hydra-help lists them")
 
 

@@ -10,7 +10,6 @@ from attn_exp.core.metrics import Metric, metric_named
 from attn_exp.core.text import SHORT
 from attn_exp.results.result import Result
 
-
 _METRICS_SHOWN = 12
 
 

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
 from attn_exp.tracking.client import ENVIRONMENT
-from attn_exp.tracking.location import option_uri, check_database, database_file
+from attn_exp.tracking.location import check_database, database_file, option_uri
 
 # A state of MLflow's run list that an address can name: stored as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."
