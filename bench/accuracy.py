@@ -18,11 +18,10 @@ from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
 from tabulate import tabulate
 
 from attn_exp.core.case import Case
-from attn_exp.core.conf import conf_folder
+from attn_exp.core.conf import conf_folder, read_yaml
 
 FIELDS = ("index", "case", "backend", "status", "tensor", "error", "tolerance", "row_error", "row_tolerance", "reason")
 # In turn; sizes and the rest are up to the dice.
@@ -199,7 +198,7 @@ def main() -> int:
     given = parser.parse_intermixed_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     paths = sorted((conf_folder() / "backend").glob("*.yaml"))
-    configs = [yaml.safe_load(path.read_text()) for path in paths if not given.backends or path.stem in given.backends]
+    configs = [read_yaml(path) for path in paths if not given.backends or path.stem in given.backends]
     cases = list(enumerate(draw(given.seed, given.cases)))
     print(f"seed {given.seed}, {len(cases)} cases, {len(configs)} backends on {device}", flush=True)
     # In pieces, since some backends compile for each case; in more of them where few backends share the processes.

@@ -23,10 +23,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from attn_exp.compare.ratio import OTHER_GPU_SPREAD, POWER_CAPPED_SPREAD
-from attn_exp.core.conf import conf_folder
+from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.metrics import METRICS
 from attn_exp.core.status import status_table
 from attn_exp.run.capabilities import ask, markdown
@@ -147,7 +145,7 @@ def timers() -> str:
     rows = []
     for path in sorted((conf_folder() / "timer").glob("*.yaml")):
         about = path.read_text().partition("\n")[0].partition(": ")[2].rstrip(".")
-        options = msgspec.yaml.decode(path.read_bytes())
+        options = read_yaml(path)
         devices = ", ".join({"cuda": "GPU", "cpu": "CPU"}[name] for name in options.get("devices", ("cuda", "cpu")))
         also = ", ".join(f"`{name}`" for name in options["also"])
         rows.append(f"| `{path.stem}` | {about} | {devices} | {also} |")

@@ -15,6 +15,7 @@ from inprocess import typed
 from attn_exp.cli import COMMANDS, dispatch
 from attn_exp.commands.complete import answer
 from attn_exp.commands.options import DEFAULT_STORE
+from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.overrides import with_todays_keys
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
@@ -129,11 +130,30 @@ def test_an_earlier_key_of_a_run_works_with_a_hint(call, earlier, today):
 
 def test_a_file_of_ones_own_may_have_earlier_keys():
     config = {"plots": False, "save_plots": True, "tracker": {"name": "mlflow", "experiment": "mine"}, "batch": 1}
-    assert with_todays_keys(config) == {
-        "save_plots": False, "tracker": {"name": "mlflow", "mlflow_experiment": "mine"}, "batch": 1
-    }  # fmt: skip
+    changed, hints = with_todays_keys(config)
+    assert changed == {"save_plots": False, "tracker": {"name": "mlflow", "mlflow_experiment": "mine"}, "batch": 1}
     assert config["plots"] is False
-    assert with_todays_keys({"batch": 1}) == {"batch": 1}
+    assert hints == [
+        "hint: the key `save_plots` is the new spelling of `plots`, which a file of yours sets",
+        "hint: the key `tracker.mlflow_experiment` is the new spelling of `tracker.experiment`, which a file of yours "
+        "sets",
+    ]
+    assert with_todays_keys({"batch": 1}) == ({"batch": 1}, [])
+
+
+def test_the_command_line_wins_over_an_earlier_key_of_a_file(tmp_path):
+    path = tmp_path / "conf" / "experiment" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# @package _global_\nplots: maybe\n")
+    words = ("--config-dir", str(tmp_path / "conf"), "+experiment=mine", "device=cpu", "backend=math", "timer=cpu")
+    stopped = cli.run("run", *words, "tracker=none", "isolation=none", cwd=tmp_path)
+    assert stopped.returncode == 2
+    assert "save_plots=maybe is neither true nor false" in stopped.stderr
+    listed = cli.run("run", *words, "save_plots=true", "dry_run=true", cwd=tmp_path)
+    assert (listed.returncode, listed.stderr.count("hint: the key `save_plots`")) == (0, 1)
+    config = compose_config(["+experiment=mine", "save_plots=true"], "a", tmp_path / "conf")
+    assert resolved_config(config, ["save_plots=true"])["save_plots"] is True
+    assert resolved_config(config)["save_plots"] == "maybe"
 
 
 def test_whether_plots_are_saved_is_no_part_of_a_job(call):

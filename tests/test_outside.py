@@ -2,15 +2,21 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cli import QUICK, environment
+from matplotlib.lines import Line2D
 
-from attn_exp.core.catalogue import backends, timers
+from attn_exp.core.catalogue import MARKERS, About, backends, read_about, recorded_about, timers
+from attn_exp.core.errors import UserError
 from attn_exp.plots.style import Look, looks
 from attn_exp.results.read import read_folder
+from attn_exp.results.result import decode
 
 BACKEND = """
 import torch
@@ -132,6 +138,9 @@ def test_a_timer_from_elsewhere_has_a_name_of_its_own(outside):
     ran = attn_exp(folder, "timer=steady", "timer.name=cpu", "dry_run=true", *QUICK)
     assert ran.returncode == 2
     assert "timer.name=cpu is a timer of attn_exp: give your own timer another name" in ran.stderr
+    ran = attn_exp(folder, "timer=cpu", "timer.name=foo", "dry_run=true", *QUICK)
+    assert ran.returncode == 2
+    assert "timer.name=foo does not exist, and its class is that of timer=cpu: leave timer.name out" in ran.stderr
     ran = attn_exp(folder, "timer=steady", "timer.devices=[tpu]", "dry_run=true", *QUICK)
     assert "timer.devices=['tpu'] is no list of devices: write devices: [cuda], [cpu] or [cuda, cpu]" in ran.stderr
 
@@ -147,4 +156,40 @@ def test_the_backends_of_the_package_look_different_and_its_timers_name_their_de
     shown = [(about.colour, about.marker) for about in backends().values()]
     assert None not in {part for look in shown for part in look}
     assert len(set(shown)) == len(shown)
-    assert {name for name, timer in timers().items() if timer.devices == ("cpu",)} == {"cpu"}
+    assert all(set(timer.devices) <= {"cuda", "cpu"} for timer in timers().values())
+
+
+@pytest.mark.parametrize(
+    ("about", "sentence"),
+    [
+        ({"colour": "red"}, 'backend.about.colour=red is not of the form #RRGGBB: write colour: "#0072B2"'),
+        ({"marker": "circle"}, "backend.about.marker=circle is no marker: choose one of . , o v"),
+        ({"published_as": ["FA2"]}, "backend.about.published_as has 'FA2': write it in lower case, fa2"),
+        ({"packages": "torch"}, "backend.about does not fit"),
+    ],
+)
+def test_an_about_that_does_not_fit_is_refused_before_a_run_and_ignored_in_a_record(about, sentence, outside):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        read_about(about)
+    assert recorded_about("transposed", about) == About()
+    path = next((outside[0] / "multirun" / "first").glob("*/record.json"))
+    record = json.loads(path.read_text())
+    record["request"]["config"]["backend"]["about"] = about
+    result = decode(json.dumps(record).encode(), path)
+    (look,) = looks([result]).values()
+    assert re.fullmatch("#[0-9A-F]{6}", look.colour)
+
+
+def test_markers_are_those_of_matplotlib_and_of_the_page():
+    assert {one for one in Line2D.markers if isinstance(one, str) and len(one) == 1 and one.strip()} == set(MARKERS)
+    page = (Path(__file__).parent.parent / "docs" / "adding_a_backend.md").read_text()
+    assert f"`{' '.join(MARKERS)}`".replace("|", "\\|") in page
+
+
+def test_two_labels_with_the_same_own_marker_look_different(outside):
+    (result,) = read_folder(outside[0] / "multirun" / "first").results
+    both = [replace(result, label=label, about=About(colour="#123456", marker="d")) for label in ("one", "two")]
+    first, second = looks(both).values()
+    assert first == Look("#123456", "d")
+    assert second.colour == first.colour
+    assert second.marker != first.marker

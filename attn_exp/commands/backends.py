@@ -17,7 +17,7 @@ def run(given: Given) -> int:
     case, device = None, "auto"
     own_choices = given.get("config_dir")
     if given.overrides:
-        config = resolved_config(compose_config(given.overrides, "backends", own_choices))
+        config = resolved_config(compose_config(given.overrides, "backends", own_choices), given.overrides)
         request = request_from_config(config, gpus)
         case, device = request.case, str(config["device"])
     device = resolve_device(device, gpus)[0]

@@ -7,12 +7,11 @@ groups, and offers commands, sweeps, and choices after a comma besides.
 import importlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from attn_exp.commands.options import Command, Option
-from attn_exp.core.conf import conf_folder
+from attn_exp.core.conf import conf_folder, read_yaml
 
 # `python -m attn_exp`, or a program's name; then the rest of the line.
 _PROGRAM = re.compile(r"\s*(?:\S*python[\d.]*\s+-m\s+attn_exp\b|\S+)\s*(.*)", re.DOTALL)
@@ -30,8 +29,8 @@ def answer(line: str, commands: Collection[str]) -> list[str]:
     words = rest.split()
     word = words.pop() if words and not rest[-1].isspace() else ""
     name = words[0] if words and words[0] in commands else None
-    found = [*(() if words else commands), *_after(name, words[1:] if name else words, word)]
-    return sorted({one for one in found if one.startswith(word) and one != word})
+    candidates = [*(() if words else commands), *_after(name, words[1:] if name else words, word)]
+    return sorted({one for one in candidates if one.startswith(word) and one != word})
 
 
 def _after(name: str | None, words: Sequence[str], word: str) -> Iterator[str]:
@@ -41,7 +40,7 @@ def _after(name: str | None, words: Sequence[str], word: str) -> Iterator[str]:
         options = {option.name: option for option in command.options if not option.flag}
         key, equals, _ = word.partition("=")
         if equals and key in options:
-            yield from _values(options[key], word)
+            yield from _values(options[key], word, _home(words))
             return
         yield from (f"{option}=" for option in options)
         if word.startswith("-"):
@@ -54,10 +53,10 @@ def _after(name: str | None, words: Sequence[str], word: str) -> Iterator[str]:
         yield from _overrides([conf_folder(), *_own(words)], words, word, rivals=name == "duel")
 
 
-def _values(option: Option, word: str) -> Iterator[str]:
+def _values(option: Option, word: str, home: Path) -> Iterator[str]:
     key, _, typed = word.partition("=")
     if option.complete == "sweeps":
-        yield from (f"{key}={name}" for name in _several(_sweeps(Path("multirun")), typed))
+        yield from (f"{key}={name}" for name in _several(_sweeps(home), typed))
     elif option.complete == "files" or option.name == "folder":
         yield from (f"{key}={path}" for path in _files(typed))
     else:
@@ -150,15 +149,14 @@ def _defaults(folder: Path) -> dict[str, str]:
     return {str(key): str(value) for one in pairs for key, value in one.items() if not str(key).startswith("override")}
 
 
-@cache
 def _yaml(path: Path) -> dict[str, Any]:
+    """Return a file of the configuration; empty if it cannot be read."""
     import msgspec
 
     try:
-        found = msgspec.yaml.decode(path.read_bytes())
+        return read_yaml(path)
     except (OSError, msgspec.DecodeError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _own(words: Sequence[str]) -> list[Path]:

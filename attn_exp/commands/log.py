@@ -54,7 +54,7 @@ def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
     from attn_exp.config.compose import compose_config, resolved_config
     from attn_exp.tracking.mlflow import MlflowPlace
 
-    config = resolved_config(compose_config(overrides, "log", own_choices))["tracker"]
+    config = resolved_config(compose_config(overrides, "log", own_choices), overrides)["tracker"]
     if config.get("name") != "mlflow":
         raise UserError(f"tracker={config.get('name')} stores nothing: choose tracker=mlflow or tracker=server")
     return MlflowPlace(config)

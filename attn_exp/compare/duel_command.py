@@ -7,10 +7,8 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any
 
-import msgspec
-
 from attn_exp.core.case import Case
-from attn_exp.core.conf import conf_folder
+from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.record import Compile
 from attn_exp.core.text import flat, word
 from attn_exp.results.cell import Cell
@@ -123,12 +121,10 @@ def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
     return {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
 
 
-@cache
 def _yaml(name: str) -> dict[str, Any]:
     """Return a choice of the configuration by `group/name`; empty if it does not exist."""
     path = conf_folder() / f"{name}.yaml"
-    options = msgspec.yaml.decode(path.read_bytes()) if path.is_file() else {}
-    return options if isinstance(options, dict) else {}
+    return read_yaml(path) if path.is_file() else {}
 
 
 @cache

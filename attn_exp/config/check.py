@@ -9,10 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from omegaconf import DictConfig, OmegaConf
-
-from attn_exp.core.conf import conf_folder
+from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError, nearest, no_config_dir
 
 
@@ -158,13 +155,12 @@ def _launcher_keys(conf: Path) -> set[str]:
 
 
 def _flat(path: Path, prefix: str) -> set[str]:
-    loaded = OmegaConf.load(path)
     keys: set[str] = set()
-    if isinstance(loaded, DictConfig):
-        for key, value in loaded.items_ex(resolve=False):
-            keys.add(f"{prefix}{key!s}")
-            if isinstance(value, DictConfig):
-                keys |= {f"{prefix}{key!s}.{inner!s}" for inner in value}
+    for key, value in read_yaml(path).items():
+        keys.add(f"{prefix}{key}")
+        # The inner keys of `about` describe a backend; nobody sets them on a command line.
+        if isinstance(value, dict) and key != "about":
+            keys |= {f"{prefix}{key}.{inner}" for inner in value}
     return keys
 
 
@@ -206,19 +202,13 @@ def _undeclared(key: str, known: frozenset[str]) -> str:
 def declared_keys() -> frozenset[str]:
     """Return the keys of the configuration, its groups, and the keys of the groups in `_CLOSED`."""
     conf = conf_folder()
-    top = _load(conf / "config.yaml")
+    top = read_yaml(conf / "config.yaml")
     keys = {str(key) for key in top} | {path.name for path in conf.iterdir() if path.is_dir()}
     keys -= {"defaults", "hydra", "experiment"}
     for group in _CLOSED:
-        nodes = [top.get(group, {}), *(_load(path) for path in (conf / group).glob("*.yaml"))]
+        nodes = [top.get(group, {}), *(read_yaml(path) for path in (conf / group).glob("*.yaml"))]
         keys |= {f"{group}.{key}" for node in nodes for key in node}
     return frozenset(keys)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    # msgspec uses libyaml where it is installed: ten times as fast, and some forty files are read at every start.
-    loaded: dict[str, Any] = msgspec.yaml.decode(path.read_bytes()) or {}
-    return loaded
 
 
 def _texts(node: Any) -> Iterator[str]:

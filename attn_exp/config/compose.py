@@ -1,8 +1,10 @@
 """Compose and resolve configurations, and read what several commands need of them."""
 
 import secrets
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,12 @@ from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 
 
-def resolved_config(config: DictConfig) -> dict[str, Any]:
+def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a composed configuration as a dictionary without `${...}` and without Hydra's node.
+
+    Args:
+        config: as Hydra composed it.
+        overrides: the command line that it was composed from; it decides where a file uses an earlier name of a key.
 
     Raises:
         UserError: an interpolation cannot be resolved, or nothing reads a key.
@@ -26,14 +32,23 @@ def resolved_config(config: DictConfig) -> dict[str, Any]:
     own = OmegaConf.masked_copy(config, names) if "hydra" in config else config
     unresolved = OmegaConf.to_container(own, resolve=False)
     assert isinstance(unresolved, dict)
-    check_keys(with_todays_keys({str(name): value for name, value in unresolved.items()}))
+    check_keys(with_todays_keys({str(name): value for name, value in unresolved.items()})[0])
     try:
         resolved = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         raise UserError(f"{key}{str(error).splitlines()[0]}") from error
     assert isinstance(resolved, dict)
-    return with_todays_keys({str(name): value for name, value in resolved.items()})
+    renamed_config, hints = with_todays_keys({str(name): value for name, value in resolved.items()}, overrides)
+    for hint in hints:
+        _print_once(hint)
+    return renamed_config
+
+
+@cache
+def _print_once(hint: str) -> None:
+    """Print a hint to standard error once, however many jobs a sweep has."""
+    print(hint, file=sys.stderr)
 
 
 def is_dry_run(config: DictConfig) -> bool:

@@ -29,14 +29,22 @@ def renamed(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, hints
 
 
-def with_todays_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with today's names of keys; a file of the user's own may have earlier ones."""
-    found = dict(config)
+def with_todays_keys(config: Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """Return a configuration with today's names of keys, and a hint for each earlier one.
+
+    Args:
+        config: a file of the user's own may have set keys by their earlier names; its values replace the defaults.
+        overrides: the command line, with today's names of keys; its values replace those of files.
+    """
+    changed, hints = dict(config), []
     for earlier, today in RENAMED.items():
         group, _, key = earlier.rpartition(".")
-        node = dict(found.get(group) or {}) if group else found
+        node = dict(changed.get(group) or {}) if group else changed
         if key in node:
-            node[today.rpartition(".")[2]] = node.pop(key)
+            value = node.pop(key)
+            if not overridden(overrides, today):
+                node[today.rpartition(".")[2]] = value
             if group:
-                found[group] = node
-    return found
+                changed[group] = node
+            hints.append(f"hint: the key `{today}` is the new spelling of `{earlier}`, which a file of yours sets")
+    return changed, hints

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 
 from attn_exp.core.case import PASSES, Case, case_from_config
 from attn_exp.core.catalogue import TimerChoice, about_backend, backend_options, timer_choice, timers
-from attn_exp.core.conf import conf_folder
+from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import Compile, Measuring, Request, backend_label
@@ -19,6 +18,38 @@ from attn_exp.core.redaction import held_secret
 from attn_exp.core.status import STATUSES
 from attn_exp.core.text import flat
 
+REGIMES = ("sustained", "burst")
+COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+L2_STATES = ("cold", "written")
+# Every configuration has these groups and keys.
+_GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping", "compile")
+_KEYS = (
+    "batch",
+    "q_len",
+    "kv_len",
+    "causal",
+    "align",
+    "passes",
+    "device",
+    "seed",
+    "sweep",
+    "folder",
+    "regime",
+    "l2",
+    "window",
+    "softcap",
+    "lengths",
+    "layout",
+    "workload",
+    "mlp_dim",
+    "caches",
+    "stop_on",
+    "profiler_timeout_s",
+    "profiler_limit_mb",
+)
+_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
+# Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
+_NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots")
 # What is wrong with a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 
@@ -67,45 +98,10 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
     return {**options, "name": name}
 
 
-@cache
 def _defaults(path: Path, target: str) -> dict[str, Any]:
     """Return the options in the YAML of one of our profilers; none if the profiler or its class is the user's own."""
-    defaults: dict[str, Any] = msgspec.yaml.decode(path.read_bytes()) if path.exists() else {}
+    defaults = read_yaml(path) if path.exists() else {}
     return defaults if defaults.get("_target_") == target else {}
-
-
-REGIMES = ("sustained", "burst")
-COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-L2_STATES = ("cold", "written")
-# Every configuration has these groups and keys.
-_GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping", "compile")
-_KEYS = (
-    "batch",
-    "q_len",
-    "kv_len",
-    "causal",
-    "align",
-    "passes",
-    "device",
-    "seed",
-    "sweep",
-    "folder",
-    "regime",
-    "l2",
-    "window",
-    "softcap",
-    "lengths",
-    "layout",
-    "workload",
-    "mlp_dim",
-    "caches",
-    "stop_on",
-    "profiler_timeout_s",
-    "profiler_limit_mb",
-)
-_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
-# Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
-_NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots")
 
 
 def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
@@ -281,6 +277,11 @@ def _timers(chosen: dict[str, Any]) -> dict[str, TimerChoice]:
         if target != ours[name].target:
             raise UserError(f"timer.name={name} is a timer of attn_exp: give your own timer another name")
         return ours
+    known = next((one.name for one in ours.values() if one.target == target), None)
+    if known is not None:
+        raise UserError(
+            f"timer.name={name} does not exist, and its class is that of timer={known}: leave timer.name out"
+        )
     return ours | {name: timer_choice(chosen)}
 
 

@@ -4,16 +4,19 @@ A backend's YAML has a mapping `about`, which describes the backend and does not
 a job's identity. A timer's YAML names its class and the devices that it measures on.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from attn_exp.core.conf import conf_folder
+from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError
+
+# Markers of matplotlib that are one character, as docs/adding_a_backend.md lists them.
+MARKERS = ".,ov^<>12348spP*hH+xXDd|_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +55,17 @@ def read_about(about: Any) -> About:
         known = ", ".join(field.name for field in fields(About))
         raise UserError(f"backend.about has the key {sorted(unknown)[0]}: its keys are {known}")
     try:
-        return msgspec.convert(about or {}, About)
+        read = msgspec.convert(about or {}, About)
     except msgspec.ValidationError as error:
         raise UserError(f"backend.about does not fit ({error}): see docs/adding_a_backend.md") from error
+    if read.colour is not None and not re.fullmatch("#[0-9a-fA-F]{6}", read.colour):
+        raise UserError(f'backend.about.colour={read.colour} is not of the form #RRGGBB: write colour: "#0072B2"')
+    if read.marker is not None and (len(read.marker) != 1 or read.marker not in MARKERS):
+        raise UserError(f"backend.about.marker={read.marker} is no marker: choose one of {' '.join(MARKERS)}")
+    for name in read.published_as:
+        if name != name.lower():
+            raise UserError(f"backend.about.published_as has {name!r}: write it in lower case, {name.lower()}")
+    return read
 
 
 def about_backend(name: str, own: Mapping[str, Any] | None = None) -> About:
@@ -63,17 +74,25 @@ def about_backend(name: str, own: Mapping[str, Any] | None = None) -> About:
     return known if known is not None else read_about(own)
 
 
+def recorded_about(name: str, own: Any) -> About:
+    """Return what is known about a record's backend; the defaults if the record's `about` does not fit."""
+    try:
+        return about_backend(name, own)
+    except UserError:
+        return About()
+
+
 @cache
 def backends() -> dict[str, About]:
     """Return the `about` of each backend that comes with the package, by name."""
-    files = ((path, _read(path)) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
+    files = ((path, read_yaml(path)) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
     return {str(options.get("name", path.stem)): read_about(options.get("about")) for path, options in files}
 
 
 @cache
 def backend_options() -> dict[str, frozenset[str]]:
     """Return the options that each of the package's backends declares in its YAML, by its `_target_`."""
-    files = (_read(path) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
+    files = (read_yaml(path) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
     return {str(keys["_target_"]): frozenset(keys) - {"_target_", "name", "about"} for keys in files}
 
 
@@ -86,7 +105,7 @@ def packages() -> tuple[str, ...]:
 @cache
 def timers() -> dict[str, TimerChoice]:
     """Return the timers that come with the package, by name."""
-    files = (_read(path) for path in sorted((conf_folder() / "timer").glob("*.yaml")))
+    files = (read_yaml(path) for path in sorted((conf_folder() / "timer").glob("*.yaml")))
     return {str(options["name"]): timer_choice(options) for options in files if "_target_" in options}
 
 
@@ -117,8 +136,3 @@ def timer_of(name: str, chosen: Mapping[str, Any]) -> TimerChoice:
     if chosen.get("name") == name and "_target_" in chosen:
         return timer_choice(chosen)
     raise ValueError(f"there is no timer {name!r}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    read: dict[str, Any] = msgspec.yaml.decode(path.read_bytes())
-    return read

@@ -1,6 +1,8 @@
-"""The location of the configuration."""
+"""The location of the configuration, and its files."""
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 def conf_folder() -> Path:
@@ -8,3 +10,19 @@ def conf_folder() -> Path:
     package = Path(__file__).resolve().parent.parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
+
+
+@cache
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of the configuration once; every caller gets the same dictionary and must not change it.
+
+    Raises:
+        OSError: the file cannot be read.
+        msgspec.DecodeError: it is no YAML, or no mapping at its top (msgspec.ValidationError).
+    """
+    # Not at the top: `--help` of a command reads no YAML. msgspec uses libyaml where it is installed, which is ten
+    # times as fast as Python's own, and some forty files are read at every start.
+    import msgspec
+
+    read: dict[str, Any] = msgspec.convert(msgspec.yaml.decode(path.read_bytes()) or {}, dict[str, Any])
+    return read

@@ -59,12 +59,13 @@ def looks(results: Iterable["Result"]) -> dict[str, Look]:
         result = by_label[label]
         name = str(result.backend.get("name", "?"))
         look = _look(name, backend_label(name, result.compile), result.about)
-        # Take another marker; if all are taken, two labels look the same.
+        # Take another marker; if all are taken, two labels look the same. A backend's own may be none of these.
+        first = _MARKERS.index(look.marker) + 1 if look.marker in _MARKERS else 0
+        others = iter((*_MARKERS[first:], *_MARKERS[:first]))
         for _ in _MARKERS:
             if look not in by_label_look.values():
                 break
-            after = _MARKERS[(_MARKERS.index(look.marker) + 1) % len(_MARKERS)]
-            look = Look(look.colour, after, look.line)
+            look = Look(look.colour, next(others), look.line)
         by_label_look[label] = look
     return {label: by_label_look[label] for label in sorted(by_label_look)}
 

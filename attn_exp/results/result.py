@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.case import Case
-from attn_exp.core.catalogue import About, about_backend
+from attn_exp.core.catalogue import About, recorded_about
 from attn_exp.core.errors import UserError, check_name
 from attn_exp.core.record import (
     FILE_NAME,
@@ -135,7 +135,7 @@ def decode(content: bytes, path: Path) -> Result:
             label=backend_label(backend["name"], compiled, [measured.took for measured in lean.passes.values()]),
             case=case,
             backend=backend,
-            about=about_backend(backend["name"], lean.request.config.backend.about),
+            about=recorded_about(backend["name"], lean.request.config.backend.about),
             compile=compiled,
             measuring=measuring,
             status=lean.status,
@@ -197,12 +197,12 @@ class _Pass(msgspec.Struct, gc=False):
     took: str | None = None
 
 
-class _Described(msgspec.Struct, gc=False, frozen=True):
-    about: dict[str, Any] | None = None
+class _Backend(msgspec.Struct, gc=False, frozen=True):
+    about: Any = None
 
 
 class _Config(msgspec.Struct, gc=False, frozen=True):
-    backend: _Described = _Described()
+    backend: _Backend = _Backend()
 
 
 class _Request(msgspec.Struct, gc=False):

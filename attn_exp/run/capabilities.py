@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from attn_exp.config.request import named_backend
 from attn_exp.core.case import Case
-from attn_exp.core.conf import conf_folder
+from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError
 from attn_exp.run.worker_process import worker_variables
 
@@ -54,12 +54,11 @@ def _files(folder: Path) -> list[Path]:
 def configured(path: Path) -> dict[str, Any]:
     """Return the options in a backend's file. Raises UserError if it names no class."""
     try:
-        options = msgspec.yaml.decode(path.read_bytes())
+        return named_backend(read_yaml(path))
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path} is no backend: it needs a line _target_: package.module.Class") from error
     except (OSError, msgspec.DecodeError, UnicodeError) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(options, dict):
-        raise UserError(f"{path} is no backend: it needs a line _target_: package.module.Class")
-    return named_backend(options)
 
 
 def table(answers: Sequence[dict[str, Any]]) -> str:

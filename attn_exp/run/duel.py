@@ -71,12 +71,13 @@ def run_duel(
         letter: compose_config([*own, "stopping.budget_s=5", *shared], name, own_choices)
         for letter, own in rivals.items()
     }
-    requests = [_request(letter, resolved_config(config), gpus) for letter, config in configs.items()]
+    resolved = {letter: resolved_config(config, [*rivals[letter], *shared]) for letter, config in configs.items()}
+    requests = [_request(letter, config, gpus) for letter, config in resolved.items()]
     first = next(iter(configs.values()))
     if is_dry_run(first):
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return 0
-    options = resolved_config(first)
+    options = next(iter(resolved.values()))
     # A duel always runs in a process of its own.
     options["isolation"] |= {"name": "fresh"}
     command = redacted(shlex.join(["attn-exp", "duel", *arguments]))

@@ -103,7 +103,7 @@ class Session:
 
     def request(self, config: DictConfig) -> Request:
         """Return the request that a composed configuration describes. Raises UserError."""
-        return request_from_config(resolved_config(config), self.gpus)
+        return request_from_config(resolved_config(config, self._arguments), self.gpus)
 
     def submit(self, request: Request, config: Callable[[], DictConfig]) -> float:
         """Queue a job, and return as soon as no more than `ahead` jobs are waiting.
@@ -173,7 +173,7 @@ class Session:
     def open(self, config: DictConfig) -> SweepContext:
         """Return the context, which the first call opens. Raises UserError for mistakes, before any work."""
         if self.context is None:
-            options = resolved_config(config)
+            options = resolved_config(config, self._arguments)
             if not isinstance(options["save_plots"], bool):
                 raise UserError(f"save_plots={options['save_plots']} is neither true nor false")
             command = _command(self._arguments)
