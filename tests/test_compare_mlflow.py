@@ -92,7 +92,7 @@ def test_records_that_are_missing_are_named(store, tmp_path):
     gone = next(iter((copy / "artifacts").rglob("record.json")))
     gone.unlink()
     (first,) = [load(name, uri=uri(copy)) for name in ("first", "second") if load(name, uri=uri(copy)).broken]
-    assert first.broken == (f"{gone} is not there",)
+    assert first.broken == (f"{gone} does not exist",)
     assert len(first.results) == 2
 
 

@@ -56,7 +56,7 @@ def test_the_figures_of_a_roof():
     below = roof_of(job(90, gigabytes=1.0), "forward")
     assert below.roof == pytest.approx(90 * 4e12)
     assert below.of_roof == pytest.approx(0.25)
-    assert "compulsory bytes" in below.sentence and "profiler=ncu counts" in below.sentence
+    assert "compulsory bytes" in below.sentence and "profiler=ncu measures" in below.sentence
     counted = roof_of(job(90, gigabytes=1.0, counted=2.0), "forward")
     assert counted.intensity == pytest.approx(45)
     assert "counted bytes" in counted.sentence and "profiler=ncu" not in counted.sentence

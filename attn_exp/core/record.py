@@ -1,4 +1,7 @@
-"""The record: the result of one job, `record.json` in its folder. MLflow only shows copies of it."""
+"""The record: the result of one job, `record.json` in its folder. MLflow only shows copies of it.
+
+`write_record` is called by worker/__main__.py, and by run/job_queue.py and sweep/parallel.py for workers that died.
+"""
 
 import os
 from collections.abc import Iterable, Mapping

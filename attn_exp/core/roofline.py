@@ -15,12 +15,19 @@ MEASURED_BYTES = "dram_bytes"
 
 @dataclass(frozen=True)
 class Roof:
-    """A pass under the roofline. Rates are FLOP/s and bytes/s; `of_...` are shares of a measured ceiling.
+    """The position of a pass on the roofline.
 
     Attributes:
+        direction: `forward` or `backward`.
+        rate: the pass's FLOP/s.
         intensity: FLOP per byte: of the bytes that DRAM moved if `measured`, else of the compulsory bytes.
         compulsory: FLOP per compulsory byte.
-        roof: the highest rate at `intensity`.
+        measured: whether `ncu` counted the bytes.
+        roof: the highest FLOP/s at `intensity`.
+        ridge: the FLOP per byte from which compute throughput and no longer memory limits the roof.
+        of_compute: `rate` as a share of the measured compute ceiling.
+        of_memory: the pass's bytes/s as a share of the measured memory ceiling.
+        bound: what bounds the pass.
     """
 
     direction: str
@@ -43,22 +50,22 @@ class Roof:
     def sentence(self) -> str:
         """Return what bounds the pass, with the figures that show it."""
         bytes_ = "counted bytes" if self.measured else "compulsory bytes"
-        # The time of a kernel that moves more than the compulsory bytes is spent on bytes that nothing has counted yet.
-        beyond = ", or bytes beyond the compulsory ones, which profiler=ncu counts"
+        # Without measured bytes, extra memory traffic cannot be told from latency; profiler=ncu measures it.
+        beyond = ", or there is memory traffic beyond the compulsory bytes, which profiler=ncu measures"
         more = "" if self.measured or self.bound != "latency" else beyond
         where = (
             f"{self.rate / 1e12:.4g} TFLOPS is {100 * self.of_roof:.0f} % of the roof at {self.intensity:.4g} FLOP per "
-            f"byte ({bytes_}), {100 * self.of_compute:.0f} % of the matrix units' and {100 * self.of_memory:.0f} % of "
-            "the memory's measured ceiling"
+            f"byte ({bytes_}), {100 * self.of_compute:.0f} % of the measured compute ceiling and "
+            f"{100 * self.of_memory:.0f} % of the measured memory ceiling"
         )
         return f"{self.direction} is bound by {self.bound}: {_WHY[self.bound]}{more}; {where}"
 
 
 _WHY: dict[Bound, str] = {
-    "compute": f"the matrix units are above {100 * NEAR_THE_ROOF:.0f} % of their ceiling",
-    "memory": f"the memory is above {100 * NEAR_THE_ROOF:.0f} % of its ceiling",
-    "latency": f"neither the matrix units nor the memory are above {100 * NEAR_THE_ROOF:.0f} % of their ceiling, and "
-    "the host keeps up: waiting inside of kernels, too few of their blocks, gaps between them",
+    "compute": f"compute throughput is above {100 * NEAR_THE_ROOF:.0f} % of its ceiling",
+    "memory": f"memory throughput is above {100 * NEAR_THE_ROOF:.0f} % of its ceiling",
+    "latency": f"neither compute nor memory throughput is above {100 * NEAR_THE_ROOF:.0f} % of its ceiling, and the "
+    "host keeps up: the time is lost to stalls inside kernels, too few thread blocks, or gaps between kernels",
     "launch": "issuing the call takes longer than running it",
 }
 
@@ -79,7 +86,7 @@ def work_of(record: Record, direction: str) -> Work | None:
 
 
 def roof_of(record: Record, direction: str) -> Roof | None:
-    """Return where one pass of an ok record stands; None if its ceilings or work are unknown."""
+    """Return a pass's position on the roofline; None if its ceilings or work are unknown."""
     work = work_of(record, direction)
     top, speed = (record.ceilings.get(name) for name in ("matmul_flops_per_s", "copy_bytes_per_s"))
     if work is None or not top or not speed:
@@ -120,7 +127,7 @@ def measured_bytes(record: Record, direction: str) -> float | None:
 
 
 def _bound(record: Record, direction: str, of_compute: float, of_memory: float) -> Bound:
-    """Apply the rule that docs/profiling.md states."""
+    """Apply the rule that docs/profiling_method.md states."""
     if max(of_compute, of_memory) >= NEAR_THE_ROOF:
         return "compute" if of_compute >= of_memory else "memory"
     if _launch_bound(record, direction):
@@ -129,6 +136,6 @@ def _bound(record: Record, direction: str, of_compute: float, of_memory: float) 
 
 
 def _launch_bound(record: Record, direction: str) -> bool:
-    """Whether this pass was slower unblocked; the record's flag may come from another pass."""
+    """Return whether this pass is launch-bound. The record's flag may come from another pass."""
     event, time = (record.metrics.get(f"{direction}/{name}") for name in ("event_time_us", "time_us"))
     return "launch_bound" in record.flags and (event is None or time is None or event > LAUNCH_BOUND * time)

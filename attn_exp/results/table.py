@@ -1,4 +1,4 @@
-"""Tables of results: the line of one job, a sweep's table, and its CSV."""
+"""Tables of results: the line of one job, a sweep's table, and its CSV. `Session._finish` calls `write_tables`."""
 
 import csv
 import io
@@ -99,7 +99,7 @@ def csv_text(results: Sequence[Result]) -> str:
 
 
 def write_tables(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write `table.txt` and `table.csv` into a sweep's folder, as `Session._finish` calls it; return their paths."""
+    """Write `table.txt` and `table.csv` into a sweep's folder and return their paths."""
     text, comma = folder / "table.txt", folder / "table.csv"
     text.write_text(table(results) + "\n")
     comma.write_text(csv_text(results))

@@ -1,4 +1,7 @@
-"""The sampling loop of all timers: warm up, sample in rounds, stop by a rule."""
+"""The sampling loop of all timers: warm up, sample in rounds, stop by a rule.
+
+The clock is read in a timer's `block`: on a GPU CUDA events (event.py), on a CPU `perf_counter_ns` (cpu.py).
+"""
 
 import contextlib
 import gc
@@ -80,11 +83,13 @@ class Timer(Protocol):
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """The rule that ends sampling.
+    """The rule that ends sampling, with the first of these stop reasons, after at least `min_rounds` rounds.
 
-    It stops as `precise` when the 95 % confidence interval over the rounds' log-medians lies within +-`precision`,
-    after at least `min_rounds` rounds (fewer for calls above 50 ms); else as `max_rounds`; else as `budget` after
-    `budget_s` seconds, but never before the least number of rounds.
+    - `precise`: the relative half-width is at most `precision` (of the 95 % interval over the rounds' log-medians).
+    - `max_rounds`: there are `max_rounds` rounds.
+    - `budget`: `budget_s` seconds have passed.
+
+    For calls above 50 ms, 5 rounds are enough.
     """
 
     precision: float

@@ -7,7 +7,7 @@ import torch
 
 
 def seconds(device: str, run: Callable[[], object]) -> float:
-    """Return the seconds that the device takes for `run`.
+    """Call `run` and return how many seconds it takes on the device.
 
     On a GPU events measure them, since other threads may delay this one.
     """

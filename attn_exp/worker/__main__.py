@@ -183,13 +183,13 @@ def measure_again(folder: Path, *, once: bool) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Ctrl-C reaches the whole foreground process group; the parent decides how to react."""
-    parser = argparse.ArgumentParser(prog="python -m attn_exp.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m attn_exp.worker", description="Measure a job again.")
     parser.add_argument("folder", nargs="?", type=Path, help="a job's folder, with its request.yaml")
-    parser.add_argument("--once", action="store_true", help="call each pass once for an outside profiler, time nothing")
-    parser.add_argument("--serve", action="store_true", help="read folders from standard input")
-    parser.add_argument("--reply-fd", type=int, help="file descriptor to answer on")
-    parser.add_argument("--parent", type=int, help="process id of the parent, to die with it")
-    parser.add_argument("--until", type=int, help="process id of another one, to end with it")
+    parser.add_argument("--once", action="store_true", help="call each pass once, for external profilers; time nothing")
+    # For the parent: read folders from standard input and answer on a file descriptor; end with another process.
+    for name in ("--reply-fd", "--parent", "--until"):
+        parser.add_argument(name, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.serve != (given.folder is None) or (given.serve and given.once):
         parser.error("give a job's folder, or --serve")

@@ -1,4 +1,7 @@
-"""Measure one job, or several rivals interleaved, from request to record. This is where time is measured."""
+"""Measure one job, or several rivals interleaved, from request to record: choose timers, run the loop, store samples.
+
+The loop is attn_exp/timers/loop.py; the clock is read in a timer's `block`.
+"""
 
 import time
 from collections.abc import Sequence

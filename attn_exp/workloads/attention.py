@@ -1,4 +1,4 @@
-"""Attention without a block: the backend's own calls."""
+"""The workload `attention`: the backend's calls, without a transformer block."""
 
 from attn_exp.attention.inputs import Inputs, make_inputs
 from attn_exp.attention.tolerance import Expected, expected
@@ -8,7 +8,7 @@ from attn_exp.core.record import Work
 
 
 class AttentionAlone:
-    """The workload without anything around the attention."""
+    """Only the attention, without a transformer block around it."""
 
     def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
         """Return q, k, v and the output's gradient."""
@@ -19,7 +19,7 @@ class AttentionAlone:
         return expected(case, inputs, with_gradients=with_gradients)
 
     def calls(self, backend: Backend, case: Case, inputs: Inputs) -> Calls:
-        """Return what the backend prepares."""
+        """Return the calls that the backend prepares."""
         return backend.prepare(case, inputs)
 
     def work(self, case: Case) -> dict[str, Work]:
