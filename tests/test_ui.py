@@ -57,7 +57,7 @@ def test_no_database_yet_is_one_sentence(
     assert ui.main([]) == 2
     said = capsys.readouterr().err
     wanted = f"there is no database {tmp_path}/mlruns/mlflow.db yet: measure something with python -m attn_exp"
-    assert said == f"attn-exp ui: {wanted}, or give uri=URI\n"
+    assert said == f"attn-exp ui: {wanted}, or store a sweep that you have: attn-exp log NAME\n"
     assert not (tmp_path / "mlruns").exists()
 
 
