@@ -31,6 +31,8 @@ class Keys(TypedDict, total=False):
     folder: str | Path
     uri: str
     mlflow_experiment: str
+    # The earlier name of mlflow_experiment.
+    experiment: str
 
 
 class RankingKeys(Keys, total=False):
@@ -41,7 +43,12 @@ class RankingKeys(Keys, total=False):
 
 
 def load(
-    name: str | Path, *, folder: str | Path = "multirun", uri: str | None = None, mlflow_experiment: str = "attn_exp"
+    name: str | Path,
+    *,
+    folder: str | Path = "multirun",
+    uri: str | None = None,
+    mlflow_experiment: str = "attn_exp",
+    experiment: str | None = None,
 ) -> Sweep:
     """Load the results of one sweep from its folder or from an MLflow store.
 
@@ -50,6 +57,7 @@ def load(
         folder: where the folders of sweeps are.
         uri: the MLflow store to read from instead, for example `sqlite:///mlruns/mlflow.db`.
         mlflow_experiment: the experiment in that store.
+        experiment: the earlier name of `mlflow_experiment`.
 
     Returns:
         The sweep. `.results` are its records without samples (`.record()` of a result reads those too), `.to_frame()`
@@ -62,7 +70,7 @@ def load(
     from attn_exp.compare.choice import Choice
     from attn_exp.core.errors import UserError
 
-    choice = Choice(folder=str(folder), uri=uri, mlflow_experiment=mlflow_experiment)
+    choice = Choice(folder=str(folder), uri=uri, mlflow_experiment=experiment or mlflow_experiment)
     sweeps = read_sweeps(choice, [str(name)])
     if len(sweeps) != 1:
         raise UserError(f"{name} names {len(sweeps)} sweeps: load one at a time")
@@ -90,8 +98,8 @@ def compare(sweep: Sweeps, against: Sweeps = (), **keys: Any) -> Comparison:
             another comparison.
 
     Returns:
-        `Rivals`, the backends of a sweep beside each other; with `against` `Changes`; with `history=True` a `History`;
-        with `published=FILE` `Published`. All have `.rows` and `.to_frame()`.
+        `Rivals`, the backends of a sweep compared with each other; with `against` `Changes`; with `history=True` a
+        `History`; with `published=FILE` `Published`. All have `.rows` and `.to_frame()`.
 
     Raises:
         UserError: an option or value that the command would refuse, with the same message.

@@ -14,6 +14,7 @@ from attn_exp.attention.formula import hidden_keys
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.reference import reference
 from attn_exp.attention.tolerance import expected
+from attn_exp.backends import base
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
@@ -237,3 +238,10 @@ def test_a_backend_that_cannot_be_loaded_is_unavailable(target, message):
     with pytest.raises(Unavailable) as raised:
         load_backend({"_target_": target, "name": "b"})
     assert message in str(raised.value)
+
+
+def test_the_earlier_name_of_the_base_class_warns():
+    with pytest.warns(FutureWarning, match="Described is called DeclarativeBackend: change the import"):
+        assert base.Described is base.DeclarativeBackend
+    with pytest.raises(AttributeError, match="has no attribute 'Describe'"):
+        _ = base.Describe

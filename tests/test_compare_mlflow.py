@@ -11,6 +11,7 @@ import pytest
 import sweeps
 
 from attn_exp import compare, load
+from attn_exp.commands.explain import main as explain_main
 from attn_exp.core.errors import UserError
 from attn_exp.results.result import Result
 from attn_exp.tracking import SweepInfo, make_tracker
@@ -144,3 +145,25 @@ def test_reading_a_database_imports_no_mlflow(store):
         [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True
     )
     assert ran.stdout == "[]\n"
+
+
+def test_explain_reads_a_sweep_from_the_store(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert explain_main(["first", f"uri={uri(store)}"]) == 0
+    assert "sweep first: 3 jobs on one case" in capsys.readouterr().out
+    assert explain_main(["frist", f"uri={uri(store)}"]) == 2
+    assert "did you mean 'first'?" in capsys.readouterr().err
+    assert explain_main(["first/flash", f"uri={uri(store)}"]) == 2
+    assert f"a job is named by its MLflow run: attn-exp explain RUN uri={uri(store)}" in capsys.readouterr().err
+
+
+def test_the_earlier_name_of_the_experiment_is_accepted(store):
+    assert len(load("first", uri=uri(store), experiment="attn_exp").results) == 3
+    with pytest.raises(UserError, match="there is no experiment 'other'"):
+        load("first", uri=uri(store), experiment="other")
+
+
+def test_a_threshold_of_the_command_is_refused_in_python(store):
+    with pytest.raises(UserError, match=r"fail_if_slower= sets the command's exit code: call compare\(...\)\.regr"):
+        compare("second", "first", uri=uri(store), fail_if_slower=0.03)
+    assert len(compare("second", "first", uri=uri(store)).regressions(0.03)) > 0

@@ -305,6 +305,7 @@ def test_a_server_that_refuses_is_the_user_s_mistake_before_anything_is_measured
         code, out, err = said(capsys, "first", f"tracker.uri={uri}")
     assert (code, out) == (2, "")
     assert PLANTED not in err
+    assert "tracker.uri=" not in err
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import contextlib
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
@@ -154,3 +155,15 @@ def made_from(key: str, config: dict[str, Any]) -> Any:
     except (TypeError, ValueError) as error:
         raise Unavailable(f"{target} does not take the options {options}: {error}") from error
     return made(**options)
+
+
+# A type checker would otherwise accept every name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return `DeclarativeBackend` for its earlier name, with a warning."""
+        if name != "Described":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        sentence = "attn_exp.backends.base.Described is called DeclarativeBackend: change the import"
+        warnings.warn(sentence, FutureWarning, stacklevel=2)
+        return DeclarativeBackend

@@ -41,12 +41,12 @@ def _log(given: Given) -> int:
     place = _place(overrides, given.get("config_dir"))
     lacking = skipped = False
     for folder in folders:
-        found = _replay(folder.resolve(), place)
-        print(_sentence(found, place), flush=True)
-        for broken in found.broken:
+        replayed = _replay(folder.resolve(), place)
+        print(_sentence(replayed, place), flush=True)
+        for broken in replayed.broken:
             print(f"skipped: {broken}", file=sys.stderr)
-        lacking = lacking or found.error is not None
-        skipped = skipped or bool(found.broken)
+        lacking = lacking or replayed.error is not None
+        skipped = skipped or bool(replayed.broken)
     return LACKING if lacking else SKIPPED if skipped else 0
 
 
@@ -70,27 +70,30 @@ def _replay(folder: Path, place: "MlflowPlace") -> "Replayed":
     except UserError:
         raise
     except Exception as error:
-        refused = refusal(error)
+        refused = refusal(error, "uri")
         if refused is not None:
             raise UserError(f"MLflow at {place.shown} {refused}") from error
         return Replayed(name=folder.name, kind="sweep", error=error)
 
 
-def _sentence(found: "Replayed", place: "MlflowPlace") -> str:
+def _sentence(replayed: "Replayed", place: "MlflowPlace") -> str:
     from attn_exp.tracking.trouble import trouble
 
-    if found.error is not None and not (found.new or found.there or found.lacking):
+    if replayed.error is not None and not (replayed.new or replayed.there or replayed.lacking):
         return (
-            f"{found.name}: MLflow at {place.shown} took nothing ({trouble(found.error)}); the same command tries again"
+            f"{replayed.name}: MLflow at {place.shown} took nothing ({trouble(replayed.error, 'uri')}); "
+            "the same command tries again"
         )
-    if found.kind == "duel" and not found.lacking:
-        return f"{found.name}: the duel {'is new' if found.new else 'was there'} in MLflow at {place.shown}"
-    count = found.new + found.there + found.lacking
-    said = f"{found.name}: {count} record{'s' if count != 1 else ''}, {found.new} new, {found.there} there already"
-    if found.error is None:
+    if replayed.kind == "duel" and not replayed.lacking:
+        return f"{replayed.name}: the duel {'is new' if replayed.new else 'was there'} in MLflow at {place.shown}"
+    count = replayed.new + replayed.there + replayed.lacking
+    records = f"{count} record{'s' if count != 1 else ''}"
+    said = f"{replayed.name}: {records}, {replayed.new} new, {replayed.there} there already"
+    if replayed.error is None:
         return f"{said}, in MLflow at {place.shown}"
-    lacks = f"{found.lacking} it still lacks" if found.lacking else "the end of the sweep's run is lacking"
-    return f"{said}, {lacks}: MLflow at {place.shown}: {trouble(found.error)}; the same command goes on from there"
+    lacks = f"{replayed.lacking} it still lacks" if replayed.lacking else "the end of the sweep's run is lacking"
+    reason = trouble(replayed.error, "uri")
+    return f"{said}, {lacks}: MLflow at {place.shown}: {reason}; the same command goes on from there"
 
 
 COMMAND = Command(

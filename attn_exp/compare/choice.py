@@ -54,7 +54,7 @@ READERS: dict[str, Reader] = {field.name: text for field in fields(Choice)} | {
     "format": one_of(tuple(FORMATS)),
 }
 # The Python API has arguments of its own for these, or does not need them.
-_OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots")
+_OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots", "fail_if_slower")
 
 
 def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
@@ -79,6 +79,8 @@ def choice_from(keys: Mapping[str, Any]) -> Choice:
     given: dict[str, Any] = {}
     for word, value in keys.items():
         key = _EARLIER.get(word, word)
+        if key == "fail_if_slower":
+            raise UserError("fail_if_slower= sets the command's exit code: call compare(...).regressions(0.03) instead")
         if key not in READERS or key in _OF_THE_COMMAND:
             known = [name for name in READERS if name not in _OF_THE_COMMAND]
             raise UserError(f"there is no key '{key}': {nearest(key, known)}the keys are {', '.join(known)}")

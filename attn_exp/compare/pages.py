@@ -16,8 +16,9 @@ from attn_exp.compare.page_parts import (
     shared_line,
     shared_values,
 )
+from attn_exp.compare.picks import Pick
 from attn_exp.compare.published import Published
-from attn_exp.compare.rivals import Pick, Rivals
+from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.sheet import Column, Page, Sheet, written
 from attn_exp.core.flags import flag_notes
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record import FILE_NAME
+from attn_exp.core.redaction import redacted
 from attn_exp.results.read import read_files, read_folder, sweep_folders
 from attn_exp.results.result import Result
 from attn_exp.tracking.location import DEFAULT_URI
@@ -28,7 +29,12 @@ class Found:
 
 
 def find(word: str, home: Path, uri: str | None) -> Found:
-    """Return what `word` names; sweeps are in `home`, and a run's identifier belongs to the MLflow store `uri`.
+    """Return what `word` names.
+
+    Args:
+        word: a sweep, a job or an MLflow run.
+        home: the folder that sweeps are in.
+        uri: the MLflow store to read instead of folders; runs are in the default store without it.
 
     Raises:
         UserError: nothing has that name. The message suggests the nearest.
@@ -42,6 +48,8 @@ def find(word: str, home: Path, uri: str | None) -> Found:
 def _find(word: str, home: Path, uri: str | None) -> Found:
     if _RUN.fullmatch(word):
         return _run(word, uri or DEFAULT_URI)
+    if uri is not None:
+        return _stored_sweep(word, uri)
     own = Path(word)
     if (own / FILE_NAME).is_file():
         return _in_sweep(own.resolve().parent, own.resolve().name)
@@ -51,7 +59,7 @@ def _find(word: str, home: Path, uri: str | None) -> Found:
     if job and not own.is_dir() and (home / sweep).is_dir():
         return _in_sweep(home / sweep, job)
     if not own.is_dir() and not (home / word).is_dir():
-        # The name of a job alone: take its latest measurement in any sweep.
+        # Only a job's name: take its latest measurement in any sweep.
         plain = not any(mark in word for mark in "*?[")
         places = sorted(home.glob(f"*/{word}*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime) if plain else []
         if places:
@@ -63,8 +71,8 @@ def _find(word: str, home: Path, uri: str | None) -> Found:
     results = sweep_read.results
     if not results:
         raise UserError(f"{folders[0]} has no readable record: give another sweep")
-    alone = len(results) == 1 and not sweep_read.broken
-    return Found(results, results[0] if alone else None, sweep_read.broken)
+    only_one = len(results) == 1 and not sweep_read.broken
+    return Found(results, results[0] if only_one else None, sweep_read.broken)
 
 
 def _in_sweep(folder: Path, name: str) -> Found:
@@ -81,6 +89,16 @@ def _in_sweep(folder: Path, name: str) -> Found:
         raise UserError(f"{broken[0]}: run the sweep again")
     there = ", ".join(sorted(jobs)[:8])
     raise UserError(f"there is no job '{name}' in {folder}: {nearest(name, jobs)}the jobs are {there}")
+
+
+def _stored_sweep(name: str, uri: str) -> Found:
+    """Return a sweep from the MLflow store. A job's page needs the run's files, which only its identifier finds."""
+    if "/" in name:
+        raise UserError(f"with uri= a job is named by its MLflow run: attn-exp explain RUN uri={redacted(uri)}")
+    (sweep,) = read_store(uri, "attn_exp", [name])
+    if not sweep.results:
+        raise UserError(f"sweep '{name}' has no readable record in {redacted(uri)}: give another sweep")
+    return Found(tuple(sweep.results), None, tuple(sweep.broken))
 
 
 def _run(run: str, uri: str) -> Found:

@@ -10,7 +10,8 @@ from attn_exp.plots.data import caption, case_names, shared_case
 from attn_exp.plots.style import Chart, finish, new_figure
 
 if TYPE_CHECKING:
-    from attn_exp.compare.rivals import Ranking, Rivals
+    from attn_exp.compare.picks import Ranking
+    from attn_exp.compare.rivals import Rivals
 
 _MOST_ROWS, _MOST_COLUMNS = 40, 14
 # The colour scale ends at this ratio, so that one slow backend does not make all others pale.

@@ -214,7 +214,7 @@ def _asked(uri: str, otherwise: str) -> "Iterator[MlflowClient]":
     except UserError:
         raise
     except Exception as error:  # libraries below MLflow raise exceptions of their own
-        raise UserError(f"MLflow at {redacted(uri)}: {trouble(error)}; or {otherwise}") from error
+        raise UserError(f"MLflow at {redacted(uri)}: {trouble(error, 'uri')}; or {otherwise}") from error
 
 
 def _download(client: "MlflowClient", run: str, own: Path) -> Path:

@@ -16,22 +16,27 @@ _UNREACHABLE = re.compile(
 )
 
 
-def refusal(error: Exception) -> str | None:
-    """Return what to do if a store refused the user or is not MLflow; None for trouble that may pass."""
+def refusal(error: Exception, option: str = "tracker.uri") -> str | None:
+    """Return what to do if a store refused the user or is not MLflow; None for trouble that may pass.
+
+    Args:
+        error: what MLflow or a library below it raised.
+        option: how the command spells the address of the store.
+    """
     code, text = getattr(error, "error_code", None), str(error)
     if code in _REFUSALS:
         body = re.search(r"Response body: '(.*)", text, re.DOTALL)
         message = redacted(first_line(Exception(body[1].rstrip("'") if body else text)))[:_LONGEST]
         return f"refuses this user ({message}): {_LOGIN}"
     if code == "ENDPOINT_NOT_FOUND" or "not in a valid JSON format" in text:
-        return "is not an MLflow server: use tracker.uri=http://HOST:5000"
+        return f"is not an MLflow server: use {option}=http://HOST:5000"
     if "password authentication failed" in text:
-        return "refuses this user (password authentication failed): give another user or password in tracker.uri"
+        return f"refuses this user (password authentication failed): give another user or password in {option}="
     return None
 
 
-def trouble(error: Exception) -> str:
-    """Return what went wrong, in a few words without passwords."""
+def trouble(error: Exception, option: str = "tracker.uri") -> str:
+    """Return what went wrong, in a few words without passwords; `option` as in `refusal`."""
     from attn_exp.tracking.runs import ArtifactError
 
     text = str(error)
@@ -39,7 +44,7 @@ def trouble(error: Exception) -> str:
     if isinstance(error, ArtifactError):
         message = matches[0] if matches else first_line(error)
         return redacted(f"its artifact store accepted no files (full or read-only?), see its log: {message}")[:_LONGEST]
-    refused = refusal(error)
+    refused = refusal(error, option)
     if refused is not None:
         return refused
     if matches is not None and _is_network(error):
