@@ -23,7 +23,7 @@ COMMANDS = {
     "doctor": "check that timings on this machine can be trusted",
     "backends": "list the backends, and which can compute a case",
     "log": "store earlier records in MLflow",
-    "ui": "open MLflow's pages over this project's runs",
+    "ui": "start the MLflow UI on this project's database",
     "worker": "measure one job's folder again, for debugging and external profilers",
 }
 _OVERVIEW = """\

@@ -56,7 +56,8 @@ def test_a_question_is_answered_as_by_hydra(arguments, monkeypatch):
     ours = printed(lambda: hydra_main(arguments, id, "a_sweep"))
     # Hydra numbers no job here, and names it by the task function's module, which the configuration overrides.
     assert theirs
-    assert ours == theirs
+    # Lines of the help that are too long for a terminal are wrapped.
+    assert ours.split() == theirs.split() if "--help" in arguments else ours == theirs
 
 
 @pytest.mark.parametrize(

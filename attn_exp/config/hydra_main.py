@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import difflib
 import io
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,8 +68,8 @@ def _refuse(message: str) -> NoReturn:
     _, _, words = message.partition("unrecognized arguments: ")
     flag = words.split()[0] if words else ""
     if flag.startswith("-"):
-        flags = [name for action in get_args_parser()._actions for name in action.option_strings]
-        near = difflib.get_close_matches(flag.lstrip("-"), [name[2:] for name in flags if name[:2] == "--"], cutoff=0.7)
+        flags = re.findall(r"--([a-z][\w-]+)", get_args_parser().format_usage())
+        near = difflib.get_close_matches(flag.lstrip("-"), flags, cutoff=0.7)
         instead = f"did you mean '--{near[0]}'?" if near else "python -m attn_exp --hydra-help lists them"
         raise UserError(f"there is no flag {flag}: {instead}")
     raise UserError(f"{message}; flags go before the choices, and python -m attn_exp --hydra-help lists them")
