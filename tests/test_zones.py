@@ -1,8 +1,9 @@
-"""Imports go one way: a zone is a folder, and this test compares folders."""
+"""Imports go one way: a zone is a folder, and docs/architecture.md draws the floors that folders are on."""
 
 import ast
 import graphlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,24 @@ from pathlib import Path
 import attn_exp
 
 ROOT = Path(attn_exp.__file__).parent
+
+
+def floors(process):
+    """The folders of one process as docs/architecture.md draws them: one tuple for each floor, from core on."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    (line,) = re.findall(rf"^{process} process: +(.+)$", page, re.MULTILINE)
+    return [tuple(floor.split(", ")) for floor in line.split(" <- ")]
+
+
+def across():
+    """The imports between processes that the page allows, as pairs of a module or folder and a folder."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    (line,) = re.findall(r"^across: +(.+)$", page, re.MULTILINE)
+    return [tuple(pair.split(" -> ")) for pair in line.split(", ")]
+
+
 # The child process that measures: these folders may import torch, all others must not, since it takes seconds.
-WORKER = {"attention", "backends", "doctor", "kernels", "profilers", "timers", "worker", "workloads"}
+WORKER = {folder for floor in floors("worker")[1:] for folder in floor}
 # Imports every module named on the command line, in order, and prints what each brought in of the heavy packages.
 _PROBE = """
 import importlib, json, sys
@@ -56,8 +73,9 @@ def test_no_folder_outside_the_worker_imports_torch():
     assert {name for name, packages in heavy_imports(names).items() if "torch" in packages} == set()
 
 
-def test_every_folder_of_the_worker_is_there():
-    assert folders() >= WORKER
+def test_every_folder_has_a_floor():
+    drawn = [folder for process in ("worker", "parent") for floor in floors(process) for folder in floor]
+    assert sorted(drawn) == sorted([*folders(), "core"])
 
 
 def test_the_probe_sees_torch_where_it_is():
@@ -90,14 +108,45 @@ def test_no_module_imports_itself_through_others():
     graphlib.TopologicalSorter(imports()).prepare()
 
 
-def test_no_folder_imports_itself_through_others():
-    graph = {}
-    for name, others in imports().items():
-        # python -m attn_exp.FOLDER starts a command, which may use every folder.
-        if not name.endswith(".__main__"):
-            place = name.split(".")[1:2]
-            graph.setdefault(tuple(place), set()).update(
-                tuple(to) for other in others if (to := other.split(".")[1:2]) != place
-            )
-    assert {"core", "compare", "plots"} <= {name for place in graph for name in place}
-    graphlib.TopologicalSorter(graph).prepare()
+def upward(graph):
+    """The imports, late ones too, of a folder that is not on a lower floor of the same process."""
+    below = {}
+    for process in ("worker", "parent"):
+        lower = set()
+        for floor in floors(process):
+            below |= {folder: set(lower) for folder in floor}
+            lower |= set(floor)
+    allowed = {tuple(pair) for pair in across()}
+    found = []
+    for name, others in graph.items():
+        place, *inside = name.split(".")[1:] or [""]
+        for other in others:
+            to = (other.split(".") + [""])[1]
+            # cli.py, api.py and others at the top may import every folder.
+            free = place == to or place not in below or to in below[place]
+            if not free and not {(place, to), ("/".join([place, *inside]), to)} & allowed:
+                found.append((name, other))
+    return found
+
+
+def test_folders_import_only_lower_floors():
+    assert upward(imports()) == []
+
+
+def test_the_floors_see_imports_that_go_up_or_across():
+    wrong = {
+        "attn_exp.core.case": {"attn_exp.config.check"},
+        "attn_exp.config.check": {"attn_exp.results.read"},
+        "attn_exp.results.read": {"attn_exp.api"},
+        "attn_exp.run.duel": {"attn_exp.worker.measure"},
+        "attn_exp.commands.run": {"attn_exp.worker.__main__"},
+        "attn_exp.worker.measure": {"attn_exp.results.read"},
+        "attn_exp.kernels.launch": {"attn_exp.attention.inputs"},
+    }
+    right = {
+        "attn_exp.api": {"attn_exp.compare.answer"},
+        "attn_exp.commands.worker": {"attn_exp.worker.__main__"},
+        "attn_exp.doctor.run_checks": {"attn_exp.results.calibration"},
+        "attn_exp.compare.answer": {"attn_exp.compare.rivals", "attn_exp.core.case"},
+    }
+    assert upward(wrong | right) == [(name, other) for name, (other,) in wrong.items()]

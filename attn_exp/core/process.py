@@ -6,11 +6,6 @@ import select
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 _PR_SET_PDEATHSIG = 1
 
