@@ -16,8 +16,9 @@ import pytest
 import sweeps
 
 from attn_exp import compare
+from attn_exp.compare import FORMATS
 from attn_exp.compare.pages import page
-from attn_exp.compare.render import FORMATS, text_of
+from attn_exp.compare.render import text_of
 from attn_exp.compare.sheet import rounded, written
 from attn_exp.core.errors import UserError
 

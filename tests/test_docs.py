@@ -20,8 +20,8 @@ from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import COMMAND as DUEL
 from attn_exp.commands.duel import rivals_of
 from attn_exp.commands.explain import main as explain_main
+from attn_exp.compare import FORMATS
 from attn_exp.compare.changes import VERDICTS
-from attn_exp.compare.render import FORMATS
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attn_exp.commands.options import (
     FOLDER,
@@ -14,10 +14,11 @@ from attn_exp.commands.options import (
     Option,
     Positional,
 )
-from attn_exp.compare.choice import FORMATS, MARGIN, READERS, Choice, choice_for
+from attn_exp.compare import FORMATS, MARGIN
 from attn_exp.core.errors import UserError
 
 if TYPE_CHECKING:
+    from attn_exp.compare.choice import Choice
     from attn_exp.compare.comparison import Comparison
     from attn_exp.compare.sheet import Picture
 
@@ -62,8 +63,10 @@ def run(given: Given) -> int:
     return SKIPPED if comparison.broken else 0
 
 
-def choice_of(given: Given) -> Choice:
+def choice_of(given: Given) -> "Choice":
     """Return the comparison that was asked for. Raises UserError for options that contradict each other."""
+    from attn_exp.compare.choice import choice_for
+
     return choice_for(given.words, given.values)
 
 
@@ -85,8 +88,15 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another with out=FILE") from error
 
 
+def _read(key: str, value: str) -> Any:
+    """Read an option's text. The readers are imported late, so that `--help` imports little."""
+    from attn_exp.compare.choice import READERS
+
+    return READERS[key](key, value)
+
+
 def _option(name: str, value: str, text: str, **more: str | tuple[str, ...]) -> Option:
-    return Option(name=name, value=value, help=text, read=READERS[name], **more)  # type: ignore[arg-type]
+    return Option(name=name, value=value, help=text, read=_read, **more)  # type: ignore[arg-type]
 
 
 COMMAND = Command(
@@ -97,10 +107,10 @@ COMMAND = Command(
         "Differences that are too small to tell come with the command of the duel that would decide them."
     ),
     examples=(
-        ("attn-exp compare first baseline=flash", "the backends beside each other"),
+        ("attn-exp compare first baseline=flash", "the backends compared with each other"),
         ("attn-exp compare new against=old fail_if_slower=3%", "against an earlier sweep"),
         ("attn-exp compare monday,tuesday,friday history=true", "where a level changed"),
-        ("attn-exp compare first published=figures.csv", "beside published figures"),
+        ("attn-exp compare first published=figures.csv", "compared with published figures"),
         ("attn-exp compare first out=report.html plots=pictures", "a report, and pictures"),
     ),
     positional=Positional(

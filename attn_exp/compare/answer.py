@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attn_exp.compare import MARGIN
 from attn_exp.compare.changes import VERDICTS, Changes, compare_sweeps
-from attn_exp.compare.choice import MARGIN, Choice, check_ways
+from attn_exp.compare.choice import Choice, check_ways
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.history import History, compare_history
 from attn_exp.compare.published import Published, compare_published

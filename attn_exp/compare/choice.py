@@ -5,15 +5,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from attn_exp.compare import FORMATS
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.values import Reader, names, one_of, rows, share, text, truth
 
 # Earlier names of options.
 _EARLIER = {"experiment": "mlflow_experiment"}
-# The default margin: the difference that verdict `equivalent` rules out.
-MARGIN = 0.03
-# The formats of a report, and the ending of a file in each.
-FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "latex": ".tex", "html": ".html"}
 
 
 @dataclass(frozen=True, kw_only=True)

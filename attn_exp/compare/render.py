@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from attn_exp.compare.choice import FORMATS
+from attn_exp.compare import FORMATS
 from attn_exp.compare.sheet import Page, Picture, Sheet, Tone, commands_of, printable
 from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
