@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     pass
 
 
-_Asked = TypeVar("_Asked")
+_Decoded = TypeVar("_Decoded")
 
 
 def read_requests(folder: Path) -> list[tuple[Request, Path]]:
@@ -34,7 +34,7 @@ def read_requests(folder: Path) -> list[tuple[Request, Path]]:
     return [(_decoded(folder / REQUEST_NAME, Request), folder)]
 
 
-def _decoded(path: Path, kind: type[_Asked]) -> _Asked:
+def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded:
     try:
         return msgspec.yaml.decode(path.read_bytes(), type=kind)
     except (*NOT_DECODED, UserError) as error:

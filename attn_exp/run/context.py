@@ -93,7 +93,7 @@ def open_context(
     kind: Literal["sweep", "duel"] = "sweep",
     run_folder: RunFolder | None = None,
 ) -> SweepContext:
-    """Make the folder of a sweep or duel and open its tracker. Mistakes of the user's are found here, before any work.
+    """Make the folder of a sweep or duel and open its tracker. User mistakes raise here, before any work.
 
     Args:
         options: the resolved configuration of its first job.

@@ -34,6 +34,7 @@ LIMIT_S = 2.5
 # A single job needs no plot.
 _FEWEST = 2
 _LONGEST = 300
+_KEPT_AT_ONCE = 100
 
 
 def plots_and_curves(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Path], Sequence[Curve]]:
@@ -69,9 +70,6 @@ def write_pages(results: Sequence[Result], say: Callable[[str], None], *, pictur
     except Exception as error:
         say(f"no pages of profiled jobs: {first_line(error)[:_LONGEST]}")
         return {}
-
-
-_KEPT_AT_ONCE = 100
 
 
 class Session:

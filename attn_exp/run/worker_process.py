@@ -34,6 +34,11 @@ _PREFIXES = (
     "ATTN_EXP",
 )
 _PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
+START_LIMIT_S = 300.0
+# The worker's phase after each of its messages; it sends `profile` before each profiler.
+_PHASES = {"begin": "job", "profile": "profile"}
+# The module that runs as the worker process.
+WORKER = "attn_exp.worker"
 
 
 def worker_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
@@ -63,13 +68,6 @@ def _needed(name: str) -> bool:
 
 def _named(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-START_LIMIT_S = 300.0
-# The worker's phase after each of its messages; it sends `profile` before each profiler.
-_PHASES = {"begin": "job", "profile": "profile"}
-# The module that runs as the worker process.
-WORKER = "attn_exp.worker"
 
 
 @dataclass(frozen=True)

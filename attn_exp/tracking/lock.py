@@ -24,8 +24,8 @@ class Writers:
         self._others = False
 
     @contextlib.contextmanager
-    def alone(self, what: str) -> Iterator[bool]:
-        """Hold `what` against other processes; yield whether others may have stored since this process looked.
+    def exclusive(self, what: str) -> Iterator[bool]:
+        """Hold `what` against other processes; yield whether others may have stored since the last `mark_known()`.
 
         The kernel releases the lock when the process ends for any reason. If the folder cannot be written there is no
         lock, and others may always have stored.
@@ -39,12 +39,12 @@ class Writers:
             _lock(file, _FIRST_LOCK + zlib.crc32(what.encode()))
             self._mark(file)
             yield self._others
-            # Again, for processes that looked meanwhile.
+            # Again, for processes that called `mark_known` meanwhile.
             self._mark(file)
         finally:
             os.close(file)
 
-    def looked(self) -> None:
+    def mark_known(self) -> None:
         """Mark everything stored until now as known. Call this while holding a lock."""
         self._others = False
 

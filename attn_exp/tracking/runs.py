@@ -4,41 +4,57 @@ Storing a sweep again, or from several processes, stores nothing twice: a job's 
 finished, and items are locked against other processes while they are stored.
 """
 
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from attn_exp.core.errors import is_inside
-from attn_exp.core.files import owner_mark
-from attn_exp.core.record import FILE_NAME, LOG_NAME, REQUEST_NAME, Record
-from attn_exp.core.status import STATUSES
-from attn_exp.tracking.base import metrics, params, run_name, samples_csv, tags
-from attn_exp.tracking.client import METRICS_BATCH, PARAM_LENGTH, PARAMS_BATCH, legal, whole_run
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
 import contextlib
 import hashlib
 import importlib
 import json
 import math
 import sqlite3
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from attn_exp.core.record import sound_record
+from attn_exp.core.errors import is_inside
+from attn_exp.core.files import owner_mark
+from attn_exp.core.record import FILE_NAME, LOG_NAME, REQUEST_NAME, Record, sound_record
 from attn_exp.core.redaction import redacted
+from attn_exp.core.status import STATUSES
 from attn_exp.core.version import __version__
 from attn_exp.results.store import place_identity, sweep_identity
-from attn_exp.tracking.base import Curve, EndStatus, SweepInfo
-from attn_exp.tracking.client import client_of, fitting, open_experiment, search, source
+from attn_exp.tracking.base import Curve, EndStatus, SweepInfo, metrics, params, run_name, samples_csv, tags
+from attn_exp.tracking.client import (
+    METRICS_BATCH,
+    PARAM_LENGTH,
+    PARAMS_BATCH,
+    client_of,
+    fitting,
+    legal,
+    open_experiment,
+    search,
+    source,
+    whole_run,
+)
 from attn_exp.tracking.location import database_file
 from attn_exp.tracking.lock import Writers
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
 _FILES = (FILE_NAME, REQUEST_NAME, LOG_NAME)
+KIND, JOB, FINISHED_AT = (f"attn_exp.{name}" for name in ("kind", "job", "finished_at"))
+_CHILDREN = f"""
+SELECT runs.run_uuid, runs.status, tags.key, tags.value FROM tags AS parent
+JOIN runs ON runs.run_uuid = parent.run_uuid AND runs.lifecycle_stage = 'active'
+LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key IN ('{KIND}', '{JOB}', '{FINISHED_AT}')
+WHERE parent.key = 'mlflow.parentRunId' AND parent.value = ?
+"""
+_LOCK_WAIT_S = 300.0
+_WAIT_S = 20.0
 
 
 class ArtifactError(RuntimeError):
@@ -129,16 +145,6 @@ def _digest(curve: Curve) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
-KIND, JOB, FINISHED_AT = (f"attn_exp.{name}" for name in ("kind", "job", "finished_at"))
-_CHILDREN = f"""
-SELECT runs.run_uuid, runs.status, tags.key, tags.value FROM tags AS parent
-JOIN runs ON runs.run_uuid = parent.run_uuid AND runs.lifecycle_stage = 'active'
-LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key IN ('{KIND}', '{JOB}', '{FINISHED_AT}')
-WHERE parent.key = 'mlflow.parentRunId' AND parent.value = ?
-"""
-_WAIT_S = 20.0
-
-
 @dataclass(frozen=True)
 class StoredRun:
     """A run below a sweep's run: its status (`FINISHED`, `RUNNING`, ...), and its identifying tags."""
@@ -157,9 +163,6 @@ def jobs_in_database(path: Path, parent: str) -> list[StoredRun]:
             if key is not None:
                 tags[key] = value
     return [run for run in runs.values() if run.tags.get(KIND) == "job"]
-
-
-_LOCK_WAIT_S = 300.0
 
 
 class Runs:
@@ -189,8 +192,8 @@ class Runs:
                     held.enter_context(FileLock(f"{path}.lock", timeout=_LOCK_WAIT_S))
                 client = client_of(self._uri)
                 self._experiment = open_experiment(client, self._experiment_name, self._artifacts)
-                held.enter_context(self._writers.alone("parent"))
-                self._writers.looked()
+                held.enter_context(self._writers.exclusive("parent"))
+                self._writers.mark_known()
                 self._parent = self._open_parent(client)
             self._client = client
         return self._client
@@ -204,7 +207,7 @@ class Runs:
             Whether it was new.
         """
         client, job = self.connect(), record.request.job
-        with self._writers.alone(job) as others:
+        with self._writers.exclusive(job) as others:
             if others:
                 self._runs.pop(job, None)
                 self._remember(self._search_jobs(client, {JOB: job}))
@@ -251,7 +254,7 @@ class Runs:
                         if file.is_file() and is_inside(file, own):
                             client.log_artifact(run, str(file), _place(file, own))
             if curves:
-                with self._writers.alone("curves"):
+                with self._writers.exclusive("curves"):
                     keep_curves(client, self._experiment, parent, curves)
         finally:
             client.set_terminated(self._parent, status, None if ended is None else int(ended * 1000))

@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from attn_exp.core.errors import UserError
+from attn_exp.core.process import die_with_parent, end_with
 from attn_exp.core.record import (
     DUEL_NAME,
     LOG_NAME,
@@ -31,12 +33,10 @@ from attn_exp.core.record import (
     RecordError,
     write_record,
 )
+from attn_exp.core.requests import read_requests
 
 if TYPE_CHECKING:
     from attn_exp.worker.device import Machine
-from attn_exp.core.errors import UserError
-from attn_exp.core.process import die_with_parent, end_with
-from attn_exp.core.requests import read_requests
 
 
 def run_folder(
@@ -165,7 +165,7 @@ def _prefer_to_be_killed() -> None:
 
 
 def measure_again(folder: Path, *, once: bool) -> int:
-    """Run the worker's command line; return 0 if the job has a record."""
+    """Measure the job of a folder, or with `once` call each of its passes once; return 0."""
     if not ((folder / REQUEST_NAME).exists() or (folder / DUEL_NAME).exists()):
         raise UserError(f"{folder} has no {REQUEST_NAME}: give a job's folder, as multirun/SWEEP/JOB")
     faulthandler.enable()
@@ -182,7 +182,7 @@ def measure_again(folder: Path, *, once: bool) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Ctrl-C reaches the whole foreground process group; the parent decides how to react."""
+    """Run the worker's command line; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m attn_exp.worker", description="Measure a job again.")
     parser.add_argument("folder", nargs="?", type=Path, help="a job's folder, with its request.yaml")
     parser.add_argument("--once", action="store_true", help="call each pass once, for external profilers; time nothing")
@@ -194,8 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
     if given.serve != (given.folder is None) or (given.serve and given.once):
         parser.error("give a job's folder, or --serve")
     faulthandler.enable()
-    # Skip the interpreter's teardown: with a poisoned context or CUDA libraries loaded it may take seconds.
     if given.parent is not None:
+        # Ctrl-C reaches the whole foreground process group; the parent decides how to react.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(given.parent)
         _prefer_to_be_killed()
@@ -205,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
         serve(given.reply_fd)
         return 0
     if given.parent is None and given.until is None:
-        # Nobody but a person starts it so.
+        # Only a person starts it this way; a program names the parent.
         once = " once=true" if given.once else ""
         print(f"hint: `attn-exp worker {given.folder}{once}` is the command's new spelling", file=sys.stderr)
     try:
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Not through the interpreter's teardown: with a poisoned context or loaded CUDA libraries it may take seconds.
+    # Skip the interpreter's teardown: with a poisoned context or CUDA libraries loaded it may take seconds.
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
