@@ -99,7 +99,7 @@ def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
 
 
 def kernel_notes(rows: Sequence[Change]) -> list[str]:
-    """Return notes on kernels that were swaps by others, the most frequent first."""
+    """Return notes on kernels that were replaced by others, the most frequent first."""
     swaps = Counter(names for row in rows if (names := row.other_kernel) is not None)
     return [
         f"another kernel ran in {count} cells: {_cut(old)} -> {_cut(new)}" for (old, new), count in swaps.most_common(3)

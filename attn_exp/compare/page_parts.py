@@ -107,7 +107,7 @@ def case_values(cell: Cell) -> tuple[Any, ...]:
 
 
 def value_columns(metric: ChosenMetric) -> tuple[Column, ...]:
-    """Return the columns of a cell's value; beside a time its rate."""
+    """Return the columns of a cell's value; a time is followed by its rate."""
     rate = (Column("tflops", "TFLOPS", "figure", spare=3),) if metric.name == "time_us" else ()
     return (
         Column(metric.name, metric.kind.head, "figure"),

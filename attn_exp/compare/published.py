@@ -116,9 +116,9 @@ def compare_published(
     rows.sort(key=lambda row: (*case_order(row.cell), row.figure.library, row.figure.source))
     other = {f"{row.figure.gpu} there, {row.cell.result.device_name} here" for row in rows if row.same_gpu is False}
     sentences = [f"another GPU: {words}; such ratios do not compare implementations" for words in sorted(other)]
-    apart = sorted({row.figure.library for row in rows if not row.same_library})
-    if apart:
-        sentences.append(f"{', '.join(apart)}: not measured here, compared with the fastest backend")
+    unmeasured = sorted({row.figure.library for row in rows if not row.same_library})
+    if unmeasured:
+        sentences.append(f"{', '.join(unmeasured)}: not measured here, compared with the fastest backend")
     return Published(
         metric=ChosenMetric(),
         sweeps=tuple(summarize_sweep(sweep) for sweep in sweeps),

@@ -1,4 +1,4 @@
-"""Which of several rivals is faster: paired log ratios of interleaved rounds. Standard library alone.
+"""Which of several rivals is faster: paired log ratios of interleaved rounds. Uses only the standard library.
 
 The rule holds only for rivals that ran interleaved in one process, one block each a round, in the order of
 `abba_order`. Two jobs that ran one after the other differ by whatever the machine did meanwhile, and no test on their
@@ -28,7 +28,7 @@ class PairedComparison:
 
     `effect` is time_b / time_a - 1: 0.03 says that b takes 3 % longer than a. A positive effect goes with the verdict
     `faster`, which is about a. It is exp(mean over rounds of log(median_b / median_a)) - 1; `low` and `high` bound its
-    95 % t-interval, for this pair alone. `p` is two-sided, for the effect being 0; `p_adjusted` takes the other pairs
+    95 % t-interval, for this pair only. `p` is two-sided, for the effect being 0; `p_adjusted` takes the other pairs
     into account. `margin` is the smallest effect that counts.
     """
 

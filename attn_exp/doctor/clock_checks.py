@@ -77,8 +77,8 @@ def _slowed(bench: Bench, share: float) -> Call:
             torch.cuda._sleep(cycles)
 
         # The launch of a second kernel takes time itself, which is part of the addition.
-        alone, launched = side_by_side(bench, bench.call, partial(with_sleep, 1))
-        overhead_us = statistics.median(launched) - statistics.median(alone)
+        without_sleep, launched = side_by_side(bench, bench.call, partial(with_sleep, 1))
+        overhead_us = statistics.median(launched) - statistics.median(without_sleep)
         return partial(with_sleep, max(1, int((share * bench.call_us - overhead_us) * SLEEP_CYCLES_PER_US)))
 
     def with_spin() -> None:

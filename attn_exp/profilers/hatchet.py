@@ -67,14 +67,14 @@ def kernels_of(root: dict[str, Any], direction: str, calls: int) -> tuple[Profil
         name, metrics = node["frame"]["name"], node["metrics"]
         times[name] = times.get(name, 0.0) + metrics[_TIME]
         counts[name] = counts.get(name, 0.0) + metrics.get("count", 0)
-    alone = rates(root, direction) if len(times) == 1 else {}
+    only_kernel_rates = rates(root, direction) if len(times) == 1 else {}
     return tuple(
         ProfiledKernel(
             direction=direction,
             name=name,
             count=counts[name] / calls,
             time_us=times[name] / calls / 1e3,
-            figures=dict(alone),
+            figures=dict(only_kernel_rates),
         )
         for name in sorted(times, key=lambda name: -times[name])
     )

@@ -50,7 +50,7 @@ class Launcher(Protocol):
         """
 
     def close(self) -> None:
-        """Cancel what still runs or is queued, after tasks were told to end."""
+        """Cancel the tasks that still run or are queued; they were asked to end before."""
 
 
 def waiting_until(seconds: float, over: Callable[[], bool]) -> Callable[[], bool]:

@@ -33,7 +33,7 @@ class LocalGpus:
 
     def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
         """As `Launcher.run`; all tasks start at once."""
-        # Not by `with`, which would keep an interrupt waiting for tasks that have not been told to end.
+        # Not `with`: leaving it after Ctrl-C would wait for tasks that were not cancelled.
         self._pool = ThreadPoolExecutor(tasks)
         ended = [self._pool.submit(_end_of_task, launch, task) for task in range(tasks)]
         return {task: why for task, one in enumerate(ended) if (why := one.result()) is not None}
