@@ -1,12 +1,12 @@
 """`attn-exp backends`: what each backend is, whether it is installed, and what it can compute."""
 
-from attn_exp.commands.options import CONFIG_DIR, Command, Given, Option
+from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
 from attn_exp.core.values import one_of
 
 FORMATS = ("table", "markdown")
 
 
-def run(given: Given) -> int:
+def run(given: Arguments) -> int:
     """Print the overview, or for a case who can compute it; return the exit code."""
     from attn_exp.config.compose import compose_config, resolved_config
     from attn_exp.config.request import request_from_config, resolve_device

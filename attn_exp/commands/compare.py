@@ -9,8 +9,8 @@ from attn_exp.commands.options import (
     FOLDER,
     MLFLOW_EXPERIMENT,
     URI,
+    Arguments,
     Command,
-    Given,
     Option,
     Positional,
 )
@@ -26,7 +26,7 @@ NOTHING_TO_DRAW = "this comparison has nothing to draw"
 REGRESSION, SKIPPED = 1, 3
 
 
-def run(given: Given) -> int:
+def run(given: Arguments) -> int:
     """Compare, and print or write the result; return the exit code."""
     from attn_exp.compare.answer import answer
     from attn_exp.compare.changes import Changes
@@ -63,7 +63,7 @@ def run(given: Given) -> int:
     return SKIPPED if comparison.broken else 0
 
 
-def choice_of(given: Given) -> "Choice":
+def choice_of(given: Arguments) -> "Choice":
     """Return the comparison that was asked for. Raises UserError for options that contradict each other."""
     from attn_exp.compare.choice import choice_for
 
@@ -138,7 +138,7 @@ COMMAND = Command(
         _option("rows", "N", "how many rows to show", default="all"),
         _option("margin", "PERCENT", "the difference that the verdict `equivalent` rules out",
                 default=f"{100 * MARGIN:g}%"),
-        _option("spread", "PERCENT", "what equal rows may differ by", default="what the doctor found on the device"),
+        _option("spread", "PERCENT", "what equal rows may differ by", default="the doctor's margin for the device"),
         _option("fail_if_slower", "PERCENT",
                 "exit with 1 if a cell is slower by at least PERCENT, or has no result any more"),
         _option("anyway", "true", "compare sweeps of different devices or versions all the same", default="false",

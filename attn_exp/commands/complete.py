@@ -1,7 +1,7 @@
 """What the TAB key offers, as Hydra's shell functions ask for it: `attn-exp -sc query=bash` with the line in COMP_LINE.
 
 Hydra answers too, in a second: it has to be imported and to compose the configuration. This reads the files of the
-groups, and offers commands, sweeps, and choices after a comma besides.
+groups, and also offers commands, sweeps, and choices after a comma.
 """
 
 import importlib

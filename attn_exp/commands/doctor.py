@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 
-from attn_exp.commands.options import Command, Given, Option
+from attn_exp.commands.options import Arguments, Command, Option
 
 
-def run(given: Given) -> int:
+def run(given: Arguments) -> int:
     """Run the checks in a process of their own; return its exit code."""
     from attn_exp.config.request import resolve_device
     from attn_exp.core.torch_version import installed_note

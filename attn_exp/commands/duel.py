@@ -3,14 +3,14 @@
 import re
 from collections.abc import Sequence
 
-from attn_exp.commands.options import CONFIG_DIR, Command, Given
+from attn_exp.commands.options import CONFIG_DIR, Arguments, Command
 from attn_exp.core.errors import UserError
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _COMPILE = re.compile(r"\.compile[.=]")
 
 
-def run(given: Given) -> int:
+def run(given: Arguments) -> int:
     """Run a duel; return 0, or 1 if it could not be measured."""
     rivals, shared = rivals_of(given.overrides)
     from attn_exp.run.duel import run_duel

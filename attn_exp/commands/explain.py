@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from attn_exp.commands.options import FOLDER, URI, Command, Given, Option, Positional
+from attn_exp.commands.options import FOLDER, URI, Arguments, Command, Option, Positional
 
 
-def run(given: Given) -> int:
+def run(given: Arguments) -> int:
     """Print the page; return the exit code."""
     from attn_exp.explain.find import find
     from attn_exp.explain.page import job_page, sweep_page, write_picture

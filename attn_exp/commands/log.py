@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.commands.options import CONFIG_DIR, DEFAULT_STORE, FOLDER, Command, Given, Option, Positional
+from attn_exp.commands.options import CONFIG_DIR, DEFAULT_STORE, FOLDER, Arguments, Command, Option, Positional
 from attn_exp.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LACKING, SKIPPED, INTERRUPTED = 1, 3, 130
 
 
-def run(given: Given) -> int:
+def run(given: Arguments) -> int:
     """Store the sweeps that the words name; return the exit code."""
     try:
         return _log(given)
@@ -24,7 +24,7 @@ def run(given: Given) -> int:
         return INTERRUPTED
 
 
-def _log(given: Given) -> int:
+def _log(given: Arguments) -> int:
     from attn_exp.results.read import HOME, sweep_folders
     from attn_exp.tracking.location import option_uri
 

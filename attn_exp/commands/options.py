@@ -60,7 +60,7 @@ class Positional:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class Arguments:
     """What was typed: the positional words, the values by option's name, the overrides for Hydra, and its spelling."""
 
     words: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Command:
     name: str
     usage: str
     about: str
-    run: Callable[[Given], int]
+    run: Callable[[Arguments], int]
     examples: tuple[tuple[str, str], ...] = ()
     positional: Positional | None = None
     options: tuple[Option, ...] = ()
@@ -131,7 +131,7 @@ class Command:
             print(f"attn-exp {self.name}: {redacted(str(error))}", file=sys.stderr)
             return MISTAKE
 
-    def parse(self, arguments: Sequence[str]) -> Given:
+    def parse(self, arguments: Sequence[str]) -> Arguments:
         """Return what the arguments say.
 
         Raises:
@@ -162,7 +162,7 @@ class Command:
         split = [part for word in words for part in (word.split(",") if commas else [word])]
         if not all(split):
             raise UserError(f"'{','.join(words)}' has an empty name between its commas: leave it out")
-        return Given(
+        return Arguments(
             words=tuple(split),
             values=values,
             overrides=tuple(overrides),

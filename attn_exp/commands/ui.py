@@ -1,10 +1,10 @@
 """`attn-exp ui`: MLflow's own pages over the runs of this project."""
 
-from attn_exp.commands.options import DEFAULT_STORE, MLFLOW_EXPERIMENT, Command, Given, Option, Positional
+from attn_exp.commands.options import DEFAULT_STORE, MLFLOW_EXPERIMENT, Arguments, Command, Option, Positional
 from attn_exp.core.values import port
 
 
-def run(given: Given) -> int:
+def run(given: Arguments) -> int:
     """Serve the pages until Ctrl-C; return the exit code."""
     from attn_exp.tracking.location import database_file
     from attn_exp.tracking.mlflow_read import check_sweep

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from attn_exp.commands.options import Command, Given, Option, Positional
+from attn_exp.commands.options import Arguments, Command, Option, Positional
 from attn_exp.core.values import truth
 
 
-def run(given: Given) -> int:
+def run(given: Arguments) -> int:
     """Measure the job, or call it once; return the exit code."""
     # A run starts its workers as `python -m attn_exp.worker`, without the imports of this process.
     from attn_exp.worker.__main__ import measure_again

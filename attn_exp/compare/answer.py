@@ -152,7 +152,7 @@ def results_of(sweeps: Iterable[Sweep]) -> list[Result]:
 
 
 def spreads_for(results: Iterable[Result], fixed: float | None) -> Spreads:
-    """Return the spreads of the results' devices, as the doctor measured them on this machine."""
+    """Return the spreads of the results' devices, from the margins that the doctor measured on this machine."""
     environments = {id(result.environment): result.environment for result in results}.values()
     devices = {device_key(dict(environment)) for environment in environments}
     return Spreads({device: margin_for(device) for device in sorted(devices)}, fixed)

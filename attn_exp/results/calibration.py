@@ -13,7 +13,7 @@ from attn_exp.core.record import write_whole
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The A/A spread and ceilings of one device.
+    """The margin and ceilings of one device.
 
     `margin` is the smallest relative difference that is meaningful on the device, from so many A/A `comparisons`.
     `ceilings` are FLOP/s of matrix products and bytes/s of copies, for information. `device` is from `device_key`.
