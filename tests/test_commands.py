@@ -359,3 +359,17 @@ def test_bash_completes_through_the_function_that_is_installed(places):
 def test_a_mistyped_override_of_a_command_is_refused_by_its_own_words():
     with pytest.raises(UserError, match="'plot=': did you mean 'plots'"):
         command_of("explain").parse(["first", "plot=x"])
+
+
+def test_an_option_that_takes_sweeps_completes_those_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in ("multirun/here", "elsewhere/there"):
+        (tmp_path / place).mkdir(parents=True)
+    assert answer("attn-exp compare folder=elsewhere there against=", COMMANDS) == ["against=there"]
+    assert answer("attn-exp compare here against=", COMMANDS) == ["against=here"]
+
+
+def test_what_describes_a_backend_is_not_suggested_as_a_key(call):
+    code, _, err = call("device=cpu", "backend=math", "dry_run=true", "backend.abuot.colours=red")
+    assert code == 2
+    assert "about.colour" not in err
