@@ -37,11 +37,20 @@ COMMANDS = json.loads((KEPT / "commands.json").read_text())
 SWEEPS = {name: one["arguments"] for name, one in COMMANDS.items() if one["module"] == "attn_exp"}
 JOBS = json.loads((KEPT / "jobs.json").read_text())
 NUMBERS = json.loads((KEPT / "numbers.json").read_text())
-# Statuses that another try may change, by sweep: these jobs run again.
-TRIED_AGAIN = {
-    "failed": {"segfaults": "crashed", "raises": "error", "exits": "crashed", "hangs": "timeout"},
-    "missing": {"flash": "unavailable", "math": "unavailable"},
+# These give a backend an option that it does not have. Their jobs ended `unavailable`; now nothing starts.
+REFUSED = {
+    "missing": SWEEPS.pop("missing"),
+    **{
+        arguments: arguments.split()
+        for arguments in (
+            "+backend.tile=16 backend=triton",
+            "++backend.nested={b:[1,2.5,null],a:{z:true,y:text}} backend=triton",
+        )
+        if JOBS.pop(arguments)
+    },
 }
+# Statuses that another try may change, by sweep: these jobs run again.
+TRIED_AGAIN = {"failed": {"segfaults": "crashed", "raises": "error", "exits": "crashed", "hangs": "timeout"}}
 # How many choices the commands combine; of `timers` several are one job, and `stopped` ends before its last one.
 CHOICES = {"timers": 16, "stopped": 3}
 GPUS = [GpuInfo(index=index, uuid=f"GPU-{index}", name="NVIDIA H200") for index in range(2)]
@@ -151,6 +160,13 @@ def test_a_sweep_that_was_made_before_is_finished_without_measuring(typed, house
     assert {job: {key: row.get(key) for key in rows[job]} for job, row in table(folder).items()} == rows
     # The store has one run a job, as before, of the sweep too.
     assert Counter(name for name, *_ in cli.runs(house)) == runs
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_option_that_a_backend_does_not_have_is_refused_before_anything_starts(with_gpus, name):
+    code, out, err = with_gpus(*REFUSED[name], "dry_run=true")
+    assert (code, out) == (2, "")
+    assert "has no option" in err
 
 
 @pytest.mark.parametrize("arguments", JOBS, ids=lambda text: text or "nothing")
