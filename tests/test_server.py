@@ -315,7 +315,7 @@ def test_a_server_that_refuses_is_the_user_s_mistake_before_anything_is_measured
         (["first", "tracker=none"], "stores nothing: choose tracker=mlflow or tracker=server"),
         (["first", "tracker=sever"], "did you mean 'server'?"),
         (["first", "--uri"], "uri= needs a value: write uri=VALUE"),
-        (["first", "--urk=x"], "there is no option 'urk=': did you mean 'uri'?"),
+        (["first", "--urli=x"], "there is no option 'urli=': did you mean 'uri'?"),
         (["first", "model=gpt2"], "there is no option 'model=': "),
         (["tracker=server"], "no SWEEP was given: write one, for example attn-exp log first"),
         (["first", f"tracker.uri=http:/me:{PLANTED}@host"], "tracker.uri=http:/host names no server"),

@@ -14,7 +14,7 @@ import torch
 
 from attn_exp.attention.autograd import Function, Gradients, autograd_backward
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
-from attn_exp.backends.package import Package, Unavailable
+from attn_exp.backends.package import Package, Unavailable, WrongOption
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import PASSES, Case
 
@@ -150,11 +150,15 @@ def made_from(key: str, config: dict[str, Any]) -> Any:
         made = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise Unavailable(f"cannot import {key}._target_={target}: {error}") from error
+    refusal = f"{target} does not take the options {options}"
     try:
         inspect.signature(made).bind(**options)
     except (TypeError, ValueError) as error:
-        raise Unavailable(f"{target} does not take the options {options}: {error}") from error
-    return made(**options)
+        raise Unavailable(f"{refusal}: {error}") from error
+    try:
+        return made(**options)
+    except WrongOption as error:
+        raise Unavailable(f"{refusal}: {error}") from error
 
 
 # A type checker would otherwise accept every name.

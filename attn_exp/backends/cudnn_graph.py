@@ -20,7 +20,7 @@ from attn_exp.backends.cudnn_case import (
 )
 from attn_exp.backends.cudnn_fp8 import fp8_calls, fp8_refusal
 from attn_exp.backends.cudnn_plan import NODE, build
-from attn_exp.backends.package import Package, Unavailable
+from attn_exp.backends.package import Package, Unavailable, WrongOption
 from attn_exp.backends.sdpa import Cudnn
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import E4M3, LAYOUTS, Case
@@ -58,13 +58,13 @@ class CudnnGraph(DeclarativeBackend):
 
     def __init__(self, name: str, api: str = "binding", layout: str | None = None, deterministic: bool = False) -> None:
         super().__init__(name)
-        # load_backend reports a TypeError as options that the backend does not take.
+        # load_backend reports it as options that the backend does not take.
         if api not in LEAST_CUDNN:
-            raise TypeError(f"api={api!r} is not one of {', '.join(LEAST_CUDNN)}")
+            raise WrongOption(f"api={api!r} is not one of {', '.join(LEAST_CUDNN)}")
         if layout is not None and layout not in LAYOUTS:
-            raise TypeError(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}, or null for the case's")
+            raise WrongOption(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}, or null for the case's")
         if not isinstance(deterministic, bool):
-            raise TypeError(f"deterministic={deterministic!r} is neither true nor false")
+            raise WrongOption(f"deterministic={deterministic!r} is neither true nor false")
         self.api, self.layout, self.deterministic = api, layout, deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:

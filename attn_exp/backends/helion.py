@@ -6,7 +6,7 @@ import torch
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
-from attn_exp.backends.package import Package
+from attn_exp.backends.package import Package, WrongOption
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 
@@ -39,7 +39,7 @@ class Helion(DeclarativeBackend):
     def __init__(self, name: str, autotune: str = "none") -> None:
         super().__init__(name)
         if autotune not in AUTOTUNE:
-            raise TypeError(f"autotune={autotune!r} is not one of {', '.join(AUTOTUNE)}")
+            raise WrongOption(f"autotune={autotune!r} is not one of {', '.join(AUTOTUNE)}")
         self.autotune = autotune
 
     def unsupported(self, case: Case, device: str) -> str | None:

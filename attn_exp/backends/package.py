@@ -12,6 +12,10 @@ class Unavailable(Exception):
     """The backend's package or hardware is missing; the message says what to install or set."""
 
 
+class WrongOption(TypeError):
+    """An option of a backend or a profiler has a value that it does not take; the message says which it takes."""
+
+
 class Refused(Exception):
     """The backend cannot compute the case, which only its preparation could tell; the message says why."""
 

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
+from attn_exp.backends.package import WrongOption
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 from attn_exp.core.record import Kernel
@@ -79,7 +80,7 @@ class Priority(Sdpa):
         super().__init__(name)
         unknown = [choice for choice in order if choice not in CHOICES]
         if unknown or not order:
-            raise TypeError(f"order={list(order)} must name some of {', '.join(CHOICES)}")
+            raise WrongOption(f"order={list(order)} must name some of {', '.join(CHOICES)}")
         self.order = [CHOICES[choice] for choice in order]
 
     def _scope(self) -> AbstractContextManager[Any]:

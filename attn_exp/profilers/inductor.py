@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from attn_exp.backends.package import Unavailable
+from attn_exp.backends.package import Unavailable, WrongOption
 from attn_exp.core.profile import Profile, ProfiledKernel
 from attn_exp.core.record import LOG_NAME, write_whole
 from attn_exp.profilers.base import Subject
@@ -31,7 +31,7 @@ class Inductor:
 
     def __init__(self, name: str, bandwidth: bool = True) -> None:
         if not isinstance(bandwidth, bool):
-            raise TypeError(f"bandwidth={bandwidth!r} is neither true nor false")
+            raise WrongOption(f"bandwidth={bandwidth!r} is neither true nor false")
         self.name, self.bandwidth = name, bandwidth
 
     def profile(self, subject: Subject) -> Profile:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from attn_exp.backends.package import Unavailable
+from attn_exp.backends.package import Unavailable, WrongOption
 from attn_exp.core.errors import how_it_ended
 from attn_exp.core.profile import Profile
 from attn_exp.core.record import LOG_NAME, REQUEST_NAME, write_whole
@@ -67,9 +67,9 @@ class Ncu:
             ("section_set", section_set, (None, *SETS)),
         ):
             if value not in choices:
-                raise TypeError(f"{key}={value!r} is not one of {', '.join(map(str, choices))}")
+                raise WrongOption(f"{key}={value!r} is not one of {', '.join(map(str, choices))}")
         if isinstance(metrics, str):
-            raise TypeError(f"metrics={metrics!r} is no list: write [{metrics}]")
+            raise WrongOption(f"metrics={metrics!r} is no list: write [{metrics}]")
         self.name, self.program, self.report, self.section_set = name, program, report, section_set
         self.clock_control, self.cache_control, self.metrics = clock_control, cache_control, tuple(metrics)
 
