@@ -1,6 +1,6 @@
 """Checks the Triton kernels on an H200 and times their configurations, a wide space of them.
 
-    python bench/triton_tune.py --budget-s 360      (in the repository's root; writes $OUT/triton_tune.csv)
+    python bench/triton_tune.py --budget-s 360      (in the repository's root; writes triton_tune.csv)
 
 Three steps, each in child processes, because a compiler or a kernel may take its process down: a few cases against
 float64 formulas, with outputs poisoned beforehand; compilation of every configuration, without touching the GPU; timing
@@ -62,6 +62,7 @@ def main() -> None:
     started = time.monotonic()
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--budget-s", type=float, default=360.0)
+    options.add_argument("--out", type=Path, default=Path(), help="the folder that triton_tune.csv is written to")
     options.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     options.add_argument("--worker", choices=("check", "compile", "measure"))
     options.add_argument("--deadline", type=float, default=0.0)
@@ -82,7 +83,7 @@ def main() -> None:
     timed = _in_children("measure", good, 1, min(end - 10, time.time() + 100))
     print(f"{sum('ms' in answer for answer in timed)} timed after {time.monotonic() - started:.0f} s")
     failed = [answer for answer in (*compiled, *timed) if "error" in answer]
-    _report([answer for answer in timed if "ms" in answer], failed)
+    _report([answer for answer in timed if "ms" in answer], failed, given.out)
 
 
 def configurations(shape: tuple[int, int, int, int, bool], limit: int | None) -> list[dict[str, Any]]:
@@ -416,8 +417,8 @@ def _formula(q: Any, k: Any, v: Any, d_out: Any, dtype: Any, options: dict[str, 
     return [out, *torch.autograd.grad(out, (q, k, v), d_out.to(dtype))]
 
 
-def _report(timed: list[dict[str, Any]], failed: list[dict[str, Any]]) -> None:
-    path = Path(os.environ.get("OUT", ".")) / "triton_tune.csv"
+def _report(timed: list[dict[str, Any]], failed: list[dict[str, Any]], folder: Path) -> None:
+    path = folder / "triton_tune.csv"
     columns = ["shape", "pass", "m", "n", "warps", "stages", "tma", "overlap", "ms", "tflops"]
     columns += ["registers", "spills", "serialized", "shared", "compile_s", "rows_ms", "error"]
     for task in timed:
