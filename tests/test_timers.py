@@ -11,6 +11,8 @@ from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.event import EventTimer
 from attn_exp.timers.kernel import KernelTimer
 from attn_exp.timers.loop import Block, Cost, StoppingRule, sample, single_block
+from attn_exp.timers.timed_call import TimedCall
+from attn_exp.timers.wall import WallTimer
 
 RULE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=1.5)
 
@@ -245,7 +247,7 @@ class Clock:
 
     def __init__(self, monkeypatch, *first_us, then_us):
         self.now_ns, self.first, self.then_us, self.calls = 0, list(first_us), then_us, 0
-        monkeypatch.setattr("attn_exp.timers.cpu.time", SimpleNamespace(perf_counter_ns=lambda: self.now_ns))
+        monkeypatch.setattr("attn_exp.timers.cpu.perf_counter_ns", lambda: self.now_ns)
 
     def __call__(self):
         self.calls += 1
@@ -265,6 +267,38 @@ def test_a_long_cpu_call_is_a_sample_of_its_own(monkeypatch):
     assert timer.estimate(call) == Cost(2500.0)
     assert timer.block(call, 3).times_us == [2500.0] * 3
     assert call.calls == 6
+
+
+def test_the_cpu_clock_stands_still_around_a_call(monkeypatch):
+    timer, call = CpuTimer(), Clock(monkeypatch, then_us=2500.0)
+    seen = []
+
+    def wait() -> None:
+        call.now_ns += 700_000
+
+    def look(result) -> None:
+        seen.append(result)
+        wait()
+
+    timed = TimedCall(call, wait, look)
+    assert timer.estimate(timed) == Cost(2500.0, 1400.0)
+    assert timer.block(timed, 3).times_us == [2500.0] * 3
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize("kind", [DeviceTimer, EventTimer, WallTimer])
+def test_what_is_around_a_call_on_a_gpu_is_not_timed(kind):
+    gpu, results = FakeGpu(), []
+    run = gpu.call(100.0)
+    timed = TimedCall(
+        lambda: run() or "result", gpu.call(40.0), lambda result: results.append(result) or gpu.call(60.0)()
+    )
+    timer, plain = kind(gpu), kind(gpu)
+    plain.estimate(run)
+    timer.estimate(timed)
+    results.clear()
+    assert timer.block(timed, 4).times_us == pytest.approx(plain.block(run, 4).times_us, abs=5.0)
+    assert results == ["result"] * 4
 
 
 def test_timers_are_made_by_the_names_in_the_records():

@@ -88,6 +88,44 @@ class TensorError:
     row_tolerance: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """The form of a result: its dtype, shape and strides in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """One call whose results were compared with the reference.
+
+    Attributes:
+        call: `first`, on the inputs of the seed; `hard`, on hard values; `drawn`, a timed call that was chosen at
+            random; `last`, one more call as the timer makes it.
+        passes: the passes whose results were compared.
+        index: which timed call of the pass it was, from 1 on; None for `first` and `hard`.
+        of: how many calls the timer made of that pass by then.
+        inputs: the distribution of the inputs, and what was changed in them.
+        largest_score: the largest absolute score that the reference saw, before a softcap; None for a block.
+        rows: how many rows of the output, of `rows_of`, were compared.
+        heads: in how many heads of the batch, each with its row of the batch; None for a block.
+        form: of each compared tensor.
+    """
+
+    call: Literal["first", "hard", "drawn", "last"]
+    passes: tuple[str, ...]
+    inputs: str
+    index: int | None = None
+    of: int | None = None
+    largest_score: float | None = None
+    rows: int = 0
+    rows_of: int = 0
+    heads: int | None = None
+    form: dict[str, Form] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """The work of one pass of a block: `flops` in total, `attention_flops` of them, and the compulsory `bytes`."""
@@ -244,6 +282,7 @@ class Record:
         compiled: None if nothing was compiled.
         notes: the backend's own figures: workspace bytes, build times.
         profiles: the results of profilers, by name.
+        judged: the calls whose results were compared with the reference.
     """
 
     request: Request
@@ -260,6 +299,7 @@ class Record:
     telemetry: tuple[dict[str, Any], ...] = ()
     stages_s: dict[str, float] = field(default_factory=dict)
     profiles: dict[str, Profile] = field(default_factory=dict)
+    judged: tuple[Judged, ...] = ()
     started_at: float = 0.0
     finished_at: float = 0.0
     schema: int = SCHEMA

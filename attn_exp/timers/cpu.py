@@ -1,16 +1,17 @@
 """Timer `cpu`: host time of a call on the CPU, in loops so that a sample lasts at least 1 ms."""
 
 import math
-import time
+from time import perf_counter_ns
 
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Call, Cost
+from attn_exp.timers.timed_call import TimedCall, as_timed
 
 SAMPLE_US = 1_000.0
 
 
 class CpuTimer:
-    """`perf_counter_ns` around enough calls to fill a millisecond; the calls leave the caches warm."""
+    """`perf_counter_ns` around each of enough calls to fill a millisecond; the calls leave the caches warm."""
 
     name = "cpu"
     l2 = "warm"
@@ -21,20 +22,31 @@ class CpuTimer:
 
     def estimate(self, call: Call) -> Cost:
         """Return the time of the faster of 2 calls, and set how many calls make a sample."""
-        time_us = min(_time_us(call, 1) for _ in range(2))
+        timed = as_timed(call)
+        time_us = min(_times_us(timed, 1)[0] for _ in range(2))
         self._loops = max(1, math.ceil(SAMPLE_US / time_us))
         # The first calls may be slow, which makes the first estimate of the loop count too small.
-        while (looped_us := _time_us(call, self._loops) * self._loops) < SAMPLE_US:
+        began = perf_counter_ns()
+        while (looped_us := sum(_times_us(timed, self._loops))) < SAMPLE_US:
             self._loops = math.ceil(self._loops * min(2.0, 1.1 * SAMPLE_US / looped_us))
-        return Cost(time_us * self._loops)
+            began = perf_counter_ns()
+        around_us = (perf_counter_ns() - began) / 1e3 - looped_us
+        return Cost(time_us * self._loops, max(0.0, around_us))
 
     def block(self, call: Call, calls: int) -> Block:
         """Return `calls` samples, each the mean of one loop."""
-        return Block([_time_us(call, self._loops) for _ in range(calls)])
+        timed = as_timed(call)
+        return Block([sum(_times_us(timed, self._loops)) / self._loops for _ in range(calls)])
 
 
-def _time_us(call: Call, loops: int) -> float:
-    began = time.perf_counter_ns()
+def _times_us(timed: TimedCall, loops: int) -> list[float]:
+    """Return the time of each of `loops` calls. The clock stands still while the inputs of the next one are made."""
+    times = []
     for _ in range(loops):
-        call()
-    return (time.perf_counter_ns() - began) / loops / 1e3
+        timed.before()
+        began = perf_counter_ns()
+        result = timed.run()
+        times.append((perf_counter_ns() - began) / 1e3)
+        timed.after(result)
+        del result
+    return times

@@ -10,6 +10,7 @@ from attn_exp.timers.blocker import DOUBLINGS, Blocker
 from attn_exp.timers.event import enqueue
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Call, Cost
+from attn_exp.timers.timed_call import as_timed
 
 ESTIMATE_CALLS = 3
 # Unblocked, a launch-bound call seems as long as its launch. A call that takes this many times as long is not
@@ -38,12 +39,12 @@ class DeviceTimer:
         pairs = enqueue(self.gpu, self.l2, call, 1)
         self._blocker = Blocker(self.gpu, self.gpu.now_us() - began)
         self.gpu.synchronize()
-        time_us, flush_us = self.gpu.elapsed_us(*pairs[0]), self._flush_us()
+        time_us, around_us = self.gpu.elapsed_us(*pairs[0]), self._around_us(call)
         self.blocked = time_us < CLEARLY * self._blocker.length_us(1)
         if self.blocked:
             time_us = statistics.median(self.block(call, ESTIMATE_CALLS).times_us)
-            self.blocked = self._blocker.length_us(1) > time_us + flush_us
-        return Cost(time_us, flush_us + (self._blocker.length_us(1) if self.blocked else 0.0))
+            self.blocked = self._blocker.length_us(1) > time_us + around_us
+        return Cost(time_us, around_us + (self._blocker.length_us(1) if self.blocked else 0.0))
 
     def block(self, call: Call, calls: int) -> Block:
         """Time a block; if the blocker ended before the block was enqueued, repeat it with twice the length."""
@@ -69,9 +70,11 @@ class DeviceTimer:
         self.gpu.synchronize()
         return Block([self.gpu.elapsed_us(first, second) for first, second in pairs]), held
 
-    def _flush_us(self) -> float:
+    def _around_us(self, call: Call) -> float:
+        """Return the GPU's time to renew the inputs and flush the caches."""
         self.gpu.sleep_us(200.0)
         first = self.gpu.event()
+        as_timed(call).before()
         self.gpu.flush(self.l2)
         second = self.gpu.event()
         self.gpu.synchronize()

@@ -8,6 +8,7 @@ from typing import Any
 
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Call, Cost
+from attn_exp.timers.timed_call import as_timed
 
 
 class EventTimer:
@@ -35,11 +36,15 @@ class EventTimer:
 
 
 def enqueue(gpu: Gpu, l2: str, call: Call, calls: int) -> list[tuple[Any, Any]]:
-    """Enqueue flush, event, call, event `calls` times; return the pairs of events."""
-    pairs = []
+    """Enqueue new inputs, flush, event, call, event `calls` times; return the pairs of events."""
+    timed, pairs = as_timed(call), []
     for _ in range(calls):
+        timed.before()
         gpu.flush(l2)
         first = gpu.event()
-        call()
+        result = timed.run()
         pairs.append((first, gpu.event()))
+        timed.after(result)
+        # Before the next call, which may then reuse the result's memory, as it would in a loop that drops results.
+        del result
     return pairs

@@ -3,11 +3,14 @@
 It measures what a serving engine or a compiled training step has: the same kernels without their launches by the host.
 """
 
+from typing import Any
+
 import torch
 
 from attn_exp.core.errors import first_line
 from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.loop import Block, Call, Cost
+from attn_exp.timers.timed_call import TimedCall, as_timed
 
 _WARM_UP_CALLS = 3
 
@@ -35,21 +38,27 @@ class GraphTimer(DeviceTimer):
         return super().block(self._replay, calls)
 
 
-def capture(call: Call) -> Call:
-    """Return a call that replays `call` from a CUDA graph.
+def capture(call: Call) -> TimedCall:
+    """Return a call that replays `call` from a CUDA graph. Its result is the one that the replay overwrites.
 
     Raises:
         CaptureFailed: the call synchronises, allocates outside of PyTorch, or does something else that cannot be
             captured.
     """
+    timed = as_timed(call)
     try:
         for _ in range(_WARM_UP_CALLS):
-            call()
+            timed()
         graph = torch.cuda.CUDAGraph()
         # On the current stream: a backward runs on its forward's stream, and must be captured there.
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            call()
+            result = timed()
     except RuntimeError as error:
         torch.cuda.synchronize()
         raise CaptureFailed(first_line(error)) from error
-    return graph.replay
+
+    def replay() -> Any:
+        graph.replay()
+        return result
+
+    return TimedCall(replay, timed.before, timed.after)

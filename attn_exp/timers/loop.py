@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import log_half_width, round_medians
-
-Call = Callable[[], Any]
+from attn_exp.timers.timed_call import Call
 
 WARM_UP_US = 25_000.0
 WARM_UP_CALLS = (3, 300)

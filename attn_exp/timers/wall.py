@@ -4,6 +4,7 @@ import statistics
 
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Call, Cost
+from attn_exp.timers.timed_call import as_timed
 
 _ESTIMATE_CALLS = 3
 
@@ -26,15 +27,18 @@ class WallTimer:
 
     def block(self, call: Call, calls: int) -> Block:
         """Time each call from an idle GPU."""
-        times = []
+        timed, times = as_timed(call), []
         for _ in range(calls):
+            timed.before()
             self.gpu.flush(self.l2)
             self.gpu.synchronize()
             began = self.gpu.now_us()
-            call()
+            result = timed.run()
             if self.waits:
                 self.gpu.synchronize()
             times.append(self.gpu.now_us() - began)
+            timed.after(result)
+            del result
         self.gpu.synchronize()
         return Block(times)
 
