@@ -11,8 +11,8 @@ from attn_exp.core.case import Case
 from attn_exp.core.profile import Profile
 from attn_exp.core.record import Record, Request
 from attn_exp.timers.gpu import Gpu
-from attn_exp.timers.loop import Call
 from attn_exp.timers.sync import synchronize
+from attn_exp.timers.timed_call import Call
 
 
 @dataclass(frozen=True)

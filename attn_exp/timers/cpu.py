@@ -4,8 +4,8 @@ import math
 from time import perf_counter_ns
 
 from attn_exp.timers.gpu import Gpu
-from attn_exp.timers.loop import Block, Call, Cost
-from attn_exp.timers.timed_call import TimedCall, as_timed
+from attn_exp.timers.loop import Block, Cost
+from attn_exp.timers.timed_call import Call, TimedCall, as_timed
 
 SAMPLE_US = 1_000.0
 

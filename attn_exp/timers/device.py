@@ -9,8 +9,8 @@ import statistics
 from attn_exp.timers.blocker import DOUBLINGS, Blocker
 from attn_exp.timers.event import enqueue
 from attn_exp.timers.gpu import Gpu
-from attn_exp.timers.loop import Block, Call, Cost
-from attn_exp.timers.timed_call import as_timed
+from attn_exp.timers.loop import Block, Cost
+from attn_exp.timers.timed_call import Call, as_timed
 
 ESTIMATE_CALLS = 3
 # Unblocked, a launch-bound call seems as long as its launch. A call that takes this many times as long is not

@@ -9,8 +9,8 @@ import torch
 
 from attn_exp.core.errors import first_line
 from attn_exp.timers.device import DeviceTimer
-from attn_exp.timers.loop import Block, Call, Cost
-from attn_exp.timers.timed_call import TimedCall, as_timed
+from attn_exp.timers.loop import Block, Cost
+from attn_exp.timers.timed_call import Call, TimedCall, as_timed
 
 _WARM_UP_CALLS = 3
 

@@ -15,7 +15,8 @@ from torch.autograd.profiler import profile
 
 from attn_exp.core.record import Kernel
 from attn_exp.timers.gpu import Gpu
-from attn_exp.timers.loop import Block, Call, Cost
+from attn_exp.timers.loop import Block, Cost
+from attn_exp.timers.timed_call import Call
 
 # Host activity that kineto reports as device activity.
 _NOT_KERNELS = ("Context Sync", "Event Sync", "Stream Sync", "Activity Buffer Request")

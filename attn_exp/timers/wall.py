@@ -3,8 +3,8 @@
 import statistics
 
 from attn_exp.timers.gpu import Gpu
-from attn_exp.timers.loop import Block, Call, Cost
-from attn_exp.timers.timed_call import as_timed
+from attn_exp.timers.loop import Block, Cost
+from attn_exp.timers.timed_call import Call, as_timed
 
 _ESTIMATE_CALLS = 3
 

@@ -17,8 +17,9 @@ from attn_exp.core.record import Measuring, Record, Request, Timing
 from attn_exp.timers import make_timer
 from attn_exp.timers.graph import CaptureFailed
 from attn_exp.timers.kernel import ProfilerLost
-from attn_exp.timers.loop import Call, Entry, RivalFailed, StoppingRule, Timer, sample, sample_rivals, single_block
+from attn_exp.timers.loop import Entry, RivalFailed, StoppingRule, Timer, sample, sample_rivals, single_block
 from attn_exp.timers.sync import synchronize
+from attn_exp.timers.timed_call import Call
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.nvtx import marked

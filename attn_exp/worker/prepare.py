@@ -18,8 +18,8 @@ from attn_exp.backends.base import Backend, Calls, load_backend, supported_passe
 from attn_exp.backends.compile import compile_calls, compile_record, reset_counters, use_caches, without_recompiling
 from attn_exp.core.record import Kernel, PassRecord, Request, TensorError
 from attn_exp.timers.kernel import operators, trace
-from attn_exp.timers.loop import Call
 from attn_exp.timers.sync import synchronize
+from attn_exp.timers.timed_call import Call
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.workloads import workload_of
