@@ -17,7 +17,7 @@ from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.fp8_formula import fp8_formula
 from attn_exp.attention.inputs import distribution, make_inputs, quantised, rounded
 from attn_exp.attention.reference import reference
-from attn_exp.attention.tolerance import expected, tolerances
+from attn_exp.attention.tolerance import expected, measured_tolerances
 from attn_exp.backends import cudnn_fp8
 from attn_exp.backends.base import load_backend, supported_passes
 from attn_exp.backends.cudnn_fp8 import fp8_refusal
@@ -122,7 +122,7 @@ def test_the_plain_formula_is_attention_but_for_rounding_to_codes(case):
 
 def test_the_tolerance_is_three_times_that_of_the_plain_formula():
     inputs = inputs_of(CASE)
-    for name, bounds in tolerances(CASE, inputs, with_gradients=True).items():
+    for name, bounds in measured_tolerances(CASE, inputs, with_gradients=True).items():
         assert 3 * 0.026 < bounds.relative < 3 * 0.06, name
     assert judged(CASE, inputs, fp8_formula(CASE, inputs, with_gradients=True)) is None
     # An output that is not rounded to codes, as FlashAttention 3's, is judged by the same.

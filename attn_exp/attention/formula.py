@@ -5,19 +5,43 @@ import torch
 from attn_exp.core.case import Case
 
 
-def hidden_keys(case: Case, first_row: int, rows: int, device: torch.device) -> torch.Tensor:
-    """Return a boolean mask (rows, kv_len), True where a key is hidden from query `first_row` + i."""
+def hidden_keys(
+    case: Case, first_row: int, rows: int, device: torch.device, first_key: int = 0, end_key: int | None = None
+) -> torch.Tensor:
+    """Return a boolean mask (rows, keys), True where a key is hidden from query `first_row` + i.
+
+    The keys are those from `first_key` to before `end_key`, all by default.
+    """
+    end_key = case.kv_len if end_key is None else end_key
     last_seen = torch.arange(first_row, first_row + rows, device=device) + case.offset
-    key = torch.arange(case.kv_len, device=device)[None, :]
-    hidden = torch.zeros(rows, case.kv_len, dtype=torch.bool, device=device)
+    key = torch.arange(first_key, end_key, device=device)[None, :]
+    hidden = torch.zeros(rows, end_key - first_key, dtype=torch.bool, device=device)
     if case.causal:
         hidden |= key > last_seen[:, None]
     if case.window is not None:
         hidden |= key <= last_seen[:, None] - case.window
     if case.lengths is not None:
         sequence = sequence_ids(case, device)
-        hidden |= sequence[None, :] != sequence[first_row : first_row + rows, None]
+        hidden |= sequence[None, first_key:end_key] != sequence[first_row : first_row + rows, None]
     return hidden
+
+
+def seen_keys(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first and the last key that each query of `rows` sees, in the shape of `rows`.
+
+    The last precedes the first if a query sees none.
+    """
+    first, last = torch.zeros_like(rows), torch.full_like(rows, case.kv_len - 1)
+    if case.lengths is not None:
+        lengths = torch.tensor(case.lengths, device=rows.device)
+        ends = lengths.cumsum(0)
+        sequence = torch.searchsorted(ends, rows.contiguous(), right=True)
+        first, last = (ends - lengths)[sequence], ends[sequence] - 1
+    if case.causal:
+        last = torch.minimum(last, rows + case.offset)
+    if case.window is not None:
+        first = torch.maximum(first, rows + case.offset - case.window + 1)
+    return first, last
 
 
 def sequence_ids(case: Case, device: torch.device) -> torch.Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case import Case
 
@@ -92,27 +93,12 @@ def _sampled(case: Case, inputs: Inputs, out_bhsd: torch.Tensor) -> _Sample:
     scores = q @ k.mT * case.head_dim**-0.5
     if case.softcap is not None:
         scores = case.softcap * torch.tanh(scores / case.softcap)
-    first, last = _seen(case, rows)
+    first, last = seen_keys(case, rows)
     key = torch.arange(case.kv_len, device=device)
     hidden = (key < first[:, None]) | (key > last[:, None])
     weights = (scores - scores.masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True)).exp()
     out = weights.masked_fill(hidden, 0.0) @ v
     return _Sample(first, last, weights, v, out, out_bhsd[batch, q_head][:, rows].double() - out)
-
-
-def _seen(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first and the last key that each query sees; the last precedes the first if it sees none."""
-    first, last = torch.zeros_like(rows), torch.full_like(rows, case.kv_len - 1)
-    if case.lengths is not None:
-        lengths = torch.tensor(case.lengths, device=rows.device)
-        ends = lengths.cumsum(0)
-        sequence = torch.searchsorted(ends, rows, right=True)
-        first, last = (ends - lengths)[sequence], ends[sequence] - 1
-    if case.causal:
-        last = torch.minimum(last, rows + case.offset)
-    if case.window is not None:
-        first = torch.maximum(first, rows + case.offset - case.window + 1)
-    return first, last
 
 
 def _moved(sample: _Sample, keys: torch.Tensor, *, seen: bool) -> tuple[float, int, int]:

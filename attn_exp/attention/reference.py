@@ -10,11 +10,11 @@ from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case import Case
 
-# Scores of one slice. Larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200).
-SLICE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
-
-
-CAUSAL_ROWS = 1024
+# Scores of one slice. Larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200). On a CPU
+# they stay in its caches: 109 instead of 150 ms for 4 x 2048 x 2048 with gradients on two cores.
+SLICE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 22}
+# Under a causal mask shorter slices skip more hidden keys.
+CAUSAL_ROWS = {"cuda": 1024, "cpu": 256}
 
 
 def reference_forward(case: Case, inputs: Inputs) -> torch.Tensor:
@@ -31,6 +31,19 @@ def reference(
     """
     tensors = _sliced(case, inputs, with_gradients=with_gradients, precision=precision)
     return dict(zip(("out", "dq", "dk", "dv"), tensors, strict=False))
+
+
+def reference_and_largest_score(
+    case: Case, inputs: Inputs, *, with_gradients: bool
+) -> tuple[dict[str, torch.Tensor], float]:
+    """Return the float32 `reference`, and the largest magnitude of a score of a visible key or of one computed with it.
+
+    Scores are scaled, and those before a softcap.
+    """
+    largest: list[torch.Tensor] = []
+    tensors = _sliced(case, inputs, with_gradients=with_gradients, largest=largest)
+    named = dict(zip(("out", "dq", "dk", "dv"), tensors, strict=False))
+    return named, torch.stack(largest).max().item()
 
 
 def reference_attention(case: Case) -> Attention:
@@ -60,7 +73,12 @@ class _Reference(torch.autograd.Function):
 
 @torch.no_grad()
 def _sliced(
-    case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
+    case: Case,
+    inputs: Inputs,
+    *,
+    with_gradients: bool,
+    precision: torch.dtype = torch.float32,
+    largest: list[torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     inputs = inputs.numbers()
     device = inputs.q_bhsd.device
@@ -79,10 +97,10 @@ def _sliced(
         keys, values = k[heads, :, seen].to(precision), v[heads, :, seen].to(precision)
         queries = q[heads, :, rows].to(precision) * case.head_dim**-0.5
         scores = queries @ keys.mT
-        if case.softcap is not None:
-            scores = torch.tanh(scores / case.softcap)
-            slope = 1 - scores * scores  # d(softcap * tanh(s / softcap)) / ds, for the gradients
-            scores *= case.softcap
+        if largest is not None:
+            least, most = scores.aminmax()
+            largest.append(torch.maximum(-least, most))
+        scores, slope = capped(case, scores)
         weights = _softmax(case, scores, rows)
         out[heads, :, rows] = result = weights @ values
         if with_gradients:
@@ -92,7 +110,7 @@ def _sliced(
             d_scores = d_result @ values.mT
             d_scores -= (d_result * result).sum(-1, keepdim=True)
             d_scores *= weights
-            if case.softcap is not None:
+            if slope is not None:
                 d_scores *= slope
             dq[heads, :, rows] = d_scores @ keys * case.head_dim**-0.5
             dk[heads, :, seen] += (d_scores.mT @ queries).sum(1, keepdim=True)
@@ -100,12 +118,57 @@ def _sliced(
     return tuple(tensor.reshape(like.shape) for tensor, like in zip(made, shapes, strict=False))
 
 
+@torch.no_grad()
+def row_statistics(case: Case, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output (batch, q_heads, q_len, value_dim) and the log-sum-exp of each row's scores, in float32.
+
+    The log-sum-exp of a query that sees no key is infinite, so that it gives every key the weight zero.
+    """
+    inputs = inputs.numbers()
+    q, k, v = (tensor.detach() for tensor in inputs.qkv)
+    q = q.reshape(-1, case.q_heads // case.kv_heads, case.q_len, case.head_dim)
+    k, v = k.reshape(-1, 1, case.kv_len, case.head_dim), v.reshape(-1, 1, case.kv_len, case.value_dim)
+    out = torch.empty(*q.shape[:-1], case.value_dim, device=q.device)
+    lse = torch.empty(q.shape[:-1], device=q.device)
+    for heads, rows in _slices(case, len(q), q.device.type):
+        seen = slice(0, _last_seen_key(case, rows))
+        queries = q[heads, :, rows].float() * case.head_dim**-0.5
+        scores, _ = capped(case, queries @ k[heads, :, seen].float().mT)
+        _hide(case, scores, rows)
+        weights = torch.softmax(scores, dim=-1)
+        # The largest weight is exp(largest score - log-sum-exp).
+        logarithm = scores.amax(-1) - weights.amax(-1).log()
+        if case.keyless:
+            weights, logarithm = weights.nan_to_num_(0.0), logarithm.nan_to_num_(float("inf"))
+        out[heads, :, rows], lse[heads, :, rows] = weights @ v[heads, :, seen].float(), logarithm
+    return out.reshape(inputs.d_out_bhsd.shape), lse.reshape(inputs.d_out_bhsd.shape[:-1])
+
+
+def capped(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the scores after the softcap, and their derivative with respect to those before it, None without one."""
+    if case.softcap is None:
+        return scores, None
+    bent = torch.tanh(scores / case.softcap)
+    slope = 1 - bent * bent
+    return bent.mul_(case.softcap), slope
+
+
 def _softmax(case: Case, scores: torch.Tensor, rows: slice) -> torch.Tensor:
+    _hide(case, scores, rows)
+    weights = torch.softmax(scores, dim=-1)
+    # A row of minus infinities has no softmax.
+    return weights.nan_to_num_(0.0) if case.keyless else weights
+
+
+def _hide(case: Case, scores: torch.Tensor, rows: slice) -> None:
+    """Set the scores of hidden keys to minus infinity; `scores` (..., rows, keys) has the first keys alone."""
     if not masked(case):
-        return torch.softmax(scores, dim=-1)
-    hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device)[:, : scores.shape[-1]]
-    weights = torch.softmax(scores.masked_fill_(hidden, float("-inf")), dim=-1)
-    return weights.masked_fill_(hidden.all(-1, keepdim=True), 0.0)
+        return
+    # A causal mask alone hides no key from a later query that it shows to the first.
+    only_causal = case.window is None and case.lengths is None
+    first = min(scores.shape[-1], max(0, rows.start + case.offset + 1)) if only_causal else 0
+    hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device, first, scores.shape[-1])
+    scores[..., first:].masked_fill_(hidden, float("-inf"))
 
 
 def _last_seen_key(case: Case, rows: slice) -> int:
@@ -120,8 +183,7 @@ def _slices(case: Case, heads: int, device: str) -> Iterator[tuple[slice, slice]
     """Yield slices of key-value heads, and of queries if one head's scores are too large."""
     row_bytes = 4 * (case.q_heads // case.kv_heads) * case.kv_len
     rows_that_fit = max(1, SLICE_BYTES[device] // row_bytes)
-    # Under a causal mask shorter slices skip more hidden keys.
-    rows_at_once = min(case.q_len, rows_that_fit, CAUSAL_ROWS if case.causal else case.q_len)
+    rows_at_once = min(case.q_len, rows_that_fit, CAUSAL_ROWS[device] if case.causal else case.q_len)
     heads_at_once = max(1, rows_that_fit // rows_at_once)
     for head in range(0, heads, heads_at_once):
         for row in range(0, case.q_len, rows_at_once):

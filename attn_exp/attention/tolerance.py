@@ -5,7 +5,8 @@ The formula and the float32 reference are both compared with float64 on a part o
 depend on the number of heads or rows.
 """
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,7 +15,9 @@ from attn_exp.attention.error import tensor_error
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.fp8_formula import fp8_formula
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.reference import reference
+from attn_exp.attention.reference import reference, reference_and_largest_score
+from attn_exp.attention.sampled import sampled_reference
+from attn_exp.attention.sampling import rows_of, worth_sampling
 from attn_exp.core.case import Case
 from attn_exp.core.record import TensorError
 
@@ -25,6 +28,8 @@ FACTOR = 3.0
 WORST_ROW_FACTOR = 12.0
 # Unit roundoff of float32, in which every backend sums.
 _ROUNDOFF = 2.0**-24
+# The dimensions of an output of attention without a block.
+_BHSD = 4
 # Scores of the part: 8,192 x 8,192 take 2 ms in float64 on an H200.
 PART_SCORES = {"cuda": 1 << 26, "cpu": 1 << 18}
 
@@ -39,26 +44,95 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Expected:
-    """The reference tensors of a case in float32, `out` and with gradients `dq`, `dk`, `dv`, and their tolerances."""
+    """The reference of a case in float32, whole or at the rows that were drawn, and its tolerances.
+
+    Attributes:
+        tensors: `out`, and with gradients `dq`, `dk`, `dv`; a block's have other names. Whole, or with an entry in
+            `places` only these rows.
+        tolerances: by the same names.
+        places: the rows that were drawn of a tensor, (batch, heads, n).
+        lengths: rows a head of the tensors in `places`, drawn or not.
+        largest_score: the largest magnitude of a score that the reference saw, scaled and before a softcap; None for a
+            block.
+    """
 
     tensors: dict[str, torch.Tensor]
     tolerances: dict[str, Tolerance]
+    places: dict[str, torch.Tensor] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+    largest_score: float | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether only drawn rows of some tensor are judged."""
+        return bool(self.places)
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows of all tensors are looked at, over all heads of the batch."""
+        return sum(tensor[..., 0].numel() for tensor in self.tensors.values())
+
+    @property
+    def rows_of(self) -> int:
+        """Return how many rows all tensors have."""
+        return sum(math.prod(self.shape(name)[:-1]) for name in self.tensors)
+
+    @property
+    def heads(self) -> int:
+        """Return how many heads of `out` are looked at, in all rows of the batch; 0 for a block, which has none."""
+        out = self.tensors["out"]
+        return out.shape[0] * out.shape[1] if out.ndim == _BHSD else 0
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        shape = self.tensors[name].shape
+        return (*shape[:-2], self.lengths.get(name, shape[-2]), shape[-1]) if len(shape) > 1 else tuple(shape)
 
     def judge(self, name: str, tensor: torch.Tensor, scale: float = 1.0) -> TensorError:
-        """Return the error of a backend's tensor and what is allowed; `scale` is the factor of codes."""
-        bounds = self.tolerances[name]
-        error = tensor_error(tensor, self.tensors[name], scale)
+        """Return the error of a backend's whole tensor and what is allowed; `scale` is the factor of codes.
+
+        Only the rows in `places` are read.
+
+        Raises:
+            ValueError: the shape is another.
+        """
+        if tuple(tensor.shape) != self.shape(name):
+            raise ValueError(f"the shape is {tuple(tensor.shape)}, not {self.shape(name)}")
+        places, bounds = self.places.get(name), self.tolerances[name]
+        found = tensor if places is None else rows_of(tensor, places)
+        error = tensor_error(found, self.tensors[name], scale)
         return replace(error, tolerance=bounds.relative, row_tolerance=bounds.worst_row)
 
 
-def expected(case: Case, inputs: Inputs, *, with_gradients: bool) -> Expected:
-    """Return the reference of a case with its tolerances."""
-    return Expected(
-        reference(case, inputs, with_gradients=with_gradients), tolerances(case, inputs, with_gradients=with_gradients)
-    )
+def expected(
+    case: Case,
+    inputs: Inputs,
+    *,
+    with_gradients: bool,
+    sampled: bool = False,
+    tolerances: dict[str, Tolerance] | None = None,
+) -> Expected:
+    """Return the reference of a case with its tolerances.
+
+    Args:
+        case: the problem.
+        inputs: its tensors.
+        with_gradients: whether `dq`, `dk` and `dv` are asked for.
+        sampled: compute only rows that are drawn anew (attn_exp/attention/sampling.py), if the case is large enough
+            that this is much cheaper.
+        tolerances: those of an earlier reference of the same case, whose inputs had the same distribution; by default
+            they are measured.
+    """
+    bounds = measured_tolerances(case, inputs, with_gradients=with_gradients) if tolerances is None else tolerances
+    if sampled and worth_sampling(case.batch * case.q_heads, case.q_len, case.kv_len):
+        part = sampled_reference(case, inputs, with_gradients=with_gradients)
+        lengths = {name: case.q_len if name in ("out", "dq") else case.kv_len for name in part.places}
+        return Expected(part.tensors, bounds, part.places, lengths, part.largest_score)
+    tensors, largest = reference_and_largest_score(case, inputs, with_gradients=with_gradients)
+    return Expected(tensors, bounds, largest_score=largest)
 
 
-def tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, Tolerance]:
+def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, Tolerance]:
     """Return the bounds for `out`, and with gradients for `dq`, `dk` and `dv`."""
     part, on_part = _part(case, inputs)
     exact = reference(part, on_part, with_gradients=with_gradients, precision=torch.float64)

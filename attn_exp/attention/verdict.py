@@ -1,0 +1,109 @@
+"""The verdict on the tensors of one call: their form, their errors, and the boundary of the mask."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.inputs import DifferentiableInputs, Inputs
+from attn_exp.attention.mask_edges import edge_error
+from attn_exp.attention.tolerance import Expected
+from attn_exp.core.case import Case
+from attn_exp.core.record import TensorError
+
+# The dtypes of results that need no scale: FlashAttention 3 takes codes and returns bfloat16.
+_OF_CODES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judgement found.
+
+    Attributes:
+        errors: by tensor.
+        wrong: what is wrong as a sentence, None if nothing is.
+        rows: rows of all tensors that were looked at.
+        rows_of: rows that these tensors have.
+        heads: heads of the output that were looked at, in every row of the batch; 0 for a block, which has none.
+    """
+
+    errors: dict[str, TensorError]
+    wrong: str | None
+    rows: int
+    rows_of: int
+    heads: int
+
+    def of_pass(self, direction: str) -> dict[str, TensorError]:
+        """Return the errors of `forward`, which makes `out`, or of `backward`, which makes all others."""
+        return {name: error for name, error in self.errors.items() if (name == "out") == (direction == "forward")}
+
+
+def verdict(
+    case: Case,
+    inputs: DifferentiableInputs,
+    expected: Expected,
+    tensors: Mapping[str, torch.Tensor],
+    scales: Mapping[str, float],
+) -> Verdict:
+    """Judge the tensors of one call.
+
+    Args:
+        case: the problem.
+        inputs: what the call computed on; at the boundary of a mask only attention's own are judged, not a block's.
+        expected: the reference of these inputs.
+        tensors: `out`, and the gradients if they are judged.
+        scales: the factors of tensors of codes.
+
+    Raises:
+        ValueError: a tensor has another shape; `malformed` says so beforehand in a sentence.
+    """
+    errors = {name: expected.judge(name, tensor, scales.get(name, 1.0)) for name, tensor in tensors.items()}
+    wrong = inaccuracy(errors)
+    if wrong is None and isinstance(inputs, Inputs):
+        wrong = edge_error(case, inputs, tensors["out"])
+    return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
+
+
+def malformed(
+    name: str, result: object, *, shape: tuple[int, ...], like: torch.Tensor, scales: Mapping[str, float]
+) -> str | None:
+    """Return what is wrong with the form of a result as a sentence, or None.
+
+    A subclass of `torch.Tensor` may compute when it is first looked at, so only the class itself is a result.
+
+    Args:
+        name: the tensor's name.
+        result: what a backend returned.
+        shape: the shape that it must have.
+        like: an input, whose device and dtype are those of results.
+        scales: the factors of tensors of codes.
+    """
+    if not isinstance(result, torch.Tensor):
+        return f"{name} is no torch.Tensor but of type {_type_name(result)}"
+    if type(result) is not torch.Tensor:
+        return f"{name} is of type {_type_name(result)}, a subclass of torch.Tensor, which may compute when it is read"
+    if tuple(result.shape) != shape:
+        return f"the shape of {name} is {tuple(result.shape)}, not {shape}"
+    if result.device != like.device:
+        return f"{name} is on {result.device}, not on {like.device}"
+    if result.layout != torch.strided:
+        return f"the layout of {name} is {result.layout}, not torch.strided"
+    if result.is_conj() or result.is_neg():
+        return f"{name} is a view with a conjugation or a sign that is not computed yet"
+    coded = like.dtype == torch.float8_e4m3fn
+    if coded and result.dtype in _OF_CODES:
+        return None
+    if result.dtype != like.dtype:
+        return f"the dtype of {name} is {_dtype_name(result.dtype)}, not {_dtype_name(like.dtype)}"
+    if coded and name not in scales:
+        return f"{name} is in codes without a scale"
+    return None
+
+
+def _type_name(result: object) -> str:
+    return f"{type(result).__module__}.{type(result).__qualname__}"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
