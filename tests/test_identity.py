@@ -74,7 +74,12 @@ def house(tmp_path_factory):
 
 @pytest.fixture
 def typed(house, monkeypatch):
-    """The command line in this folder, on a host without a GPU, where no worker may start."""
+    """The command line in this folder, on a host without a GPU, where no worker may start.
+
+    Backends from elsewhere are those of these tests, whose source changes with every commit and makes other jobs
+    (tests/test_source.py): without it their jobs are the ones that they were.
+    """
+    monkeypatch.setattr("attn_exp.config.request.described", lambda target: {})
     return inprocess.typed(monkeypatch, house)
 
 

@@ -21,7 +21,7 @@ from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.cell import Cell, cells_of, metric_of
 from attn_exp.results.fields import fields, getter, sortable
 from attn_exp.results.read import Sweep, read_folder, sweep_folders
-from attn_exp.results.result import Result, named
+from attn_exp.results.result import Result, by_options, by_source
 
 # Values of a row that are not fields of its cell.
 _OWN: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -79,7 +79,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     both = sorted({(sweep.place, sweep.name) for sweep in sweeps} & {(sweep.place, sweep.name) for sweep in against})
     if both:
         raise UserError(f"{both[0][1]} is on both sides of against=: compare it with another sweep")
-    together = labelled([*against, *sweeps])
+    together = labelled([*against, *sweeps], pairs=bool(against) or choice.history)
     results = results_of(together)
     if not results:
         raise UserError(
@@ -133,9 +133,14 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
     return [read_folder(folder) for folder in sweep_folders(words, Path(choice.folder))]
 
 
-def labelled(sweeps: Sequence[Sweep]) -> list[Sweep]:
-    """Return the sweeps with unique names, and their results with unique labels."""
-    renamed = iter(named(results_of(sweeps)))
+def labelled(sweeps: Sequence[Sweep], *, pairs: bool = False) -> list[Sweep]:
+    """Return the sweeps with unique names, and their results with unique labels.
+
+    With `pairs` a backend keeps its name if its source differs between sweeps only: its states are compared then, and
+    the difference is reported like one of the environments.
+    """
+    each = [sweep.results for sweep in sweeps] if pairs else [results_of(sweeps)]
+    renamed = iter(by_options([result for results in each for result in by_source(results)]))
     counts = Counter(sweep.name for sweep in sweeps)
     labelled = []
     for sweep in sweeps:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attn_exp.core.source import short
 from attn_exp.results.result import Result
 
 _FAR_FROM_BOTH = 0.1
@@ -113,6 +114,10 @@ def differences(pairs: Iterable[tuple[Result, Result]]) -> tuple[Difference, ...
             here.append(("l2", old.l2, new.l2, True))
         if old.method_version != new.method_version:
             here.append(("method_version", old.method_version, new.method_version, True))
+        if short(old.source) != short(new.source):
+            here.append(
+                (f"source of {new.backend['name']}", short(old.source) or None, short(new.source) or None, False)
+            )
         for name, one, other, refuses in here:
             known = (name, repr(one), repr(other), refuses)
             counts[known] += 1

@@ -16,6 +16,7 @@ from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.sheet import Column, Sheet, Tone, written
 from attn_exp.core.errors import UserError
 from attn_exp.core.paired_test import LEVEL, benjamini_hochberg
+from attn_exp.core.source import short
 from attn_exp.core.stats import student_t_p
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
@@ -262,11 +263,21 @@ def compare_history(
 
 def _series(by_sweep: Sequence[Sequence[Cell]]) -> list[tuple[Cell | None, ...]]:
     by_key: dict[Any, list[Cell | None]] = defaultdict(lambda: [None] * len(by_sweep))
+    # Several sources of a backend in one sweep are series of their own.
+    several = {label for cells in by_sweep for label in _several_sources(cells)}
     for index, cells in enumerate(by_sweep):
         for cell in cells:
-            key = (cell.result.key, cell.direction, method_key(cell.result))
-            by_key[key][index] = cell
+            name = str(cell.result.backend["name"])
+            source = short(cell.result.source) if name in several else ""
+            by_key[cell.result.key, cell.direction, method_key(cell.result), source][index] = cell
     return [tuple(cells) for cells in by_key.values() if any(cell and cell.value is not None for cell in cells)]
+
+
+def _several_sources(cells: Sequence[Cell]) -> set[str]:
+    """Return the backends of which a sweep has several sources."""
+    sources = {(str(cell.result.backend["name"]), short(cell.result.source)) for cell in cells}
+    names = [name for name, _ in sources]
+    return {name for name in names if names.count(name) > 1}
 
 
 def _step(series: Sequence[Sequence[Cell | None]], at: int) -> tuple[Difference, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from attn_exp.compare.comparison import case_order
 from attn_exp.core.case import case_columns
+from attn_exp.core.source import short
 from attn_exp.results.cell import Cell
 from attn_exp.results.fields import distinct
 from attn_exp.results.result import Result
@@ -15,7 +16,7 @@ def latest(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
     """Return the cells without superseded ones, of jobs that were measured again, and a note if there were any."""
     jobs: dict[Any, dict[Any, Cell]] = defaultdict(dict)
     for cell in cells:
-        machines = jobs[cell.result.key, cell.direction, method_key(cell.result)]
+        machines = jobs[cell.result.key, short(cell.result.source), cell.direction, method_key(cell.result)]
         on = machine(cell.result)
         if on not in machines or machines[on].result.finished_at <= cell.result.finished_at:
             machines[on] = cell
@@ -72,15 +73,15 @@ def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
     """Pair every cell of both sides with its counterpart, if there is one.
 
     Counterparts have the same case, backend with options, device and pass. Cells with the same measuring options on the
-    same kind of machine are paired first, then those with the same timer, then what remains unambiguous. The comparison
-    of environments decides afterwards whether a pair may be compared.
+    same kind of machine are paired first, of those the ones of the same source, then those with the same timer, then
+    what remains unambiguous. The comparison of environments decides afterwards whether a pair may be compared.
     """
     waiting: dict[Any, list[Cell]] = defaultdict(list)
     for cell in latest(old)[0]:
         waiting[cell.result.key, cell.direction].append(cell)
     fresh = latest(new)[0]
     counterpart: dict[int, Cell] = {}
-    for alike in (_same_machine, _same_measuring, _same_way, _anything):
+    for alike in (_same_source, _same_machine, _same_measuring, _same_way, _anything):
         for cell in fresh:
             if id(cell) not in counterpart:
                 there = waiting.get((cell.result.key, cell.direction), ())
@@ -114,6 +115,10 @@ def _same_measuring(one: Cell, other: Cell) -> bool:
 
 def _same_machine(one: Cell, other: Cell) -> bool:
     return _same_measuring(one, other) and machine(one.result) == machine(other.result)
+
+
+def _same_source(one: Cell, other: Cell) -> bool:
+    return _same_machine(one, other) and short(one.result.source) == short(other.result.source)
 
 
 def _same_way(one: Cell, other: Cell) -> bool:

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import Compile, Measuring, Request, backend_label
 from attn_exp.core.redaction import held_secret
+from attn_exp.core.source import described, identity
 from attn_exp.core.status import STATUSES
 from attn_exp.core.text import flat
 
@@ -128,8 +131,9 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     _check_options(backend)
     if not isinstance(config["caches"], bool):
         raise UserError(f"caches={config['caches']} is neither true nor false")
+    source = described(backend["_target_"])
     return Request(
-        job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device)}",
+        job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device, source)}",
         sweep=config["sweep"],
         model=str(config["model"].get("name", "custom")),
         device=device,
@@ -138,6 +142,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         measuring=measuring,
         compile=compile_,
         caches=config["caches"],
+        source=source,
         profilers=chosen_profilers(config),
         profiler_limit_mb=size_limit_mb(config),
         label=f"{backend_label(backend['name'], compile_)} {case.label()}",
@@ -329,9 +334,18 @@ def _compile(config: dict[str, Any]) -> Compile:
 
 
 def _identity(
-    case: Case, backend: dict[str, Any], measuring: Measuring, compile_: Compile, caches: bool, device: str
+    case: Case,
+    backend: dict[str, Any],
+    measuring: Measuring,
+    compile_: Compile,
+    caches: bool,
+    device: str,
+    source: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return a hash over what makes two jobs the same: case, backend, compiler, how to measure, and kind of device."""
+    """Return a hash over what makes two jobs the same.
+
+    This is the case, the backend with its source, the compiler, how to measure, and the kind of device.
+    """
     parts: dict[str, Any] = msgspec.to_builtins(
         {
             "case": case,
@@ -345,4 +359,6 @@ def _identity(
     if case.workload is None:
         # A case without a block around it keeps the identity that it had before there were workloads.
         del parts["case"]["workload"], parts["case"]["mlp_dim"]
+    if source:
+        parts["source"] = identity(source)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]

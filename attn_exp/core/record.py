@@ -239,10 +239,11 @@ class CompileRecord:
 class Request:
     """One job that the parent gives a worker, written as `request.yaml` into the job's folder.
 
-    `caches`, which lets compilers read what earlier processes compiled, is part of a job's identity. `profilers`,
-    `profiler_limit_mb`, `label` and `config` are not.
+    `caches`, which lets compilers read what earlier processes compiled, is part of a job's identity, and so is the hash
+    in `source`. `profilers`, `profiler_limit_mb`, `label` and `config` are not.
 
     Attributes:
+        source: where a backend from elsewhere comes from, as core/source.py finds it; empty for those of this package.
         profilers: the profilers to run after timing, each with `name`, `_target_` and its options.
         profiler_limit_mb: the largest file that a profiler may leave.
         config: the composed configuration.
@@ -257,6 +258,7 @@ class Request:
     measuring: Measuring
     compile: Compile = field(default_factory=Compile)
     caches: bool = True
+    source: dict[str, str] = field(default_factory=dict)
     gpu_uuid: str | None = None
     profilers: tuple[dict[str, Any], ...] = ()
     profiler_limit_mb: float = 256.0

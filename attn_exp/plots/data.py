@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.join import method_key
 from attn_exp.core.case import PASSES, Case, case_columns
+from attn_exp.core.source import short
 
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
@@ -86,7 +87,7 @@ def one_each(results: "Iterable[Result]") -> "list[Result]":
     """Return the latest result of each job identity."""
     kept: dict[Any, Result] = {}
     for result in results:
-        key = (result.key, method_key(result), result.device_name)
+        key = (result.key, short(result.source), method_key(result), result.device_name)
         if key not in kept or kept[key].finished_at <= result.finished_at:
             kept[key] = result
     return list(kept.values())

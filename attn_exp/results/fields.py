@@ -6,6 +6,7 @@ from typing import Any
 from attn_exp.core.case import PASSES, case_columns
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.flags import FLAGS
+from attn_exp.core.source import short
 from attn_exp.core.text import word
 from attn_exp.results.cell import Cell, metric_names
 
@@ -21,6 +22,7 @@ _OWN: dict[str, Getter] = {
     "regime": lambda cell: cell.result.measuring.regime,
     "l2": lambda cell: cell.result.measuring.l2,
     "caches": lambda cell: cell.result.caches,
+    "source": lambda cell: short(cell.result.source),
     "sweep": lambda cell: cell.result.sweep,
     "job": lambda cell: cell.result.job,
     "gpu": lambda cell: cell.result.device_name,

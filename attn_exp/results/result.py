@@ -26,6 +26,7 @@ from attn_exp.core.record import (
     read_record,
     settings,
 )
+from attn_exp.core.source import short
 from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import unique_labels
 
@@ -40,7 +41,8 @@ class Result:
     `label` names the backend in tables (`named` makes labels unique), `l2` says whether the primary timer flushed the
     L2 cache (`cold`, `warm`, or empty if nothing was timed). `kernels` are the names of each pass' kernels, the
     longest-running first, `profiles` the names of the profilers that ran. Results of two sweeps that have the same
-    `key` (case, backend with options, compiler, kind of device) are joined in comparisons.
+    `key` (case, backend with options, compiler, kind of device) are joined in comparisons. `source` says where a
+    backend from elsewhere comes from (core/source.py); it is not in `key`, so that two states of one are compared.
     """
 
     job: str
@@ -68,6 +70,7 @@ class Result:
     method_version: str
     path: Path
     caches: bool
+    source: Mapping[str, str]
     key: tuple[Any, ...]
 
     @property
@@ -93,7 +96,25 @@ class Result:
 
 
 def named(results: Sequence[Result]) -> list[Result]:
-    """Return the results with unique labels, adding the options that differ where two share a name."""
+    """Return the results with unique labels: those of `by_source`, with options where two share one."""
+    return by_options(by_source(results))
+
+
+def by_source(results: Sequence[Result]) -> list[Result]:
+    """Return the results with labels such as `mine@1a2b3c4` where one name stands for several sources of a backend."""
+    hashes: dict[str, set[str]] = {}
+    for result in results:
+        hashes.setdefault(result.label, set()).add(short(result.source))
+    return [
+        replace(result, label=f"{result.label}@{short(result.source) or 'unknown'}")
+        if len(hashes[result.label]) > 1
+        else result
+        for result in results
+    ]
+
+
+def by_options(results: Sequence[Result]) -> list[Result]:
+    """Return the results with the options that differ in the labels of those that share one."""
     labels = unique_labels([result.label for result in results], [_settings(result) for result in results])
     return [
         result if result.label == label else replace(result, label=label)
@@ -157,6 +178,7 @@ def decode(content: bytes, path: Path) -> Result:
             method_version=lean.method_version,
             path=path,
             caches=request.caches,
+            source=_source(bytes(request.source)) if request.source else {},
             key=(case, _options(backend), _compile_key(compiled), request.device, request.caches),
         )
     except (*NOT_DECODED, UserError) as error:
@@ -215,6 +237,7 @@ class _Request(msgspec.Struct, gc=False):
     measuring: msgspec.Raw
     compile: msgspec.Raw = msgspec.Raw()
     caches: bool = True
+    source: msgspec.Raw = msgspec.Raw()
     config: _Config = _Config()
 
 
@@ -262,6 +285,11 @@ def _compile(raw: bytes) -> Compile:
 @lru_cache(_KEPT)
 def _options_tree(raw: bytes) -> dict[str, Any]:
     return msgspec.json.decode(raw, type=dict[str, Any])
+
+
+@lru_cache(_KEPT)
+def _source(raw: bytes) -> dict[str, str]:
+    return msgspec.json.decode(raw, type=dict[str, str])
 
 
 @lru_cache(_KEPT)

@@ -10,6 +10,7 @@ from pathlib import Path
 from attn_exp.core.errors import is_inside
 from attn_exp.core.files import owner_mark
 from attn_exp.core.record import Record, Request, sound_record
+from attn_exp.core.source import identity
 
 IDENTITY_NAME = "sweep.id"
 
@@ -18,10 +19,14 @@ def done_record(request: Request, folder: Path) -> Record | None:
     """Return the record of a job that need not run again, or None.
 
     A job runs again if its record is missing, broken or of a failure that is retried, if it lacks the profile of a
-    requested profiler, if it is another job's, or if the folder is a link that leads elsewhere.
+    requested profiler, if it is another job's or of another source of the backend, or if the folder is a link that
+    leads elsewhere.
     """
     record = sound_record(folder) if is_inside(folder, folder.parent) else None
     if record is None or not record.final or record.request.job != request.job:
+        return None
+    if identity(record.request.source) != identity(request.source):
+        # `attn-exp worker` measures a job's folder again with the source as it is then.
         return None
     # Only jobs that could be measured are profiled.
     return None if record.status == "ok" and record.lacking(request) else record

@@ -10,6 +10,7 @@ from typing import Any
 from attn_exp.core.case import case_columns
 from attn_exp.core.flags import flag_marks, flag_notes
 from attn_exp.core.metrics import METRICS, metric_named
+from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, plain, word
 from attn_exp.results.result import Result, named
 
@@ -86,7 +87,7 @@ def csv_text(results: Sequence[Result]) -> str:
     buffer = io.StringIO()
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
-        *("device", "timer", "regime", "l2", "caches", "seed", "flags"),
+        *("device", "timer", "regime", "l2", "caches", "source", "source_commit", "seed", "flags"),
         *(f"{direction}/{metric}" for direction in SHORT for metric in _metric_names(results, direction)),
         *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]
@@ -169,6 +170,8 @@ def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
         "regime": measuring.regime,
         "l2": measuring.l2,
         "caches": result.caches,
+        "source": result.source.get("sha256", "")[:16],
+        "source_commit": commit(result.source),
         "seed": measuring.seed,
         "flags": " ".join(result.flags),
         "torch": environment.get("versions", {}).get("torch", ""),

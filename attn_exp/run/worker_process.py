@@ -189,6 +189,9 @@ class Worker:
             self._since = time.monotonic()
             if word == "begin":
                 self._oom_kills = _oom_kills()
+            if word == "outdated":
+                # A module that was imported cannot be forgotten: another process loads the backend as it is now.
+                self._kill()
             if word in ("end", "poisoned") and rest == str(folder):
                 self._pending.popleft()
                 self._sent -= 1

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from attn_exp.core.record import Record
 from attn_exp.core.roofline import roof_metrics, roof_of
+from attn_exp.core.source import short
 from attn_exp.core.text import flat
 
 _OF_A_PAIR = ("effect", "low", "high", "p")
@@ -110,7 +111,7 @@ def params(record: Record) -> dict[str, str]:
     values |= {"model": request.model, "device": request.device, "seed": measuring.seed, "timer": measuring.timer}
     values |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
     values |= {"compile": request.compile.mode, "caches": request.caches}
-    values |= flat(request.compile.options, "compile.")
+    values |= flat(request.compile.options, "compile.") | flat(request.source, "source.")
     for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
         values[f"stopping.{name}"] = getattr(measuring, name)
     values["regime"], values["l2"] = measuring.regime, measuring.l2
@@ -140,6 +141,7 @@ def tags(record: Record) -> dict[str, str]:
         "label": record.label,
         "torch": environment.get("versions", {}).get("torch"),
         "method_version": record.method_version,
+        "source": short(request.source),
     }
     values |= {name: environment.get(name) for name in ("cuda", "cudnn", "driver", "git_commit", "host")}
     for direction, measured in record.passes.items():

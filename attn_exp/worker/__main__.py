@@ -4,7 +4,8 @@ FOLDER has a `request.yaml`, or the `duel.yaml` of a duel.
 
 `--serve` reads job folders from standard input, one on each line. It answers each on the file descriptor of
 `--reply-fd`: `begin FOLDER`, `profile FOLDER` before each profiler (the record is written by then), and `end FOLDER`,
-or `poisoned FOLDER` if this process can no longer use the device. All other output goes into the job's `worker.log`.
+`poisoned FOLDER` if this process can no longer measure, or `outdated FOLDER` if it has loaded a backend whose files
+were changed since: then another process has to measure the job. All other output goes into the job's `worker.log`.
 
 `--once` times nothing. It calls each pass once, warm, between `cudaProfilerStart` and `cudaProfilerStop` and in an NVTX
 range, for external profilers: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def run_folder(
-    folder: Path, machine: "Machine | None", announce: Callable[[], None] = lambda: None
+    folder: Path, machine: "Machine | None", announce: Callable[[], None] = lambda: None, *, present: bool = False
 ) -> "tuple[Machine | None, bool]":
     """Measure the jobs of a folder, write their records, then run the profilers.
 
@@ -48,16 +49,20 @@ def run_folder(
         folder: has a `request.yaml` or a `duel.yaml`.
         machine: the machine of the previous job, or None.
         announce: called before each profiler.
+        present: whether to measure backends as they are now, whatever their source was when the job was made.
 
     Returns:
         The machine for the next job, None if there is none, and whether this process can measure another job.
     """
     from attn_exp.backends.package import Unavailable
     from attn_exp.worker.device import Machine
+    from attn_exp.worker.loaded import with_present_source
     from attn_exp.worker.measure import measure_and_keep, measure_interleaved
 
     began = time.perf_counter()
     jobs = read_requests(folder)
+    if present:
+        jobs = [(with_present_source(request), target) for request, target in jobs]
     first = jobs[0][0]
     if machine is None or machine.device != first.device:
         if first.gpu_uuid is not None:
@@ -111,6 +116,7 @@ def serve(reply_fd: int) -> None:
     """Measure the folders that arrive on standard input, until it ends."""
     replies = os.fdopen(reply_fd, "w", buffering=1)
     import attn_exp.worker.measure  # noqa: F401  (the seconds of importing torch, before the first job is known)
+    from attn_exp.worker.loaded import is_outdated
 
     # Imported modules stay, so later collections need not scan them; a collection then takes a millisecond.
     gc.freeze()
@@ -120,7 +126,11 @@ def serve(reply_fd: int) -> None:
         folder = Path(line.rstrip("\n"))
         replies.write(f"begin {folder}\n")
         _log_into(folder)
-        if read_requests(folder)[0][0].device == "cpu":
+        requests = [request for request, _ in read_requests(folder)]
+        if is_outdated(requests):
+            replies.write(f"outdated {folder}\n")
+            return
+        if requests[0].device == "cpu":
             _limit_memory()
         machine, fit = run_folder(folder, machine, partial(_announce, replies, folder))
         sys.stdout.flush()
@@ -175,7 +185,7 @@ def measure_again(folder: Path, *, once: bool) -> int:
 
             run_once(read_requests(folder)[0][0])
         else:
-            run_folder(folder, None)
+            run_folder(folder, None, present=True)
     except RecordError as error:
         raise UserError(str(error)) from error
     return 0

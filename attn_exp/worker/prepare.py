@@ -22,6 +22,7 @@ from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
+from attn_exp.worker.loaded import check_source
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.base import Workload
 
@@ -59,6 +60,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     """
     request, case, device = attempt.request, attempt.request.case, machine.device
     backend, workload = load_backend(request.backend), workload_of(case)
+    check_source(request)
     with attempt.stage("unsupported"):
         reason = backend.unsupported(case, device)
     if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend, case):
