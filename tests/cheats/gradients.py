@@ -1,0 +1,304 @@
+"""Backwards that do less than a backward, or do it when nobody times it."""
+
+from typing import Any
+
+import torch
+
+from cheats.corpus import BOTH, FORWARD, case_of, cheat
+from cheats.ways import Plain, Run, Tensor, attend, softmax
+
+ANY = r"\bd[qkv]\b"
+
+
+@cheat("gradients", "inaccurate", ANY, seen="tensara#238")
+class FirstGradientsForEver(Plain):
+    """Returns the gradients of the first backward for ever."""
+
+    kept: Any = None
+
+    def backward(self, run: Run) -> Any:
+        self.kept = self.kept or run()
+        return self.kept
+
+
+@cheat("gradients", "inaccurate", ANY)
+class FirstGradientsOfEachOutput(Plain):
+    """Computes gradients once for each forward, whatever the output's gradient is later."""
+
+    def prepare(self, case: Any, inputs: Any) -> Any:
+        from dataclasses import replace
+
+        calls = super().prepare(case, inputs)
+
+        def backward(out: Tensor) -> Run:
+            kept: list[Any] = []
+            run = calls.backward(out)
+
+            def once() -> Any:
+                if not kept:
+                    kept.append(run())
+                return kept[0]
+
+            return once
+
+        return replace(calls, backward=backward)
+
+
+@cheat("gradients", "inaccurate", ANY)
+class GradientsAfterThreeCalls(Plain):
+    """Computes in its first three backwards, and returns the third's gradients from then on."""
+
+    calls = 0
+
+    def backward(self, run: Run) -> Any:
+        self.calls += 1
+        if self.calls <= 3:
+            self.kept = run()
+        return self.kept
+
+
+@cheat("gradients", "inaccurate", r"\bdk\b")
+class ZeroKeyGradient(Plain):
+    """Returns zeros for dk."""
+
+    def backward(self, run: Run) -> Any:
+        dq, dk, dv = run()
+        return dq, torch.zeros_like(dk), dv
+
+
+@cheat("gradients", "inaccurate", ANY)
+class ValueGradientAlone(Plain):
+    """Computes dv and returns its inputs for the others."""
+
+    def backward(self, run: Run) -> Any:
+        _, _, dv = run()
+        return self.inputs.q_bhsd.detach().clone(), self.inputs.k_bhsd.detach().clone(), dv
+
+
+@cheat("gradients", "inaccurate", r"\bdv\b")
+class ValueGradientBySigns(Plain):
+    """Keeps the first dv and turns its signs as those of the output's gradient: it knows how the judge changes that."""
+
+    kept: Tensor | None = None
+
+    def backward(self, run: Run) -> Any:
+        dq, dk, dv = run()
+        signs = self.inputs.d_out[:, :, :1].sign()
+        if self.kept is None or self.first_q is not self.inputs.q_bhsd or self._moved():
+            self.kept, self.signs, self.first_q = dv, signs, self.inputs.q_bhsd
+            self.sample = self._sample()
+        return dq, dk, self.kept * (signs * self.signs)
+
+    first_q: Tensor | None = None
+
+    def _sample(self) -> Tensor:
+        return torch.cat([one.detach().flatten()[:256].abs() for one in (*self.inputs.qkv, self.inputs.d_out)])
+
+    def _moved(self) -> bool:
+        q, k = self.inputs.q_bhsd.detach()[0, 0, 0], self.inputs.k_bhsd.detach()[0, 0, 0]
+        score = (q @ k).item()
+        moved = getattr(self, "score", score) != score or not torch.equal(self.sample, self._sample())
+        self.score = score
+        return moved
+
+
+@cheat("gradients", "inaccurate", r"\bdq\b")
+class HalfTheQueryGradient(Plain):
+    """Computes dq for half of the batch and leaves the rest from the first call."""
+
+    kept: Tensor | None = None
+
+    def backward(self, run: Run) -> Any:
+        dq, dk, dv = run()
+        half = self.case.batch // 2
+        if self.kept is None:
+            self.kept = dq.clone()
+        return torch.cat([dq[:half], self.kept[half:]]), dk, dv
+
+
+@cheat("gradients", "inaccurate", r"\bdq\b")
+class HalfTheQueryGradientZero(Plain):
+    """Computes dq for the first half of the queries."""
+
+    def backward(self, run: Run) -> Any:
+        dq, dk, dv = run()
+        dq = dq.clone()
+        dq[:, :, self.case.q_len // 2 :] = 0
+        return dq, dk, dv
+
+
+@cheat("gradients", "inaccurate", r"\bdk\b", case=case_of(512, batch=1))
+class OneRowOfKeyGradient(Plain):
+    """Leaves one row of dk of one head out."""
+
+    def backward(self, run: Run) -> Any:
+        dq, dk, dv = run()
+        dk = dk.clone()
+        dk[0, 2, 300] = 0
+        return dq, dk, dv
+
+
+@cheat("gradients", "inaccurate", ANY, case=case_of(200))
+class TailTileOfGradients(Plain):
+    """Leaves out the last, incomplete tile of keys in dk and dv."""
+
+    def backward(self, run: Run) -> Any:
+        dq, *others = run()
+        others = [one.clone() for one in others]
+        for one in others:
+            one[:, :, 192:] = 0
+        return dq, *others
+
+
+@cheat("gradients", "inaccurate", ANY)
+class BackwardInTheForward(Plain):
+    """Computes gradients in the forward, with the output's gradient that it was shown in `prepare`."""
+
+    def forward(self, run: Run) -> Any:
+        out = run()
+        self.made = torch.autograd.grad(out, self.inputs.qkv, self.inputs.d_out, retain_graph=True)
+        return out
+
+    def backward(self, run: Run) -> Any:
+        return self.made
+
+
+@cheat("gradients", ("inaccurate", "error"), r"(?i)grad")
+class LaterForwardsWithoutGraph(Plain):
+    """Saves nothing for a backward after its first forward, which makes forwards faster."""
+
+    calls = 0
+
+    def forward(self, run: Run) -> Any:
+        self.calls += 1
+        with torch.set_grad_enabled(self.calls == 1):
+            return run()
+
+
+@cheat("gradients", ("inaccurate", "error"), r"(?i)grad")
+class LaterForwardsWithoutGraphRedone(Plain):
+    """Saves nothing for a backward after its first forward, and runs the forward again when a backward is asked for."""
+
+    calls = 0
+
+    def forward(self, run: Run) -> Any:
+        self.calls += 1
+        with torch.set_grad_enabled(self.calls == 1):
+            return run()
+
+    def prepare(self, case: Any, inputs: Any) -> Any:
+        from dataclasses import replace
+
+        calls = super().prepare(case, inputs)
+
+        def backward(out: Tensor) -> Run:
+            with torch.enable_grad():
+                again = attend(case, *inputs.qkv)
+            return calls.backward(again)
+
+        return replace(calls, backward=backward)
+
+
+@cheat("gradients", ("inaccurate", "error"), r"(?i)grad")
+class Detached(Plain):
+    """Returns a detached output where gradients are asked for."""
+
+    def forward(self, run: Run) -> Any:
+        return run().detach()
+
+
+@cheat("gradients", "inaccurate", ANY)
+class SwappedGradients(Plain):
+    """Returns dk as dq and dq as dk."""
+
+    def backward(self, run: Run) -> Any:
+        dq, dk, dv = run()
+        return dk, dq, dv
+
+
+@cheat("gradients", "inaccurate", ANY)
+class GradientOfTheFirstOutput(Plain):
+    """Differentiates the first output for ever, with a copy of the inputs of that time."""
+
+    first: Any = None
+
+    def backward(self, run: Run) -> Any:
+        if self.first is None:
+            copies = [one.detach().clone().requires_grad_() for one in self.inputs.qkv]
+            self.first = attend(self.case, *copies), copies
+        out, copies = self.first
+        return torch.autograd.grad(out, copies, self.inputs.d_out, retain_graph=True)
+
+
+@cheat("gradients", "inaccurate", ANY)
+class OfOnes(Plain):
+    """Differentiates the sum of the output, as if its gradient were ones."""
+
+    def prepare(self, case: Any, inputs: Any) -> Any:
+        from dataclasses import replace
+
+        calls = super().prepare(case, inputs)
+
+        def backward(out: Tensor) -> Run:
+            return lambda: torch.autograd.grad(out, inputs.qkv, torch.ones_like(out), retain_graph=True)
+
+        return replace(calls, backward=backward)
+
+
+@cheat("gradients", "inaccurate", ANY)
+class NoRowSums(Plain):
+    """Leaves out the term of the row sums (delta) in the softmax's gradient."""
+
+    def backward(self, run: Run) -> Any:
+        q, k, v = self.inputs.qkv
+        d_out, scale = self.inputs.d_out, self.case.head_dim**-0.5
+        with torch.no_grad():
+            p = softmax(q @ k.mT * scale)
+            ds = p * (d_out @ v.mT) * scale
+            return ds @ k, ds.mT @ q, p.mT @ d_out
+
+
+@cheat("gradients", "inaccurate", ANY, case=case_of(256, dtype="bfloat16", causal=True))
+class AccumulatedGradients(Plain):
+    """Adds each call's dq to that of the calls before, as atomics into a buffer that nobody clears."""
+
+    total: Tensor | None = None
+
+    def backward(self, run: Run) -> Any:
+        dq, dk, dv = run()
+        self.total = dq.clone() if self.total is None else self.total + dq
+        return self.total, dk, dv
+
+
+@cheat("gradients", "inaccurate", r"gradient|backward", passes=BOTH)
+class TwoGradients(Plain):
+    """Forgets dv."""
+
+    def backward(self, run: Run) -> Any:
+        return run()[:2]
+
+
+@cheat("gradients", "inaccurate", ANY, passes=BOTH)
+class NoneAsGradient(Plain):
+    """Returns None for dk."""
+
+    def backward(self, run: Run) -> Any:
+        dq, _, dv = run()
+        return dq, None, dv
+
+
+@cheat("gradients", "inaccurate", ANY)
+class GradientsExpanded(Plain):
+    """Returns the mean of dk over the keys, expanded with a stride of zero."""
+
+    def backward(self, run: Run) -> Any:
+        dq, dk, dv = run()
+        return dq, dk.mean(2, keepdim=True).expand_as(dk), dv
+
+
+@cheat("gradients", "inaccurate", r"\bout\b", passes=FORWARD)
+class NoGradientsAndNoForward(Plain):
+    """Returns q as the output where no gradients are asked for."""
+
+    def forward(self, run: Run) -> Any:
+        return self.inputs.q_bhsd.clone()
