@@ -1,6 +1,7 @@
 """Fakes that tests share: a GPU with a deterministic clock, and backends that do wrong on purpose."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,11 +12,13 @@ from attn_exp.attention.autograd import autograd_backward
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import reference_forward
-from attn_exp.backends.base import Calls, calls_of
+from attn_exp.backends.base import CLAIMED_SHARE, Calls, calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import Case
 from attn_exp.core.record import Kernel, Measuring, PassRecord, Record, Request, TensorError, Timing
+from attn_exp.timers.gpu import MARK
+from attn_exp.timers.trace import Activity
 
 CASE = Case(
     batch=1, q_heads=2, kv_heads=2, q_len=16, kv_len=16, head_dim=8, value_dim=8, dtype="float32", causal=True
@@ -31,6 +34,9 @@ MEASURING = Measuring(
     passes=("forward", "backward"),
     seed=123,
 )
+
+
+MARK_US, MAIN_STREAM = 1.0, 7
 
 
 def make_request(backend: str | dict[str, Any] = "fakes.Honest", case: Case = CASE, **measuring: Any) -> Request:
@@ -103,6 +109,9 @@ class FakeGpu:
     def sleep_us(self, duration_us: float) -> None:
         self._put("sleep", duration_us)
 
+    def mark(self) -> None:
+        self._put("mark", MARK_US)
+
     def flush(self, l2: str) -> None:
         self._put("flush" if l2 == "cold" else "write", self.flush_us)
 
@@ -128,6 +137,53 @@ class FakeGpu:
         self.host_us += self.enqueue_us
         self.queue_free_us = max(self.queue_free_us, self.host_us) + gpu_us
         self.log.append((kind, gpu_us))
+
+
+# A kernel of a fake trace: its name and microseconds, and of side streams the stream's number and the time from the
+# call's start to its own.
+FakeKernel = tuple[str, float] | tuple[str, float, int, float]
+
+
+def fake_activities(
+    gpu: FakeGpu, *calls: tuple[FakeKernel, ...], joined: bool = False, lost: Collection[int] = ()
+) -> Callable[[Callable[[], None]], list[Activity]]:
+    """A stand-in for `attn_exp.timers.trace.activities`, on a device with a time of its own.
+
+    The calls on the fake GPU run the kernels of `calls`, one after the other and from the first again. `joined` says
+    whether the stream waits for those on other streams. The records with the numbers `lost` are lost.
+    """
+
+    def activities(run: Callable[[], None]) -> list[Activity]:
+        begin = len(gpu.log)
+        run()
+        found, now_us, marks, kernels = list[Activity](), 1000.0, 0, itertools.cycle(calls)
+
+        def ran(name: str, us: float, stream: int, start_us: float) -> float:
+            found.append(Activity(name, round(1e3 * start_us), us, stream))
+            return start_us + us
+
+        for kind, us in gpu.log[begin:]:
+            if kind in ("flush", "write"):
+                now_us = ran("memset", 20.0, MAIN_STREAM, now_us)
+            elif kind == "sleep":
+                now_us = ran(f"at::{MARK}(long)", us, MAIN_STREAM, now_us)
+            elif kind == "mark":
+                marks += 1
+                if marks % 3 == 0:  # behind the wait for the whole device
+                    now_us = max(now_us, *(one.end_ns / 1e3 for one in found))
+                now_us = ran(f"at::{MARK}(long)", MARK_US, MAIN_STREAM, now_us)
+            elif kind == "call" and calls:
+                start_us, ends_us = now_us, [now_us]
+                for name, kernel_us, *where in next(kernels):
+                    if where:
+                        ends_us.append(ran(name, kernel_us, int(where[0]), start_us + where[1]))
+                    else:
+                        now_us = ran(name, kernel_us, MAIN_STREAM, now_us)
+                now_us = max(now_us, *ends_us) if joined else now_us
+        kept = [one for number, one in enumerate(found) if number not in lost]
+        return sorted(kept, key=lambda one: one.start_ns)
+
+    return activities
 
 
 class Honest(Eager):
@@ -320,9 +376,19 @@ class Raises(Honest):
 class OnFakeGpu(Honest):
     """Honest tensors, and a kernel of `gpu_us` in the queue of `gpu` for each call."""
 
-    def __init__(self, name: str, gpu: FakeGpu, gpu_us: float, host_us: float = 0.0, claim: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        gpu: FakeGpu,
+        gpu_us: float,
+        host_us: float = 0.0,
+        claim: str | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(name)
         self.call, self.claim = gpu.call(gpu_us, host_us=host_us), claim
+        # As a backend that is not an Eager.
+        vars(self).update({"claimed_share": CLAIMED_SHARE} | dict(own or {}))
 
     def claimed_kernels(self, direction: str, device: str) -> str | None:
         return self.claim

@@ -222,10 +222,11 @@ def test_the_cudnn_operator_takes_our_arguments():
 
 
 def test_sdpa_calls_the_flash_operator_on_a_cpu():
-    from attn_exp.timers.kernel import operators
+    from attn_exp.timers.trace import operators
 
     q = torch.randn(1, 2, 32, 16)
-    names = [kernel.name for kernel in operators(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q))]
+    ran = operators(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)).kernels()
+    names = [kernel.name for kernel in ran]
     wanted = "aten::_scaled_dot_product_flash_attention_for_cpu"
     assert wanted in names, f"SDPA does not call {wanted} on a CPU any more, but {names}"
 
@@ -239,9 +240,11 @@ def test_kineto_results_have_names_times_and_devices():
         seen = {event.name(): event for event in session.kineto_results.events()}
         event = seen["aten::sum"]
         kinds = (type(event.start_ns()), type(event.duration_ns()), str(event.device_type()))
+        numbers = (type(event.device_resource_id()), type(event.start_thread_id()))
     except (AttributeError, TypeError, KeyError) as error:
-        pytest.fail(f"the events of kineto_results have changed, which timers/kernel.py reads: {error!r}")
+        pytest.fail(f"the events of kineto_results have changed, which timers/trace.py reads: {error!r}")
     assert kinds == (int, int, "DeviceType.CPU"), "times in integer nanoseconds, or the device's name, have changed"
+    assert numbers == (int, int), "the numbers of streams and threads have changed"
 
 
 def test_the_profiler_imports_no_inductor():

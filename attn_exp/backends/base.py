@@ -62,13 +62,19 @@ class Backend(Protocol):
         ...
 
     def claimed_kernels(self, direction: str, device: str) -> str | None:
-        """Return a regular expression that at least one kernel of the pass must match; None claims nothing.
+        """Return a regular expression of the pass's main kernels; None claims nothing.
 
-        On a CPU it is matched with the names of ATen operators.
+        The kernels that it matches must take a share of the time of all: `claimed_share` of the backend, 0.5 if it has
+        no such attribute. On a CPU ATen operators take the place of kernels.
         """
         ...
 
 
+# Half of the time: what a fused attention's own kernels take at least, beside copies, fills and sums around them.
+CLAIMED_SHARE = 0.5
+# The same for libraries that pad head dimensions at each call, or whose backward has kernels of other names for row
+# sums, conversions and sums over grouped heads: in the smallest cases these take as long as the main kernel.
+FUSED_SHARE = 0.25
 NO_FUNCTION = "a block needs a function of q, k and v, and this backend has none: set workload=attention"
 
 
@@ -81,6 +87,8 @@ class DeclarativeBackend:
     supports: ClassVar[Supports]
     package: ClassVar[Package | None] = None
     claims: ClassVar[dict[tuple[str, str], str]] = {}
+    # The least share of a pass's kernel time that the claimed kernels take, in an attention without a block around it.
+    claimed_share: ClassVar[float] = CLAIMED_SHARE
     # Whether torch.compile traces into it and generates other kernels than it claims.
     transparent: ClassVar[bool] = False
     # Whether Triton compiles its kernels, so that profilers know their source lines.

@@ -9,7 +9,7 @@ import torch
 
 from attn_exp.attention.autograd import Gradients
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, DeclarativeBackend
+from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.cudnn_case import (
     backward_options,
     mask_options,
@@ -53,6 +53,7 @@ class CudnnGraph(DeclarativeBackend):
         capability=(8, 0),
     )
     package = Package(distribution="nvidia-cudnn-frontend", module="cudnn", install="pip install 'attn_exp[cudnn]'")
+    claimed_share = FUSED_SHARE
     claims = Cudnn.claims
     a_function = False
 

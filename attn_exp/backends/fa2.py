@@ -3,7 +3,7 @@
 from functools import partial
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, DeclarativeBackend
+from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import bshd_calls, flash_window, sequence_starts, unbatched
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
@@ -33,6 +33,7 @@ class FlashAttention2(DeclarativeBackend):
     package = Package(
         "flash-attn", "flash_attn.flash_attn_interface", 'pip install "flash-attn>=2.8,<3" --no-build-isolation'
     )
+    claimed_share = FUSED_SHARE
     # PyTorch's copy is `pytorch_flash::flash_fwd_kernel`. A single query for each sequence runs
     # `flash_fwd_splitkv_kernel`.
     claims = {("cuda", "forward"): r"\bflash::flash_fwd", ("cuda", "backward"): r"\bflash::flash_bwd"}

@@ -3,7 +3,7 @@
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, DeclarativeBackend
+from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import bshd_calls, flash_window
 from attn_exp.backends.operators import AttentionOptions, operator_attention, register
 from attn_exp.backends.package import Package
@@ -45,6 +45,7 @@ class FlashAttention3(DeclarativeBackend):
         capabilities=(9,),
     )
     package = PACKAGE
+    claimed_share = FUSED_SHARE
     claims = {("cuda", "forward"): r"FlashAttnFwdSm", ("cuda", "backward"): r"FlashAttnBwdSm"}
 
     def __init__(self, name: str, deterministic: bool = False) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, DeclarativeBackend
+from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, sequence_starts, unbatched
 from attn_exp.backends.package import Package, Refused
 from attn_exp.backends.supports import Supports
@@ -38,6 +38,7 @@ class FlashAttention4(DeclarativeBackend):
     # Also from _validate_head_dims.
     on_blackwell = replace(supports, value_dims=((192, 128),))
     package = Package("flash-attn-4", "flash_attn.cute", 'pip install --pre "flash-attn-4>=4.0.0b36,<5"')
+    claimed_share = FUSED_SHARE
     # FlashAttentionBackwardPreprocess runs before any backward, so the claim names the kernel that computes the
     # gradients.
     claims = {

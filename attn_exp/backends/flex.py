@@ -8,7 +8,7 @@ import torch
 from attn_exp.attention.autograd import Attention
 from attn_exp.attention.formula import sequence_ids
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
+from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.compile import with_own_code
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.supports import Supports
@@ -26,6 +26,7 @@ class Flex(DeclarativeBackend):
         capability=(8, 0),
     )  # fmt: skip
     generates_triton = True
+    claimed_share = FUSED_SHARE
     # Inductor's template kernels (torch/_inductor/kernel/flex).
     claims = {
         ("cuda", "forward"): r"triton_tem_.*flex_attention",

@@ -19,7 +19,7 @@ from torch.backends.cuda import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
+from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import WrongOption
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
@@ -91,6 +91,7 @@ class Forced(Sdpa):
     """One of SDPA's backends, forced."""
 
     choice: SDPBackend
+    claimed_share = FUSED_SHARE
 
     def _scope(self) -> AbstractContextManager[Any]:
         return sdpa_kernel(self.choice)
@@ -147,6 +148,8 @@ class Math(Forced):
 
     choice = SDPBackend.MATH
     transparent = True
+    # Of a signature, as in eager.
+    claimed_share = 0.0
     claims = {
         ("cuda", "forward"): r"(?i)softmax",
         ("cuda", "backward"): r"(?i)softmax",

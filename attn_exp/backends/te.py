@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, DeclarativeBackend
+from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, sequence_starts, unbatched
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
@@ -36,6 +36,7 @@ class TransformerEngine(DeclarativeBackend):
         "transformer_engine.pytorch",
         'pip install --no-build-isolation "transformer-engine[pytorch]>=2.20,<3"',
     )
+    claimed_share = FUSED_SHARE
     # The unfused formula, its fallback, launches kernels with other names.
     claims = {
         (

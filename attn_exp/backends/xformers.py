@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Calls, DeclarativeBackend
+from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import bshd_calls
 from attn_exp.backends.operators import AttentionOptions, operator_attention, register
 from attn_exp.backends.package import Package, Unavailable
@@ -41,6 +41,7 @@ class XformersCutlass(DeclarativeBackend):
         capabilities=(8, 9),
     )
     package = PACKAGE
+    claimed_share = FUSED_SHARE
     claims = {("cuda", "forward"): r"fmha_cutlassF", ("cuda", "backward"): r"fmha_cutlassB"}
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
@@ -81,6 +82,7 @@ class XformersFlash3(DeclarativeBackend):
         capabilities=(9,),
     )
     package = replace(PACKAGE, install=f"{PACKAGE.install}, and flash_attn_3 as for backend=fa3")
+    claimed_share = FUSED_SHARE
     claims = {("cuda", "forward"): r"FlashAttnFwdSm", ("cuda", "backward"): r"FlashAttnBwdSm"}
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:

@@ -46,7 +46,8 @@ class Timing:
         times_us: the samples in microseconds; none is dropped.
         rounds: the index of each sample's round.
         stop_reason: why sampling ended: `precise`, `max_rounds`, `budget`, or `one_block` for a secondary timer.
-        notes: calls per round and warm-up calls.
+        notes: calls per round and warm-up calls, and of `kernel` the union and span of a call's kernels in microseconds
+            and the number of their streams.
         flags: what went wrong while sampling.
     """
 
@@ -136,6 +137,28 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Traced:
+    """What the kernels, copies and memsets of one traced call took; means over the traced calls, in microseconds.
+
+    Attributes:
+        sum_us: the sum of their durations.
+        union_us: the time in which at least one of them ran.
+        span_us: the time from the first start to the last end.
+        streams: the numbers of the streams that they ran on.
+        left_behind_us: the time in which some ran before the call's stream came to the call, or after it was through:
+            work that the stream does not wait for.
+        calls_differ: whether the traced calls ran different kernels.
+    """
+
+    sum_us: float = 0.0
+    union_us: float = 0.0
+    span_us: float = 0.0
+    streams: tuple[int, ...] = ()
+    left_behind_us: float = 0.0
+    calls_differ: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
     """The result of one pass, forward or backward.
 
@@ -143,7 +166,8 @@ class PassRecord:
         first_call_s: seconds of the first call, compilation included.
         peak_memory_bytes: the pass's peak of GPU memory.
         errors: by tensor.
-        kernels: the kernels of one call, longest first.
+        kernels: the kernels of one call, longest first; on a CPU operators, nested ones included.
+        activity: how their time was used; None on a CPU, and where records of the trace are missing.
         took: the kernel provider: the backend whose kernels ran, if the backend dispatches to others; else None. The
             name is the one in `record.json`.
         work: a block's work; None without a block, where the work follows from the case.
@@ -154,6 +178,7 @@ class PassRecord:
     peak_memory_bytes: int | None = None
     errors: dict[str, TensorError] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()
+    activity: Traced | None = None
     took: str | None = None
     work: Work | None = None
     timings: tuple[Timing, ...] = ()

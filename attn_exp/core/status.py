@@ -62,8 +62,9 @@ STATUSES: dict[Status, StatusInfo] = {
     "wrong_kernel": StatusInfo(
         "other kernels ran than the backend claims",
         final=True,
-        set_by=("worker/prepare.py",),
-        why="no kernel of a traced call has a name that the backend claims",
+        set_by=("worker/kernels.py",),
+        why="the kernels whose names the backend claims took too small a share of a traced call's time, or a call ran "
+        "none",
     ),
     "inaccurate": StatusInfo(
         "output or gradients are too far from the float32 reference",
@@ -72,10 +73,11 @@ STATUSES: dict[Status, StatusInfo] = {
         why="the first call, or a call after the timing, exceeds a tolerance or is wrong at the mask's boundary",
     ),
     "implausible": StatusInfo(
-        "faster than the GPU's datasheet allows",
+        "faster than the GPU's datasheet allows, or timed without a part of its work",
         final=True,
-        set_by=("worker/measure.py",),
-        why="the time is below the least time in which the GPU could do the work",
+        set_by=("worker/measure.py", "worker/kernels.py"),
+        why="the time is below the least time in which the GPU could do the work, or the call's stream does not wait "
+        "for all of it",
     ),
     "out_of_memory": StatusInfo(
         "the case does not fit",

@@ -32,7 +32,8 @@ from attn_exp.doctor.clock_checks import (
     twice_the_work_takes_twice_as_long,
 )
 from attn_exp.results.calibration import Calibration, device_key, write_calibration
-from attn_exp.timers.kernel import Activity, split_calls
+from attn_exp.timers.gpu import MARK
+from attn_exp.timers.trace import Activity, split_calls
 from attn_exp.worker.measure import measure
 
 MEASURING = Measuring(
@@ -55,7 +56,7 @@ def alarms_fire(bench: Bench) -> Finding:
     alarms = {
         "throttle": telemetry_flags(throttled, None) == {"power_capped", "thermal"},
         "shared GPU, low clock": telemetry_flags(shared, 1980) == {"shared_gpu", "clock_low"},
-        "lost record": split_calls([Activity(name, 0, 1.0) for name in ("flush", "a", "flush")], 2).lossy,
+        "lost record": split_calls([Activity(name, 0, 1.0) for name in (MARK, "flush", MARK, "a", MARK)], 1).lossy,
         "wrong kernel": _status(bench, f"{__name__}:Mislabelled") == "wrong_kernel",
         "NaN": _status(bench, f"{__name__}:Spoiled") == "inaccurate",
     }

@@ -17,10 +17,10 @@ from attn_exp.core.record import LOG_NAME, REQUEST_NAME, write_whole
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.ncu_csv import CsvError, read_launches
-from attn_exp.profilers.ncu_marker import MARKER
 from attn_exp.profilers.ncu_metrics import Counter, counters_for, known_names, own_counter
 from attn_exp.profilers.ncu_program import NcuError, ask, check_version, failure, find_program, plain_environment
 from attn_exp.profilers.ncu_table import kernels, pass_figures, split_passes
+from attn_exp.timers.gpu import MARK
 
 _REPORT, _TABLE, _RAW = "report.ncu-rep", "kernels.csv", "launches.csv"
 CLOCKS = ("none", "base")
@@ -93,7 +93,7 @@ class Ncu:
         files = (_TABLE, _RAW, LOG_NAME, *((_REPORT,) if self.report else ()))
         try:
             launches = read_launches(seen.text)
-            by_pass = split_passes(launches, subject.request.measuring.passes, MARKER)
+            by_pass = split_passes(launches, subject.request.measuring.passes, MARK)
         except CsvError as error:
             return Profile(status="failed", reason=str(error), files=subject.kept(*files))
         profiled = tuple(one for name, own in by_pass.items() for one in kernels(own, name, seen.counters))

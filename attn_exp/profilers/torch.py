@@ -25,7 +25,7 @@ class TorchProfiler:
         """Write the trace as `trace.json`, which Perfetto and chrome://tracing open, and `kernels.csv`."""
         path = subject.folder / TRACE_NAME
         device = subject.device
-        # Not torch.profiler.profile, which imports all of Inductor: see timers/kernel.py.
+        # Not torch.profiler.profile, which imports all of Inductor: see timers/trace.py.
         session = profile(use_cpu=True, use_device="cuda" if device == "cuda" else None, use_kineto=True)
         with subject.scope(), session:
             for direction, call in subject.calls.items():

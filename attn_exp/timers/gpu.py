@@ -9,6 +9,9 @@ import torch
 # Measured on an H200, where `_sleep` counts cycles of a 1,978 MHz clock. A GPU with a slower clock sleeps a little
 # longer, which is harmless: the blocker only has to hold long enough.
 SLEEP_CYCLES_PER_US = 1980
+# The name of the kernel that `torch.cuda._sleep` launches, which marks calls in traces. Ranges of NVTX belong to a
+# thread, and autograd launches backward kernels from its own.
+MARK = "spin_kernel"
 _EVENTS = 512
 _FLUSH_ROW = 4096
 
@@ -34,6 +37,10 @@ class Gpu(Protocol):
 
     def sleep_us(self, duration_us: float) -> None:
         """Enqueue a kernel that does nothing for about this long."""
+        ...
+
+    def mark(self) -> None:
+        """Enqueue the shortest possible kernel of the name `MARK`, which is found again in a trace."""
         ...
 
     def flush(self, l2: str) -> None:
@@ -85,6 +92,10 @@ class Cuda:
     def sleep_us(self, duration_us: float) -> None:
         """Enqueue PyTorch's spinning kernel, which cannot deadlock."""
         torch.cuda._sleep(int(duration_us * SLEEP_CYCLES_PER_US))
+
+    def mark(self) -> None:
+        """Enqueue PyTorch's spinning kernel for one cycle."""
+        torch.cuda._sleep(1)
 
     def flush(self, l2: str) -> None:
         """Read the flush buffer, or overwrite it if `l2` is `written`."""

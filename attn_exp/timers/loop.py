@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -57,10 +58,11 @@ class Cost:
 
 @dataclass
 class Block:
-    """One block of calls: one sample for each call in microseconds, and flags."""
+    """One block of calls: one sample for each call in microseconds, flags, and the timer's other figures as notes."""
 
     times_us: list[float]
     flags: tuple[str, ...] = ()
+    notes: dict[str, float] = field(default_factory=dict)
 
 
 class Timer(Protocol):
@@ -124,11 +126,14 @@ class _Samples:
     times_us: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
+    notes: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, block: Block, index: int) -> None:
         self.times_us += block.times_us
         self.rounds += [index] * len(block.times_us)
         self.flags.update(block.flags)
+        for name, value in block.notes.items():
+            self.notes.setdefault(name, []).append(value)
 
 
 @dataclass(frozen=True)
@@ -207,7 +212,8 @@ def sample_rivals(
             times_us=tuple(samples.times_us),
             rounds=tuple(samples.rounds),
             stop_reason=reason,
-            notes={"calls_per_round": float(cost.calls_per_round), "warm_up_calls": float(cost.warm_up_calls)},
+            notes={"calls_per_round": float(cost.calls_per_round), "warm_up_calls": float(cost.warm_up_calls)}
+            | {name: statistics.median(values) for name, values in samples.notes.items()},
             flags=tuple(sorted(samples.flags)),
         )
         for entry, samples, cost in zip(entries, all_samples, costs, strict=True)
@@ -275,5 +281,6 @@ def single_block(timer: Timer, call: Call, calls: int) -> Timing:
         times_us=tuple(block.times_us),
         rounds=(0,) * len(block.times_us),
         stop_reason="one_block",
+        notes=block.notes,
         flags=block.flags,
     )

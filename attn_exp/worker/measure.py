@@ -22,8 +22,9 @@ from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
+from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.nvtx import marked
-from attn_exp.worker.prepare import PreparedBackend, name_kernels, prepare
+from attn_exp.worker.prepare import PreparedBackend, prepare
 
 # On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
 BURST_REST_S = 0.1

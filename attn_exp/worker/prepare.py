@@ -1,11 +1,10 @@
 """Turn a request into calls that may be timed: checked against the reference, with named and checked kernels."""
 
 import gc
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +15,7 @@ from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.tolerance import Expected
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
 from attn_exp.backends.compile import compile_calls, compile_record, reset_counters, use_caches, without_recompiling
-from attn_exp.core.record import Kernel, PassRecord, Request, TensorError
-from attn_exp.timers.kernel import operators, trace
+from attn_exp.core.record import PassRecord, Request, TensorError
 from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call
 from attn_exp.worker.attempt import Attempt, Stopped
@@ -25,9 +23,6 @@ from attn_exp.worker.device import Machine
 from attn_exp.worker.loaded import check_source
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.base import Workload
-
-_TRACED_CALLS = 2
-_KERNELS_KEPT = 24
 
 
 @dataclass(frozen=True)
@@ -120,32 +115,6 @@ def calls_for(request: Request, workload: Workload, backend: Backend, inputs: Di
     return calls if request.compile.mode == "none" else compile_calls(calls, request.compile)
 
 
-def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, direction: str) -> float:
-    """Record the kernels of one pass, check them against the backend's claim, and return how many a call launches.
-
-    Call it inside `prepared.scope()`.
-
-    Raises:
-        Stopped: other kernels ran than the backend claims.
-    """
-    call = prepared.calls[direction]
-    with attempt.stage("kernels"):
-        kernels, launched, peak_bytes, lossy = _kernels(machine, attempt.request.measuring.l2, call, prepared.own_bytes)
-    attempt.passes[direction] = replace(
-        attempt.passes[direction], peak_memory_bytes=peak_bytes, kernels=kernels[:_KERNELS_KEPT]
-    )
-    if kernel_provider := getattr(prepared.backend, "kernel_provider", None):
-        provider = kernel_provider(direction, machine.device, kernels)
-        attempt.passes[direction] = replace(attempt.passes[direction], took=provider)
-    if lossy:
-        attempt.flags.add("profiler_lossy")
-    elif machine.gpu is not None and not kernels:
-        raise Stopped("wrong_kernel", f"{direction}: {prepared.backend.name} ran no kernel at all")
-    elif attempt.request.compile.mode == "none" or not getattr(prepared.backend, "transparent", False):
-        _check_claim(prepared.backend, direction, machine.device, kernels)
-    return launched
-
-
 def _first_calls(
     attempt: Attempt, calls: Calls, gradient_names: Sequence[str], device: str, prepared_s: float
 ) -> tuple[dict[str, Call], dict[str, torch.Tensor], dict[str, float]]:
@@ -189,27 +158,3 @@ def _check_results(
     if wrong is None and isinstance(inputs, Inputs):
         wrong = edge_error(request.case, inputs, tensors["out"])
     return errors, wrong
-
-
-def _kernels(
-    machine: Machine, l2: str, call: Call, own_bytes: int
-) -> tuple[tuple[Kernel, ...], float, int | None, bool]:
-    """Trace a call.
-
-    Returns:
-        Its kernels, the launches of a call, on a GPU the peak memory in bytes, and whether records were lost.
-    """
-    if machine.gpu is None:
-        ran = operators(call)
-        return ran, sum(operator.count for operator in ran), None, False
-    others_bytes = machine.held_bytes() - own_bytes
-    torch.cuda.reset_peak_memory_stats()
-    traced = trace(machine.gpu, l2, call, _TRACED_CALLS)
-    return traced.kernels(), traced.launches, torch.cuda.max_memory_allocated() - others_bytes, traced.lossy
-
-
-def _check_claim(backend: Backend, direction: str, device: str, kernels: tuple[Kernel, ...]) -> None:
-    claim = backend.claimed_kernels(direction, device)
-    if claim and not any(re.search(claim, kernel.name) for kernel in kernels):
-        ran = ", ".join(kernel.name.split("(")[0] for kernel in kernels[:3]) or "nothing"
-        raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but {ran} ran")

@@ -12,7 +12,7 @@ from attn_exp.attention.tolerance import expected
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Refused
 from attn_exp.core.case import Case
-from attn_exp.timers.kernel import trace
+from attn_exp.timers.trace import trace
 from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu

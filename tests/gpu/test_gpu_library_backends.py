@@ -15,7 +15,7 @@ from attn_exp.attention.tolerance import expected
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import Case
-from attn_exp.timers.kernel import activities
+from attn_exp.timers.trace import activities
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,98 @@
+"""What a call runs: its kernels, named, and checked against the backend's claim and against the call's stream."""
+
+from dataclasses import replace
+
+import torch
+
+from attn_exp.backends.base import CLAIMED_SHARE, Backend
+from attn_exp.core.record import Request
+from attn_exp.timers.timed_call import Call
+from attn_exp.timers.trace import Trace, operators, trace
+from attn_exp.worker.attempt import Attempt, Stopped
+from attn_exp.worker.device import Machine
+from attn_exp.worker.prepare import PreparedBackend
+
+_TRACED_CALLS = 2
+_KERNELS_KEPT = 24
+# A GPU's own clock, which dates the records of a trace, advances in steps of up to 1 us: one at each end.
+_LEFT_BEHIND_US = 2.0
+
+
+def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, direction: str) -> float:
+    """Record the kernels of one pass, check them, and return how many a call launches.
+
+    Call it inside `prepared.scope()`.
+
+    Raises:
+        Stopped: other kernels ran than the backend claims, or the call's stream did not wait for all of them.
+    """
+    call, backend = prepared.calls[direction], prepared.backend
+    with attempt.stage("kernels"):
+        traced, peak_bytes = _traced(machine, attempt.request.measuring.l2, call, prepared.own_bytes)
+    kernels = traced.kernels()
+    provider = getattr(backend, "kernel_provider", None)
+    attempt.passes[direction] = replace(
+        attempt.passes[direction],
+        peak_memory_bytes=peak_bytes,
+        kernels=kernels[:_KERNELS_KEPT],
+        activity=traced.record() if machine.gpu is not None else None,
+        took=provider(direction, machine.device, kernels) if provider else None,
+    )
+    if traced.lossy:
+        attempt.flags.add("profiler_lossy")
+    if machine.gpu is not None:
+        _check_launches(backend, direction, traced)
+    if attempt.request.compile.mode == "none" or not getattr(backend, "transparent", False):
+        _check_claim(attempt.request, backend, direction, machine.device, traced)
+    _check_stream(direction, traced)
+    return traced.launches
+
+
+def _traced(machine: Machine, l2: str, call: Call, own_bytes: int) -> tuple[Trace, int | None]:
+    """Trace a call; also return its peak memory in bytes, None on a CPU."""
+    if machine.gpu is None:
+        return operators(call), None
+    others_bytes = machine.held_bytes() - own_bytes
+    torch.cuda.reset_peak_memory_stats()
+    traced = trace(machine.gpu, l2, call, _TRACED_CALLS)
+    return traced, torch.cuda.max_memory_allocated() - others_bytes
+
+
+def _check_launches(backend: Backend, direction: str, traced: Trace) -> None:
+    idle = sum(not call.activities for call in traced.calls)
+    if idle:
+        which = "" if idle == len(traced.calls) else f" in {idle} of {len(traced.calls)} calls"
+        raise Stopped("wrong_kernel", f"{direction}: {backend.name} ran no kernel at all{which}")
+
+
+def _check_claim(request: Request, backend: Backend, direction: str, device: str, traced: Trace) -> None:
+    claim = backend.claimed_kernels(direction, device)
+    if not claim or (traced.lossy and not traced.loose):
+        return
+    share, needed = traced.share(claim), _needed_share(request, backend)
+    if share > 0 and share >= needed:
+        return
+    ran = ", ".join(kernel.name.split("(")[0] for kernel in traced.kernels()[:3]) or "nothing"
+    took = f", and kernels of that name took {share:.1%} of the time instead of {needed:.0%}" if share else ""
+    raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but {ran} ran{took}")
+
+
+def _needed_share(request: Request, backend: Backend) -> float:
+    """Return the least share of the claimed kernels.
+
+    It is nothing in a block, of which attention is any part, and where torch.compile may add copies of the inputs:
+    there one claimed kernel is enough.
+    """
+    if request.case.workload is not None or request.compile.mode != "none":
+        return 0.0
+    return float(getattr(backend, "claimed_share", CLAIMED_SHARE))
+
+
+def _check_stream(direction: str, traced: Trace) -> None:
+    activity = traced.record()
+    if activity is None or activity.left_behind_us <= _LEFT_BEHIND_US:
+        return
+    streams = sorted(set[int]().union(*(call.left_on for call in traced.calls)))
+    on = f"stream {streams[0]}" if len(streams) == 1 else f"streams {', '.join(map(str, streams))}"
+    left = f"{activity.left_behind_us:,.1f} us of its work, on {on}"
+    raise Stopped("implausible", f"{direction}: the stream that makes the call does not wait for {left}")
