@@ -49,7 +49,7 @@ FLAGS = {
     "clock_mismatch": ("m", "the rivals' SM clocks differ by more than 1 %: one draws more power than another"),
     "shared_gpu": ("s", "another process computes on the GPU"),
     "busy_host": ("b", "other programs used the processors while they were measured"),
-    "profiler_lossy": ("k", "the profiler lost kernel records three times: kernels are known, but not which call ran them"),
+    "profiler_lossy": ("k", "the profiler lost kernel records: the kernels are known, but not which call ran which"),
     "no_graph": ("g", "the call cannot be captured into a CUDA graph"),
 }
 
