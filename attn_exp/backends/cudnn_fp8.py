@@ -78,7 +78,7 @@ def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, determ
         plan.run()
         return out_bhsd
 
-    def backward(out: torch.Tensor) -> Callable[[], Gradients]:
+    def built_backward(out: torch.Tensor) -> tuple[Callable[[], Gradients], Callable[[], dict[str, float]]]:
         saved = {"o": operand_of(case, out), "dO": operand_of(case, placed.d_out_bhsd), "stats": stats[0]}
         known = _operands({"descale_o": scales.v, "descale_dO": scales.d_out}, device)
         sought = _operands(dict.fromkeys(("descale_dP", "scale_dP", "scale_dQ", "scale_dK", "scale_dV"), 1.0), device)
@@ -94,19 +94,27 @@ def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, determ
             )
         except Refused as error:
             raise Refused(f"{error}: set passes=[forward]") from error
-        gradient_scales = _gradient_scales(backward_plan.run, sought, amaxes)
-        code_scales.update(gradient_scales)
-        notes.update(
-            backward_plan.notes("backward") | {f"scale_{name}": scale for name, scale in gradient_scales.items()}
-        )
+        notes.update(backward_plan.notes("backward"))
 
         def call() -> Gradients:
             backward_plan.run()
             return gradients
 
+        return call, partial(_gradient_scales, backward_plan.run, sought, amaxes)
+
+    built: list[tuple[Callable[[], Gradients], Callable[[], dict[str, float]]]] = []
+
+    def backward(out: torch.Tensor) -> Callable[[], Gradients]:
+        # Every forward writes the same output, so one plan serves all of them; each has scales of its own.
+        if not built:
+            built.append(built_backward(out))
+        call, measured_scales = built[0]
+        gradient_scales = measured_scales()
+        code_scales.update(gradient_scales)
+        notes.update({f"scale_{name}": scale for name, scale in gradient_scales.items()})
         return call
 
-    return Calls(forward, backward, notes=notes, scales=code_scales)
+    return Calls(forward, backward, inputs=placed, notes=notes, scales=code_scales)
 
 
 def _common_scales(scales: Scales) -> dict[str, float]:
@@ -124,6 +132,9 @@ def _gradient_scales(
     ds.
     """
     *of_gradients, of_ds = amaxes
+    for amax in amaxes:
+        # A measurement must not keep the largest one of an earlier forward.
+        amax.tensor.zero_()
     run()
     ds_scale = _scale_of(of_ds)
     sought["descale_dP"].tensor.fill_(ds_scale)

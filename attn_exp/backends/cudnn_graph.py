@@ -106,30 +106,34 @@ class CudnnGraph(DeclarativeBackend):
             outputs,
         )
         notes = plan.notes("forward")
+        built: list[Callable[[], Gradients]] = []
 
         def forward() -> torch.Tensor:
             plan.run()
             return out_bhsd
 
         def backward(out: torch.Tensor) -> Callable[[], Gradients]:
-            saved = {"o": operand_of(case, out), "dO": operand_of(case, placed.d_out_bhsd), "stats": outputs[1]}
-            gradients = tuple(torch.empty_like(tensor) for tensor in placed.qkv)
-            backward_plan = build(
-                cudnn,
-                self.api,
-                partial(_backward, **options, **backward_options(case, deterministic=self.deterministic)),
-                operands | saved | sequence_lengths(case, out.device),
-                [operand_of(case, gradient) for gradient in gradients],
-            )
-            notes.update(backward_plan.notes("backward"))
+            # Every forward writes the same output, so one plan serves all of them.
+            if not built:
+                gradients = tuple(torch.empty_like(tensor) for tensor in placed.qkv)
+                saved = {"o": operand_of(case, out), "dO": operand_of(case, placed.d_out_bhsd), "stats": outputs[1]}
+                backward_plan = build(
+                    cudnn,
+                    self.api,
+                    partial(_backward, **options, **backward_options(case, deterministic=self.deterministic)),
+                    operands | saved | sequence_lengths(case, out.device),
+                    [operand_of(case, gradient) for gradient in gradients],
+                )
+                notes.update(backward_plan.notes("backward"))
 
-            def call() -> Gradients:
-                backward_plan.run()
-                return gradients
+                def call() -> Gradients:
+                    backward_plan.run()
+                    return gradients
 
-            return call
+                built.append(call)
+            return built[0]
 
-        return Calls(forward, backward, notes=notes)
+        return Calls(forward, backward, inputs=placed, notes=notes)
 
 
 def cudnn_refusal(version: int, api: str) -> str | None:

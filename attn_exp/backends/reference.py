@@ -8,7 +8,7 @@ import torch
 
 from attn_exp.attention.autograd import Gradients
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.reference import _sliced, reference_forward
+from attn_exp.attention.reference import reference, reference_forward
 from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.eager import Eager
 from attn_exp.core.case import Case
@@ -22,13 +22,17 @@ class Reference(DeclarativeBackend):
     a_function = False
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Return the reference's calls."""
-        return Calls(partial(reference_forward, case, inputs), partial(_backward, case, inputs))
+        """Return the reference's calls, whose results are rounded to the inputs' dtype."""
+        return Calls(partial(_forward, case, inputs), partial(_backward, case, inputs), inputs=inputs)
+
+
+def _forward(case: Case, inputs: Inputs) -> torch.Tensor:
+    return reference_forward(case, inputs).to(inputs.q_bhsd.dtype)
 
 
 def _backward(case: Case, inputs: Inputs, out: torch.Tensor) -> Callable[[], Gradients]:
     def gradients() -> Gradients:
-        _, dq, dk, dv = _sliced(case, inputs, with_gradients=True)
-        return dq, dk, dv
+        made = reference(case, inputs, with_gradients=True)
+        return tuple(made[name].to(inputs.q_bhsd.dtype) for name in ("dq", "dk", "dv"))
 
     return gradients

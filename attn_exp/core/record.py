@@ -19,7 +19,7 @@ from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import flat
 
 SCHEMA = 1
-METHOD_VERSION = "2"
+METHOD_VERSION = "3"
 # The files in a job's folder.
 FILE_NAME = "record.json"
 REQUEST_NAME = "request.yaml"
@@ -110,8 +110,8 @@ class Judged:
         of: how many calls the timer made of that pass by then.
         inputs: the distribution of the inputs, and what was changed in them.
         largest_score: the largest absolute score that the reference saw, before a softcap; None for a block.
-        rows: how many rows of the output, of `rows_of`, were compared.
-        heads: in how many heads of the batch, each with its row of the batch; None for a block.
+        rows: how many rows of all compared tensors, of `rows_of`, were looked at.
+        heads: in how many heads, those of every row of the batch; 0 for a block, which has none.
         form: of each compared tensor.
     """
 
@@ -123,7 +123,7 @@ class Judged:
     largest_score: float | None = None
     rows: int = 0
     rows_of: int = 0
-    heads: int | None = None
+    heads: int = 0
     form: dict[str, Form] = field(default_factory=dict)
 
 

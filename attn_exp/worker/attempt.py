@@ -15,7 +15,7 @@ from attn_exp.backends.compile import break_reason
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.core.catalogue import about_backend
 from attn_exp.core.flops import CONVENTION
-from attn_exp.core.record import CompileRecord, PassRecord, Record, Request
+from attn_exp.core.record import CompileRecord, Judged, PassRecord, Record, Request
 from attn_exp.core.status import Status
 from attn_exp.worker.device import Machine, versions
 from attn_exp.worker.nvtx import marked
@@ -50,6 +50,7 @@ class Attempt:
     compiled: CompileRecord | None = None
     notes: dict[str, float] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
+    judged: list[Judged] = field(default_factory=list)
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
     # Seconds of stages that ended inside the current one.
@@ -121,6 +122,7 @@ class Attempt:
             compiled=self.compiled,
             notes=self.notes,
             telemetry=tuple(self.telemetry),
+            judged=tuple(self.judged),
             stages_s={name: round(seconds, 6) for name, seconds in self.stages_s.items()},
             started_at=self.started_at,
             finished_at=time.time(),

@@ -19,15 +19,18 @@ from attn_exp.timers.graph import CaptureFailed
 from attn_exp.timers.kernel import ProfilerLost
 from attn_exp.timers.loop import Entry, RivalFailed, StoppingRule, Timer, sample, sample_rivals, single_block
 from attn_exp.timers.sync import synchronize
-from attn_exp.timers.timed_call import Call
+from attn_exp.timers.timed_call import Call, TimedCall, as_timed
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
+from attn_exp.worker.judge import Judge
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend, prepare
 
 # On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
 BURST_REST_S = 0.1
+# The flush, up to three changes of the inputs, and a copy of a result.
+_KERNELS_AROUND = 5
 _SECONDARY_US = 10_000.0
 _SECONDARY_CALLS = (4, 12)
 
@@ -75,26 +78,27 @@ def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) ->
         attempt.telemetry += machine.reading()
         for direction in attempt.request.measuring.passes:
             with marked("pass", direction, machine.device):
-                launched = name_kernels(attempt, machine, prepared, direction) + 1
-                _time_one(attempt, machine, prepared.calls[direction], direction, launched)
+                call = prepared.begin(direction)
+                launched = name_kernels(attempt, machine, prepared, direction) + _KERNELS_AROUND
+                _time_one(attempt, machine, prepared.judge, call, direction, launched)
             attempt.telemetry += machine.reading()
     _check_again(attempt, prepared)
     _flag_telemetry(attempt, machine)
 
 
 def _check_again(attempt: Attempt, prepared: PreparedBackend) -> None:
-    """Check the results once more after timing: the first check covers only the first calls.
+    """Compare the results of timed calls with a reference of their inputs.
 
     Raises:
         Stopped: a result is inaccurate.
     """
-    with attempt.stage("accuracy"), prepared.scope():
-        wrong = prepared.wrong()
-    if wrong:
-        raise Stopped("inaccurate", f"the first call was accurate, a call after the timing is not: {wrong}")
+    with prepared.scope():
+        prepared.judgements.timed()
 
 
-def _time_one(attempt: Attempt, machine: Machine, call: Call, direction: str, launched: float) -> None:
+def _time_one(
+    attempt: Attempt, machine: Machine, judge: Judge, call: TimedCall, direction: str, launched: float
+) -> None:
     measuring = attempt.request.measuring
     timer = _timer(attempt.request, measuring.timer, machine)
     others: list[Timing] = []
@@ -108,6 +112,7 @@ def _time_one(attempt: Attempt, machine: Machine, call: Call, direction: str, la
             ranking = sample(
                 timer, call, _rule(measuring), kernels=launched, rest_s=_rest_s(measuring), midway=run_secondary
             )
+            judge.make_last(direction, timer, call)
         except CaptureFailed as error:
             raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
     _store_timings(attempt, machine, direction, (ranking, *others))
@@ -115,21 +120,30 @@ def _time_one(attempt: Attempt, machine: Machine, call: Call, direction: str, la
 
 def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine: Machine, direction: str) -> None:
     entries: list[tuple[Attempt, Entry]] = []
+    judges: dict[int, Judge] = {}
     for attempt, prepared in rivals:
 
         def enter(attempt: Attempt = attempt, prepared: PreparedBackend = prepared) -> None:
             attempt.telemetry += machine.reading()
             with prepared.scope():
-                launched = name_kernels(attempt, machine, prepared, direction) + 1
+                call = prepared.begin(direction)
+                launched = name_kernels(attempt, machine, prepared, direction) + _KERNELS_AROUND
             measuring = attempt.request.measuring
             timer = _timer(attempt.request, measuring.timer, machine)
-            entries.append((attempt, Entry(timer, prepared.calls[direction], prepared.scope, launched)))
+            entries.append((attempt, Entry(timer, call, prepared.scope, launched)))
+            judges[id(attempt)] = prepared.judge
 
         attempt.run(enter)
     timings = _sample_interleaved(entries, machine, direction)
-    for (attempt, _), timing in zip(entries, timings, strict=True):
+    for (attempt, entry), timing in zip(entries, timings, strict=True):
+        attempt.run(partial(_make_last, judges[id(attempt)], direction, entry))
         attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
         _flag_telemetry(attempt, machine)
+
+
+def _make_last(judge: Judge, direction: str, entry: Entry) -> None:
+    with entry.scope():
+        judge.make_last(direction, entry.timer, as_timed(entry.call))
 
 
 def _sample_interleaved(entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str) -> list[Timing]:

@@ -2,24 +2,23 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from attn_exp.attention.error import inaccuracy
-from attn_exp.attention.inputs import DifferentiableInputs, Inputs
-from attn_exp.attention.mask_edges import edge_error
-from attn_exp.attention.tolerance import Expected
+from attn_exp.attention.inputs import DifferentiableInputs
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
 from attn_exp.backends.compile import compile_calls, compile_record, reset_counters, use_caches, without_recompiling
-from attn_exp.core.record import PassRecord, Request, TensorError
+from attn_exp.core.record import PassRecord, Request
 from attn_exp.timers.sync import synchronize
-from attn_exp.timers.timed_call import Call
+from attn_exp.timers.timed_call import Call, TimedCall
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
+from attn_exp.worker.judge import Judge, Results
+from attn_exp.worker.judgements import Judgements
 from attn_exp.worker.loaded import check_source
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.base import Workload
@@ -31,17 +30,32 @@ class PreparedBackend:
 
     Attributes:
         backend: the backend.
-        calls: a call for each pass.
+        calls: a call for each pass; `begin` makes it one that a timer may make.
         scope: makes the context manager that the calls run in.
         own_bytes: the GPU memory that it holds, in bytes.
-        wrong: calls each pass once more and returns why its results are wrong, or None.
+        judge: renews the inputs and keeps results.
+        judgements: compares them.
     """
 
     backend: Backend
     calls: dict[str, Call]
     scope: Callable[[], AbstractContextManager[Any]]
     own_bytes: int
-    wrong: Callable[[], str | None] = lambda: None
+    judge: Judge
+    judgements: Judgements
+
+    def begin(self, direction: str) -> TimedCall:
+        """Return the call of a pass, with new inputs before each time that a timer makes it.
+
+        The backward is that of the last timed forward. Call it inside `scope()`.
+        """
+        if direction == "backward":
+            # Frees what the first forward saved before the new one takes as much.
+            del self.calls[direction]
+            self.calls[direction] = self.judge.backward()
+        timed = self.judge.timed(direction, self.calls[direction])
+        self.calls[direction] = timed
+        return timed
 
 
 def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
@@ -75,7 +89,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     with attempt.stage("accuracy"):
         # Before the backend runs: a backend that overwrites its inputs must not change the reference.
         before = machine.held_bytes()
-        expected = machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
+        machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
         synchronize(device)
         held_before += machine.held_bytes() - before
     with attempt.stage("first_call"):
@@ -84,11 +98,13 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         began = time.perf_counter()
         calls = calls_for(request, workload, backend, inputs)
         prepared_s = time.perf_counter() - began
+    judge = Judge(case, calls, inputs)
+    judgements = Judgements(attempt, machine, workload, calls, judge)
     with calls.scope():
-        timed, tensors, first_s = _first_calls(attempt, calls, inputs.gradient_names, device, prepared_s)
+        runs, results, first_s = _first_calls(attempt, calls, judge, device, prepared_s)
         with attempt.stage("accuracy"):
-            errors, wrong = _check_results(request, inputs, expected, tensors, calls.scales)
-        del tensors
+            errors, wrong = judgements.first(inputs, results)
+        del results
         attempt.compiled, attempt.notes = compile_record(), calls.notes
         own_bytes = machine.held_bytes() - held_before
     work = workload.work(case)
@@ -98,15 +114,16 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         )
     if wrong:
         raise Stopped("inaccurate", wrong)
-
-    def wrong_now() -> str | None:
-        wanted = machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
-        later = {"out": timed["forward"]().detach()}
-        if attempt.with_gradients:
-            later |= dict(zip(inputs.gradient_names, timed["backward"](), strict=True))
-        return _check_results(request, inputs, wanted, later, calls.scales)[1]
-
-    return PreparedBackend(backend, timed, lambda: without_recompiling(calls.scope()), own_bytes, wrong_now)
+    with calls.scope():
+        judgements.hard()
+    return PreparedBackend(
+        backend=backend,
+        calls=runs,
+        scope=lambda: without_recompiling(calls.scope()),
+        own_bytes=own_bytes,
+        judge=judge,
+        judgements=judgements,
+    )
 
 
 def calls_for(request: Request, workload: Workload, backend: Backend, inputs: DifferentiableInputs) -> Calls:
@@ -116,45 +133,52 @@ def calls_for(request: Request, workload: Workload, backend: Backend, inputs: Di
 
 
 def _first_calls(
-    attempt: Attempt, calls: Calls, gradient_names: Sequence[str], device: str, prepared_s: float
-) -> tuple[dict[str, Call], dict[str, torch.Tensor], dict[str, float]]:
+    attempt: Attempt, calls: Calls, judge: Judge, device: str, prepared_s: float
+) -> tuple[dict[str, Call], Results, dict[str, float]]:
     """Call each pass for the first time.
 
-    Return the calls to time, the tensors to check, and the first calls' seconds.
+    Return the calls of each pass, their results, and the first calls' seconds.
+
+    Raises:
+        Stopped: a result is not what a call of its pass returns.
     """
-    timed: dict[str, Call] = {"forward": calls.forward}
+    runs: dict[str, Call] = {"forward": calls.forward}
     seconds: dict[str, float] = {}
     with attempt.stage("first_call"):
         began = time.perf_counter()
         out = calls.forward()
         synchronize(device)
         seconds["forward"] = prepared_s + time.perf_counter() - began
-        tensors = {"out": out.detach()}
+        results = judge.results("forward", out)
         if attempt.with_gradients:
             began = time.perf_counter()
-            timed["backward"] = calls.backward(out)
-            gradients = timed["backward"]()
+            runs["backward"] = calls.backward(out)
+            gradients = runs["backward"]()
             synchronize(device)
             seconds["backward"] = time.perf_counter() - began
-            tensors |= dict(zip(gradient_names, gradients, strict=True))
-    return timed, tensors, seconds
+            results |= judge.results("backward", gradients)
+    return runs, {name: tensor.detach() for name, tensor in results.items()}, seconds
 
 
-def _check_results(
-    request: Request,
-    inputs: DifferentiableInputs,
-    expected: Expected,
-    tensors: dict[str, torch.Tensor],
-    scales: dict[str, float],
-) -> tuple[dict[str, dict[str, TensorError]], str | None]:
-    """Return the errors by pass and tensor, and what is wrong or None.
+def _kernels(
+    machine: Machine, l2: str, call: Call, own_bytes: int
+) -> tuple[tuple[Kernel, ...], float, int | None, bool]:
+    """Trace a call.
 
-    The output's error is under `forward`, the gradients' under `backward`.
+    Returns:
+        Its kernels, the launches of a call, on a GPU the peak memory in bytes, and whether records were lost.
     """
-    errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
-    for name, tensor in tensors.items():
-        errors["forward" if name == "out" else "backward"][name] = expected.judge(name, tensor, scales.get(name, 1.0))
-    wrong = inaccuracy({name: error for pass_errors in errors.values() for name, error in pass_errors.items()})
-    if wrong is None and isinstance(inputs, Inputs):
-        wrong = edge_error(request.case, inputs, tensors["out"])
-    return errors, wrong
+    if machine.gpu is None:
+        ran = operators(call)
+        return ran, sum(operator.count for operator in ran), None, False
+    others_bytes = machine.held_bytes() - own_bytes
+    torch.cuda.reset_peak_memory_stats()
+    traced = trace(machine.gpu, l2, call, _TRACED_CALLS)
+    return traced.kernels(), traced.launches, torch.cuda.max_memory_allocated() - others_bytes, traced.lossy
+
+
+def _check_claim(backend: Backend, direction: str, device: str, kernels: tuple[Kernel, ...]) -> None:
+    claim = backend.claimed_kernels(direction, device)
+    if claim and not any(re.search(claim, kernel.name) for kernel in kernels):
+        ran = ", ".join(kernel.name.split("(")[0] for kernel in kernels[:3]) or "nothing"
+        raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but {ran} ran")

@@ -1,7 +1,7 @@
 """The workload `attention`: the backend's calls, without a transformer block."""
 
 from attn_exp.attention.inputs import Inputs, make_inputs
-from attn_exp.attention.tolerance import Expected, expected
+from attn_exp.attention.tolerance import Expected, Tolerance, expected
 from attn_exp.backends.base import Backend, Calls
 from attn_exp.core.case import Case
 from attn_exp.core.record import Work
@@ -14,9 +14,11 @@ class AttentionAlone:
         """Return q, k, v and the output's gradient."""
         return make_inputs(case, device, seed, with_gradients=with_gradients)
 
-    def expected(self, case: Case, inputs: Inputs, *, with_gradients: bool) -> Expected:
-        """Return the reference of `out`, `dq`, `dk` and `dv`."""
-        return expected(case, inputs, with_gradients=with_gradients)
+    def expected(
+        self, case: Case, inputs: Inputs, *, with_gradients: bool, tolerances: dict[str, Tolerance] | None = None
+    ) -> Expected:
+        """Return the reference of `out`, `dq`, `dk` and `dv`, at rows that are drawn anew if the case is large."""
+        return expected(case, inputs, with_gradients=with_gradients, sampled=True, tolerances=tolerances)
 
     def calls(self, backend: Backend, case: Case, inputs: Inputs) -> Calls:
         """Return the calls that the backend prepares."""

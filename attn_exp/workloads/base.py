@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from attn_exp.attention.tolerance import Expected
+from attn_exp.attention.tolerance import Expected, Tolerance
 from attn_exp.backends.base import Backend, Calls
 from attn_exp.core.case import Case
 from attn_exp.core.record import Work
@@ -15,8 +15,14 @@ class Workload(Protocol):
         """Return new inputs from `seed`."""
         ...
 
-    def expected(self, case: Case, inputs: Any, *, with_gradients: bool) -> Expected:
-        """Return output and gradients in float32 with the reference's attention, and their tolerances."""
+    def expected(
+        self, case: Case, inputs: Any, *, with_gradients: bool, tolerances: dict[str, Tolerance] | None = None
+    ) -> Expected:
+        """Return output and gradients in float32 with the reference's attention, and their tolerances.
+
+        A large case without a block gets only rows that are drawn anew. `tolerances` are those of an earlier reference
+        of the same case.
+        """
         ...
 
     def calls(self, backend: Backend, case: Case, inputs: Any) -> Calls:

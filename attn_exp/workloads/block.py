@@ -47,10 +47,12 @@ class BlockWorkload:
         operands = tuple(normal(shapes[name]).requires_grad_(with_gradients) for name in block.operand_names)
         return BlockInputs(block, operands, normal(shapes["x"]))
 
-    def expected(self, case: Case, inputs: BlockInputs, *, with_gradients: bool) -> Expected:
+    def expected(
+        self, case: Case, inputs: BlockInputs, *, with_gradients: bool, tolerances: dict[str, Tolerance] | None = None
+    ) -> Expected:
         """Return the block in float32 with the reference's attention, and tolerances measured on a part of it."""
         whole = _outcome(inputs.to(torch.float32), reference_attention(case), with_gradients=with_gradients)
-        return Expected(whole, _tolerances(case, inputs, with_gradients=with_gradients))
+        return Expected(whole, tolerances or _tolerances(case, inputs, with_gradients=with_gradients))
 
     def calls(self, backend: Backend, case: Case, inputs: BlockInputs) -> Calls:
         """Return the block with the backend's attention.

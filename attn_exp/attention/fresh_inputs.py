@@ -1,0 +1,181 @@
+"""New inputs for every timed call: signs of channels change in place, so that no earlier result is right.
+
+A change is one kernel a tensor, allocates nothing, keeps the distribution (a normal one is symmetric), and is exact:
+changing the same signs again restores the numbers. Changing q or k alone changes every score. Changing the same
+channels of q and k changes no score, and changing channels of v changes those of the output: such a *relative* of
+inputs shares their reference.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from attn_exp.attention.inputs import DifferentiableInputs, Inputs
+
+# Drawn once: drawing signs on the device would take a kernel for each call.
+_PATTERNS = 64
+_CHANGES_V = 0.25
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# The changed channels of each tensor as the bits of a number: bit c stands for channel c.
+Signs = Mapping[str, int]
+
+
+def flip_signs(tensor: torch.Tensor, bits: int) -> None:
+    """Change in place the signs of the channels, those of the last dimension, whose bits are set."""
+    integers = _integers(tensor)
+    integers.bitwise_xor_(_mask(bits, integers))
+
+
+def every_channel(tensor: torch.Tensor) -> int:
+    """Return the bits of all channels: flipping these negates a tensor."""
+    return (1 << tensor.shape[-1]) - 1
+
+
+def _integers(tensor: torch.Tensor) -> torch.Tensor:
+    # `data` has no version: no graph is told that a tensor it saved changed, just as when a serving engine writes a new
+    # request into the tensors that a CUDA graph reads.
+    return tensor.data.view(_INTEGERS[tensor.element_size()])
+
+
+def _mask(bits: int, integers: torch.Tensor) -> torch.Tensor:
+    """Return the sign bit at the channels whose bits are set, else 0, in the integers' dtype."""
+    dtype = integers.dtype
+    sign = 1 << 7 if dtype == torch.uint8 else torch.iinfo(dtype).min
+    return (_unpacked(bits, integers.shape[-1]) * sign).to(dtype).to(integers.device)
+
+
+def _unpacked(bits: int, channels: int) -> torch.Tensor:
+    """Return the bits of a number, the lowest first, as int64 (channels,)."""
+    octets = torch.tensor(list(bits.to_bytes(-(-channels // 8), "little")), dtype=torch.int64)
+    return (octets[:, None] >> torch.arange(8) & 1).flatten()[:channels]
+
+
+class _Changeable:
+    """A tensor as integers, with masks of sign bits that a kernel applies."""
+
+    def __init__(self, tensor: torch.Tensor, dice: random.Random) -> None:
+        self.channels = tensor.shape[-1]
+        self._integers = _integers(tensor)
+        self.bits = [dice.getrandbits(self.channels) or 1 for _ in range(_PATTERNS)]
+        self._masks = [_mask(bits, self._integers) for bits in self.bits]
+
+    def change(self, pattern: int) -> int:
+        torch.bitwise_xor(self._integers, self._masks[pattern], out=self._integers)
+        return self.bits[pattern]
+
+
+@dataclass(frozen=True)
+class State:
+    """How inputs differ from those of the seed: by signs of channels, and whether the whole gradient is negated."""
+
+    signs: Signs
+    negated: bool = False
+
+
+class FreshInputs:
+    """Changes the tensors that a backend's calls read, and knows how they differ from the inputs of the seed.
+
+    Args:
+        read: what the calls read: attention's inputs in the backend's layout, or a block's. The last dimension is that
+            of the channels.
+
+    Raises:
+        TypeError: an operand is not exactly a tensor: a subclass could compute while it is changed.
+    """
+
+    def __init__(self, read: DifferentiableInputs) -> None:
+        # Of its own and seeded by the system, so that no seed that a backend sets foretells the changes.
+        self._dice = random.Random(random.SystemRandom().getrandbits(128))
+        operands = tuple(read.operands)
+        self._attention = isinstance(read, Inputs)
+        names = ("q", "k", "v") if self._attention else tuple(f"operand {index}" for index in range(len(operands)))
+        tensors = dict(zip(names, operands, strict=True)) | {"d_out": read.d_out}
+        for name, tensor in tensors.items():
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                raise TypeError(f"{name} of the backend's inputs is a {type(tensor).__name__}, not a torch.Tensor")
+        self.tensors: dict[str, torch.Tensor] = tensors
+        self._changeable = {name: _Changeable(tensor, self._dice) for name, tensor in tensors.items()}
+        self._bits = dict.fromkeys(tensors, 0)
+        self._negated = False
+
+    @property
+    def state(self) -> State:
+        """Return how the tensors differ now."""
+        return State(dict(self._bits), self._negated)
+
+    def renew(self) -> None:
+        """Change what a forward reads: q or k, so that every score is another one, and sometimes v; a block's first."""
+        if not self._attention:
+            self._change("operand 0")
+            return
+        self._change("q" if self._dice.random() < 0.5 else "k")
+        if self._dice.random() < _CHANGES_V:
+            self._change("v")
+
+    def renew_gradient(self) -> None:
+        """Change the output's gradient, which is all that a backward of a given forward may read anew."""
+        self._change("d_out")
+
+    def _change(self, name: str) -> None:
+        self._bits[name] ^= self._changeable[name].change(self._dice.randrange(_PATTERNS))
+
+    def relative(self, state: State) -> State:
+        """Return another state whose output is that of `state` but for the signs of channels; a block's has none."""
+        if not self._attention:
+            return state
+        both = self._dice.getrandbits(self._changeable["q"].channels) or 1
+        values = self._dice.getrandbits(self._changeable["v"].channels) or 1
+        signs = state.signs
+        return State(dict(signs) | {"q": signs["q"] ^ both, "k": signs["k"] ^ both, "v": signs["v"] ^ values})
+
+    def set_forward(self, state: State) -> None:
+        """Change what a forward reads into `state`; the output's gradient stays."""
+        for name in self.tensors.keys() - {"d_out"}:
+            flip_signs(self.tensors[name], self._bits[name] ^ state.signs[name])
+            self._bits[name] = state.signs[name]
+
+    def set_gradient(self, state: State, *, negated: bool) -> None:
+        """Change the output's gradient into that of `state`, or into its negative."""
+        turned = every_channel(self.tensors["d_out"]) if negated != self._negated else 0
+        flip_signs(self.tensors["d_out"], self._bits["d_out"] ^ state.signs["d_out"] ^ turned)
+        self._bits["d_out"], self._negated = state.signs["d_out"], negated
+
+    @torch.no_grad()
+    def write(self, values: DifferentiableInputs) -> None:
+        """Write other values of the same shapes into the tensors, which are then those of a seed, unchanged."""
+        for name, tensor in zip(self.tensors, (*values.operands, values.d_out), strict=True):
+            self.tensors[name].data.copy_(tensor.detach())
+            self._bits[name] = 0
+        self._negated = False
+
+    def written(self, seeded: Any) -> str | None:
+        """Return the name of a tensor whose numbers are not those that were written into it, or None."""
+        wanted = self.changed(seeded, self.state)
+        for (name, tensor), like in zip(self.tensors.items(), (*wanted.operands, wanted.d_out), strict=True):
+            if tensor.shape != like.shape or not torch.equal(_integers(tensor), _integers(like)):
+                return name
+        return None
+
+    def changed(self, seeded: Any, state: State) -> Any:
+        """Return inputs of the seed as they are in `state`, as new tensors: what a reference is computed of.
+
+        Args:
+            seeded: `Inputs`, or those of a block, which have the same tensors in the same order.
+            state: the state.
+        """
+        made = {}
+        for name, tensor in zip(self.tensors, (*seeded.operands, seeded.d_out), strict=True):
+            copy = tensor.detach().clone()
+            flip_signs(copy, state.signs[name])
+            if name == "d_out" and state.negated:
+                flip_signs(copy, every_channel(copy))
+            made[name] = copy.requires_grad_(tensor.requires_grad)
+        *operands, d_out = made.values()
+        if isinstance(seeded, Inputs):
+            q, k, v = operands
+            return replace(seeded, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out)
+        return replace(seeded, operands=tuple(operands), d_out=d_out)

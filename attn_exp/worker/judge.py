@@ -1,0 +1,250 @@
+"""The judge of one job: what was timed is what is compared with the reference.
+
+Between timed calls the inputs change. One timed call of each pass is *drawn*, by reservoir sampling, so that nobody can
+foresee it, and its results are copied at once, on the stream of the call. After the timing the timer makes one call
+more, the *last*, on a relative of the drawn call's inputs, so that one reference judges them all.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from attn_exp.attention.fresh_inputs import FreshInputs, State, every_channel, flip_signs
+from attn_exp.attention.inputs import DifferentiableInputs
+from attn_exp.attention.probe import Place
+from attn_exp.attention.verdict import malformed
+from attn_exp.backends.base import Calls
+from attn_exp.core.case import Case
+from attn_exp.core.record import Form
+from attn_exp.timers.graph import GraphTimer
+from attn_exp.timers.loop import Timer
+from attn_exp.timers.timed_call import TimedCall
+from attn_exp.worker.attempt import Stopped
+
+Results = dict[str, torch.Tensor]
+# How many calls of a pass have a few of their rows looked at, and how many sets of rows these choose from.
+_PROBES, _PLACES = 16, 64
+
+
+def form_of(tensor: torch.Tensor) -> Form:
+    """Return dtype, shape and strides of a tensor."""
+    return Form(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape), strides=tensor.stride())
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Copies of one timed call's results.
+
+    Attributes:
+        results: by name; `out`, or the gradients.
+        state: how the inputs differed from those of the seed.
+        index: which call of its pass it was, from 1 on.
+        forms: of the results, as they were before they were copied.
+    """
+
+    results: Results
+    state: State
+    index: int
+    forms: dict[str, Form]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A few rows of one timed call's `out`, or dq."""
+
+    place: Place
+    rows: torch.Tensor
+    state: State
+    index: int
+
+
+@dataclass
+class TimedPass:
+    """One pass's timed calls so far.
+
+    Attributes:
+        names: of the tensors that a call returns.
+        like: each tensor of the first call as an empty one of its form, on the device `meta`.
+        count: how many calls a timer made.
+        drawn: of a call chosen at random.
+        last: of the call after the timing.
+        probes: of more calls chosen at random.
+        result: what that call returned, with its graph.
+    """
+
+    names: tuple[str, ...]
+    like: Results
+    count: int = 0
+    draws: bool = False
+    wants_last: bool = False
+    drawn: Kept | None = None
+    last: Kept | None = None
+    result: Any = None
+    probes: list[Probe] = field(default_factory=list)
+
+
+class Judge:
+    """Renews the inputs of one job's calls, and keeps the results to be compared with a reference.
+
+    Args:
+        case: the problem.
+        calls: of the backend, or of the block around it.
+        inputs: those of the seed, which the backend was given.
+    """
+
+    def __init__(self, case: Case, calls: Calls, inputs: DifferentiableInputs) -> None:
+        self._calls, self._like = calls, inputs.d_out
+        self.fresh = FreshInputs(calls.inputs or inputs)
+        self._names = {"forward": ("out",), "backward": tuple(inputs.gradient_names)}
+        leaves = dict(zip(inputs.gradient_names, inputs.leaves, strict=True))
+        self._bhsd = {tuple(inputs.d_out.shape), tuple(inputs.leaves[0].shape)}
+        self._shapes = {name: tuple(leaf.shape) for name, leaf in ({"out": inputs.d_out} | leaves).items()}
+        # Seeded by the system, so that no seed that a backend sets foretells what is drawn.
+        self._dice = random.Random(random.SystemRandom().getrandbits(128))
+        self.passes: dict[str, TimedPass] = {}
+        # Made now: copying indices to a GPU between timed calls would make the host wait for it.
+        places = range(_PLACES if case.workload is None else 0)
+        self._places = [Place.drawn(case, self._dice, inputs.d_out.device) for _ in places]
+
+    def results(self, direction: str, returned: Any) -> Results:
+        """Return what a call returned by name.
+
+        Raises:
+            Stopped: it is not what a call of that pass returns.
+        """
+        names = self._names[direction]
+        tensors = (returned,) if direction == "forward" else returned
+        if direction == "backward" and (not isinstance(tensors, Sequence) or len(tensors) != len(names)):
+            count = len(tensors) if isinstance(tensors, Sequence) else type(tensors).__name__
+            raise Stopped("inaccurate", f"the backward returned {count}, not the {len(names)} gradients {names}")
+        results = dict(zip(names, tensors, strict=True))
+        for name, tensor in results.items():
+            wrong = malformed(name, tensor, shape=self._shapes[name], like=self._like, scales=self._calls.scales)
+            if wrong:
+                raise Stopped("inaccurate", f"{direction}: {wrong}")
+        return results
+
+    def timed(self, direction: str, run: Callable[[], Any]) -> TimedCall:
+        """Return a call as a timer makes it, with new inputs before each call and a look at each result."""
+        known = self.passes[direction] = TimedPass(self._names[direction], {})
+        first = True
+
+        def before() -> None:
+            self._renew(direction, known)
+            # Reservoir sampling: each of n calls is the drawn one with probability 1 / n.
+            known.draws = self._dice.random() * (known.count + 1) < 1
+            if known.draws or known.wants_last:
+                _poison(known.like.values(), self.fresh.tensors["d_out"].device)
+
+        def after(returned: Any) -> None:
+            nonlocal first
+            known.count += 1
+            self._probe(known, returned if direction == "forward" else returned[0])
+            if not (known.draws or known.wants_last or first):
+                # All calls have the first one's form: a cheap look at each.
+                self._look(direction, known, returned)
+                return
+            results = self.results(direction, returned)
+            if first:
+                known.like, first = {name: _form_only(tensor) for name, tensor in results.items()}, False
+            forms = {name: form_of(tensor) for name, tensor in results.items()}
+            # Copied on the call's own stream, without waiting: work that this stream does not wait for is missing.
+            copies = {name: tensor.detach().clone() for name, tensor in results.items()}
+            kept = Kept(copies, self.fresh.state, known.count, forms)
+            if known.wants_last:
+                known.last, known.result = kept, returned
+            else:
+                known.drawn = kept
+
+        return TimedCall(run, before, after)
+
+    def _renew(self, direction: str, known: TimedPass) -> None:
+        if direction == "forward":
+            if known.wants_last and known.drawn:
+                self.fresh.set_forward(self.fresh.relative(known.drawn.state))
+            else:
+                self.fresh.renew()
+        elif known.wants_last and known.drawn:
+            self.fresh.set_gradient(known.drawn.state, negated=True)
+        else:
+            self.fresh.renew_gradient()
+
+    def _probe(self, known: TimedPass, tensor: Any) -> None:
+        """Keep rows of a call's `out`, or dq, if it is among those chosen at random."""
+        slot = self._dice.randrange(known.count)
+        if not self._places or slot >= _PROBES or type(tensor) is not torch.Tensor or tensor.shape not in self._bhsd:
+            return
+        place = self._dice.choice(self._places)
+        probe = Probe(place, place.of(tensor), self.fresh.state, known.count)
+        if len(known.probes) < _PROBES:
+            known.probes.append(probe)
+        else:
+            known.probes[slot] = probe
+
+    def _look(self, direction: str, known: TimedPass, returned: Any) -> None:
+        tensors = (returned,) if direction == "forward" else returned
+        for tensor, like in zip(tensors, known.like.values(), strict=False):
+            if type(tensor) is not torch.Tensor or tensor.shape != like.shape or tensor.dtype != like.dtype:
+                self.results(direction, returned)
+
+    def make_last(self, direction: str, timer: Timer, call: TimedCall) -> None:
+        """Let the timer make one call more, and keep its results."""
+        known = self.passes[direction]
+        known.wants_last = True
+        try:
+            timer.block(call, 1)
+        finally:
+            known.wants_last = False
+        if isinstance(timer, GraphTimer):
+            # The graph's own output, without the saved tensors that a backward needs.
+            known.result = None
+
+    def backward(self) -> Callable[[], Any]:
+        """Return the backward of the last timed forward, or of a new one if none was timed."""
+        forward = self.passes.get("forward")
+        out = None if forward is None else forward.result
+        if forward is not None:
+            forward.result = None
+        return self._calls.backward(self._calls.forward() if out is None else out)
+
+    def state(self) -> State:
+        """Return how the inputs differed for the results that are judged: a reference is needed of these."""
+        backward, forward = self.passes.get("backward"), self.passes.get("forward")
+        if backward is not None and backward.drawn is not None:
+            return backward.drawn.state
+        assert forward is not None and forward.last is not None
+        return forward.last.state
+
+    def kept(self, direction: str) -> Iterator[tuple[Literal["drawn", "last"], Kept]]:
+        """Yield `drawn` and `last` of a pass, their results turned into those of `state()`."""
+        known, state = self.passes[direction], self.state()
+        several: tuple[tuple[Literal["drawn", "last"], Kept | None], ...] = (
+            ("drawn", known.drawn),
+            ("last", known.last),
+        )
+        for call, kept in several:
+            if kept is None:
+                continue
+            for tensor in kept.results.values():
+                if direction == "backward" and kept.state.negated != state.negated:
+                    flip_signs(tensor, every_channel(tensor))
+                elif direction == "forward" and "v" in state.signs:
+                    flip_signs(tensor, kept.state.signs["v"] ^ state.signs["v"])
+            yield call, replace(kept, state=state)
+
+
+def _form_only(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _poison(likes: Iterable[torch.Tensor], device: torch.device) -> None:
+    """Leave NaN in the memory that the next results will probably lie in: what a call does not write then shows."""
+    for like in likes:
+        if like.element_size() == 1:
+            # The code of e4m3's NaN.
+            torch.full(like.shape, 0x7F, dtype=torch.uint8, device=device)
+        else:
+            torch.full(like.shape, float("nan"), dtype=like.dtype, device=device)
