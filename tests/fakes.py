@@ -445,11 +445,11 @@ class ManyOperators(Eager):
 
 
 class RightAtFirst(Honest):
-    """Right when it is called for the first time; `how` says what later calls do wrong."""
+    """Right in its first `right` calls of a pass; `how` says what later calls do wrong."""
 
-    def __init__(self, name: str, how: str) -> None:
+    def __init__(self, name: str, how: str, right: int = 1) -> None:
         super().__init__(name)
-        self.how = how
+        self.how, self.right = how, right
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         honest, calls = super().prepare(case, inputs), {"forward": 0, "backward": 0}
@@ -457,7 +457,7 @@ class RightAtFirst(Honest):
         def forward() -> torch.Tensor:
             calls["forward"] += 1
             out = honest.forward()
-            if calls["forward"] == 1:
+            if calls["forward"] <= self.right:
                 return out
             if self.how == "spoils its inputs":
                 with torch.no_grad():
@@ -470,7 +470,7 @@ class RightAtFirst(Honest):
             def gradients() -> Any:
                 calls["backward"] += 1
                 found = right()
-                none = calls["backward"] > 1 and self.how == "no gradients"
+                none = calls["backward"] > self.right and self.how == "no gradients"
                 return tuple(torch.zeros_like(one) for one in found) if none else found
 
             return gradients

@@ -239,7 +239,9 @@ class Machine:
         # Another one in each process, so that no backend can be right on these values alone.
         seed = secrets.randbits(63)
         values = hard_inputs(request.case, like, seed)
-        made = expected(request.case, values, with_gradients=with_gradients)
+        for tensor in values.qkv:
+            tensor.requires_grad_(with_gradients)
+        made = expected(request.case, values, with_gradients=with_gradients, sampled=True)
         self.hard = key, seed, made
         return values, made
 

@@ -119,7 +119,9 @@ class Judge:
         tensors = (returned,) if direction == "forward" else returned
         if direction == "backward" and (not isinstance(tensors, Sequence) or len(tensors) != len(names)):
             count = len(tensors) if isinstance(tensors, Sequence) else type(tensors).__name__
-            raise Stopped("inaccurate", f"the backward returned {count}, not the {len(names)} gradients {names}")
+            raise Stopped(
+                "inaccurate", f"the backward returned {count}, not the {len(names)} gradients {', '.join(names)}"
+            )
         results = dict(zip(names, tensors, strict=True))
         for name, tensor in results.items():
             wrong = malformed(name, tensor, shape=self._shapes[name], like=self._like, scales=self._calls.scales)
