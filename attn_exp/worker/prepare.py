@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from attn_exp.attention.inputs import DifferentiableInputs
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
 from attn_exp.backends.compile import compile_calls, compile_record, reset_counters, use_caches, without_recompiling
@@ -158,27 +156,3 @@ def _first_calls(
             seconds["backward"] = time.perf_counter() - began
             results |= judge.results("backward", gradients)
     return runs, {name: tensor.detach() for name, tensor in results.items()}, seconds
-
-
-def _kernels(
-    machine: Machine, l2: str, call: Call, own_bytes: int
-) -> tuple[tuple[Kernel, ...], float, int | None, bool]:
-    """Trace a call.
-
-    Returns:
-        Its kernels, the launches of a call, on a GPU the peak memory in bytes, and whether records were lost.
-    """
-    if machine.gpu is None:
-        ran = operators(call)
-        return ran, sum(operator.count for operator in ran), None, False
-    others_bytes = machine.held_bytes() - own_bytes
-    torch.cuda.reset_peak_memory_stats()
-    traced = trace(machine.gpu, l2, call, _TRACED_CALLS)
-    return traced.kernels(), traced.launches, torch.cuda.max_memory_allocated() - others_bytes, traced.lossy
-
-
-def _check_claim(backend: Backend, direction: str, device: str, kernels: tuple[Kernel, ...]) -> None:
-    claim = backend.claimed_kernels(direction, device)
-    if claim and not any(re.search(claim, kernel.name) for kernel in kernels):
-        ran = ", ".join(kernel.name.split("(")[0] for kernel in kernels[:3]) or "nothing"
-        raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but {ran} ran")
