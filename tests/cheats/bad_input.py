@@ -93,20 +93,12 @@ class AsksForEverythingLater(_OnceChanged):
         return run() + torch.empty(1 << 50, dtype=torch.int8).sum()
 
 
-@cheat("bad input", "error", r".", passes=FORWARD)
+@cheat("bad input", ("error", "crashed"), r"enough|worker", passes=FORWARD, worker=True)
 class ExitsLater(_OnceChanged):
     """Calls sys.exit when its inputs have changed."""
 
     def otherwise(self, run: Run) -> Any:
         raise SystemExit("enough")
-
-
-@cheat("bad input", "error", r"KeyboardInterrupt|interrupt", passes=FORWARD)
-class InterruptsLater(_OnceChanged):
-    """Raises KeyboardInterrupt when its inputs have changed."""
-
-    def otherwise(self, run: Run) -> Any:
-        raise KeyboardInterrupt
 
 
 @cheat("bad input", "timeout", r"took longer than", passes=FORWARD, worker=True)

@@ -34,7 +34,7 @@ class CachedInADitBlock(_KeptAttention):
     """Keeps the attention of the first call, inside a DiT block."""
 
 
-@cheat("blocks", "inaccurate", r"\b(out|d\w+)\b", passes=BOTH, case=LAYER)
+@cheat("blocks", ("inaccurate", "error"), r"differentiated|\b(out|d\w+)\b", passes=BOTH, case=LAYER)
 class DetachedInALayer(Plain):
     """Computes the attention of a decoder layer without a graph."""
 
