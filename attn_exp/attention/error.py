@@ -7,7 +7,7 @@ import torch
 from attn_exp.core.record import TensorError
 
 # A reference with a smaller root mean square is rounding noise of inputs of unit scale.
-_VANISHING = 1e-5
+VANISHING = 1e-5
 _CHUNK = 1 << 26
 
 
@@ -39,7 +39,7 @@ def tensor_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1
         reference_norms.append(expected.norm(dim=-1))
         total += torch.stack([error_norms[-1].double().square().sum(), reference_norms[-1].double().square().sum()])
     error, norm = torch.cat(error_norms), torch.cat(reference_norms)
-    if (total[1] / reference.numel()).sqrt() < _VANISHING:
+    if (total[1] / reference.numel()).sqrt() < VANISHING:
         # dq and dk vanish where a query sees one key: errors are then relative to the inputs' unit scale.
         total[1] = reference.numel()
     typical = (total[1] / len(rows)).sqrt().to(norm.dtype)

@@ -3,11 +3,13 @@
 Rows of `out` and dq need only their own queries and the keys of their head: a probe costs next to nothing.
 """
 
+import math
 import random
 from dataclasses import dataclass
 
 import torch
 
+from attn_exp.attention.error import VANISHING
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.fresh_inputs import State, every_channel, flip_signs
 from attn_exp.attention.inputs import Inputs
@@ -16,6 +18,8 @@ from attn_exp.core.case import Case
 _ROWS = 16
 # The error of a stale result is 1.4 of its norm; a few rows of fp8 may be off by a quarter.
 _MOST = 0.5
+# Late rows of a causal mask are a third of the usual size.
+_LEAST = 0.3
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Place:
 
 @torch.no_grad()
 def probe_error(
-    case: Case, seeded: Inputs, state: State, place: Place, name: str, found: torch.Tensor, scale: float
+    case: Case, seeded: Inputs, state: State, place: Place, name: str, found: torch.Tensor, scale: float, usual: float
 ) -> float:
     """Return the relative error of rows of `out` or `dq`, infinite if they are not finite.
 
@@ -55,6 +59,8 @@ def probe_error(
         name: `out` or `dq`.
         found: the call's rows (n, dim).
         scale: their factor if they are codes.
+        usual: the root mean square of the whole tensor (see `usual_size`). Rows that nearly vanish beside it are not
+            judged by their own norm.
     """
     numbers = seeded.numbers()
     kv_head = place.q_head // (case.q_heads // case.kv_heads)
@@ -81,10 +87,15 @@ def probe_error(
         d_rows = d_out[place.rows]
         d_scores = weights * (d_rows @ v.mT - (d_rows * wanted).sum(-1, keepdim=True))
         wanted = (d_scores if slope is None else d_scores * slope) @ k * case.head_dim**-0.5
-    # Rows that see one key have no dq: errors are then relative to the inputs' unit scale.
-    norm = torch.maximum(wanted.norm(), torch.tensor(1e-5 * wanted.numel() ** 0.5, device=wanted.device))
-    error = float((found.float() * scale - wanted).norm() / norm)
-    return error if error == error else float("inf")
+    norm = max(float(wanted.norm()), _LEAST * usual * wanted.numel() ** 0.5)
+    error = float((found.float() * scale - wanted).norm()) / norm
+    return error if math.isfinite(error) else math.inf
+
+
+def usual_size(tensor: torch.Tensor) -> float:
+    """Return the root mean square of a reference, or 1.0, the inputs' own, where it vanishes."""
+    size = float(tensor.square().mean().sqrt())
+    return size if size > VANISHING else 1.0
 
 
 def allowed_error(relative: float) -> float:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attn_exp.attention.inputs import Inputs, distribution
-from attn_exp.attention.probe import allowed_error, probe_error
+from attn_exp.attention.inputs import distribution
+from attn_exp.attention.probe import allowed_error, probe_error, usual_size
 from attn_exp.attention.tolerance import Expected
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
@@ -78,10 +78,15 @@ class Judgements:
             Stopped: they are inaccurate.
         """
         name = "out" if direction == "forward" else "dq"
-        allowed = allowed_error(first.tolerances[name].relative) if isinstance(seeded, Inputs) else 0.0
-        for probe in self.judge.passes[direction].probes:
-            scale = self.calls.scales.get(name, 1.0)
-            error = probe_error(self.attempt.request.case, seeded, probe.state, probe.place, name, probe.rows, scale)
+        probes = self.judge.passes[direction].probes
+        if not probes:
+            return
+        allowed, usual = allowed_error(first.tolerances[name].relative), usual_size(first.tensors[name])
+        scale = self.calls.scales.get(name, 1.0)
+        for probe in probes:
+            error = probe_error(
+                self.attempt.request.case, seeded, probe.state, probe.place, name, probe.rows, scale, usual
+            )
             if error > allowed:
                 raise Stopped(
                     "inaccurate",

@@ -1,0 +1,124 @@
+"""Inputs that change between timed calls, and probes of a few rows."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import CASE
+
+from attn_exp.attention.fresh_inputs import FreshInputs, State, flip_signs
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.probe import Place, allowed_error, probe_error, usual_size
+from attn_exp.attention.reference import reference
+from attn_exp.attention.tolerance import expected
+
+WIDE = replace(CASE, batch=2, q_heads=4, kv_heads=2, q_len=33, kv_len=40, head_dim=24, value_dim=16)
+CASES = {
+    "float32": WIDE,
+    "bfloat16 bshd": replace(WIDE, dtype="bfloat16", layout="bshd", window=9),
+    "float16 softcap": replace(WIDE, dtype="float16", softcap=1.5, causal=False),
+    "fp8": replace(WIDE, dtype="float8_e4m3fn"),
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES)
+def case(request):
+    return request.param
+
+
+def fresh_and_seeded(case):
+    differentiable = not case.quantised
+    read, seeded = (make_inputs(case, "cpu", 5, with_gradients=differentiable) for _ in range(2))
+    return read, seeded, FreshInputs(read)
+
+
+def numbers(inputs):
+    return [tensor.detach().float() for tensor in (*inputs.qkv, inputs.d_out)]
+
+
+def test_inputs_of_a_state_are_those_that_the_calls_read(case):
+    read, seeded, fresh = fresh_and_seeded(case)
+    for _ in range(4):
+        fresh.renew()
+        fresh.renew_gradient()
+    changed = fresh.changed(seeded, fresh.state)
+    for got, wanted, before in zip(numbers(changed), numbers(read), numbers(seeded), strict=True):
+        assert torch.equal(got, wanted)
+        assert torch.equal(got.abs(), before.abs())
+    assert [one.stride() for one in changed.qkv] == [one.stride() for one in read.qkv]
+    assert fresh.written(seeded) is None
+
+
+def test_every_renewal_changes_every_score(case):
+    read, seeded, fresh = fresh_and_seeded(case)
+    earlier = reference(case, seeded, with_gradients=False)["out"]
+    for _ in range(6):
+        fresh.renew()
+        now = reference(case, read, with_gradients=False)["out"]
+        assert (now - earlier).norm() > 0.1 * earlier.norm()
+        earlier = now
+
+
+def test_versions_of_the_tensors_stay_so_that_a_graph_can_be_differentiated_again():
+    read, _, fresh = fresh_and_seeded(WIDE)
+    before = [tensor._version for tensor in read.qkv]
+    fresh.renew()
+    assert [tensor._version for tensor in read.qkv] == before
+
+
+def test_a_relative_has_the_same_output_but_for_signs_and_a_negated_gradient_negated_gradients(case):
+    read, seeded, fresh = fresh_and_seeded(case)
+    fresh.renew()
+    fresh.renew_gradient()
+    state = fresh.state
+    first = reference(case, fresh.changed(seeded, state), with_gradients=True)
+    relative = fresh.relative(state)
+    assert relative != state
+    fresh.set_forward(relative)
+    out = reference(case, read, with_gradients=False)["out"]
+    assert not torch.allclose(out, first["out"], atol=1e-2)
+    flip_signs(out, relative.signs["v"] ^ state.signs["v"])
+    torch.testing.assert_close(out, first["out"])
+    fresh.set_forward(state)
+    fresh.set_gradient(state, negated=True)
+    for name, gradient in reference(case, read, with_gradients=True).items():
+        torch.testing.assert_close(gradient if name == "out" else -gradient, first[name])
+
+
+def test_writing_other_values_and_back_leaves_the_inputs_of_the_seed(case):
+    read, seeded, fresh = fresh_and_seeded(case)
+    fresh.renew()
+    fresh.write(make_inputs(case, "cpu", 6, with_gradients=False))
+    assert fresh.written(seeded) == "q"
+    fresh.write(seeded)
+    assert fresh.written(seeded) is None
+    assert fresh.state == State({"q": 0, "k": 0, "v": 0, "d_out": 0})
+
+
+def test_a_subclass_of_a_tensor_is_no_input():
+    class Lazy(torch.Tensor):
+        pass
+
+    read = make_inputs(WIDE, "cpu", 5, with_gradients=False)
+    with pytest.raises(TypeError, match=r"^k of the backend's inputs is a Lazy, not a torch.Tensor$"):
+        FreshInputs(replace(read, k_bhsd=read.k_bhsd.as_subclass(Lazy)))
+
+
+@pytest.mark.parametrize("name", ["out", "dq"])
+def test_a_probe_tells_a_stale_result_from_a_right_one(case, name):
+    read, seeded, fresh = fresh_and_seeded(case)
+    dice = random.Random(3)
+    whole = expected(case, seeded, with_gradients=True)
+    allowed, usual = allowed_error(whole.tolerances[name].relative), usual_size(whole.tensors[name])
+    stale = reference(case, seeded, with_gradients=True)[name]
+    for _ in range(20):
+        fresh.renew()
+        fresh.renew_gradient()
+        place = Place.drawn(case, dice, torch.device("cpu"))
+        right = reference(case, read, with_gradients=True)[name]
+        errors = [
+            probe_error(case, seeded, fresh.state, place, name, place.of(tensor), 1.0, usual)
+            for tensor in (right, stale, torch.full_like(stale, float("nan")))
+        ]
+        assert errors[0] < allowed < errors[1] < errors[2] == float("inf")
