@@ -87,7 +87,7 @@ def test_a_relative_has_the_same_output_but_for_signs_and_a_negated_gradient_neg
 
 
 def test_writing_other_values_and_back_leaves_the_inputs_of_the_seed(case):
-    read, seeded, fresh = fresh_and_seeded(case)
+    _, seeded, fresh = fresh_and_seeded(case)
     fresh.renew()
     fresh.write(make_inputs(case, "cpu", 6, with_gradients=False))
     assert fresh.written(seeded) == "q"
