@@ -9,6 +9,8 @@ from attn_exp.core.case import Case
 
 # The largest finite e4m3 number (arXiv:2209.05433, table 1).
 E4M3_MAX = 448.0
+# The kind of inputs that are normally distributed.
+NORMAL = "normal"
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Inputs:
         v_bhsd: (batch, kv_heads, kv_len, value_dim).
         d_out_bhsd: the output's gradient, (batch, q_heads, q_len, value_dim).
         scales: the factors of codes, None for other dtypes.
+        kind: `normal`, or a kind of hard values (attn_exp/attention/hard_values.py).
     """
 
     q_bhsd: torch.Tensor
@@ -94,6 +97,7 @@ class Inputs:
     v_bhsd: torch.Tensor
     d_out_bhsd: torch.Tensor
     scales: Scales | None = None
+    kind: str = NORMAL
 
     @property
     def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -128,7 +132,7 @@ class Inputs:
         """
         tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
         q, k, v, d_out = (_laid_out(tensor, layout) for tensor in tensors)
-        return Inputs(q, k, v, d_out, self.scales)
+        return Inputs(q, k, v, d_out, self.scales, self.kind)
 
     def numbers(self) -> "Inputs":
         """Return the inputs as numbers: themselves, or dequantised in float32 without gradients."""
@@ -139,7 +143,7 @@ class Inputs:
         q, k, v, d_out = (
             Quantised(codes.detach(), scale).numbers() for codes, scale in zip(tensors, scales, strict=True)
         )
-        return Inputs(q, k, v, d_out)
+        return Inputs(q, k, v, d_out, kind=self.kind)
 
 
 def distribution(case: Case) -> str:

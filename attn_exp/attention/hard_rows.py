@@ -1,0 +1,175 @@
+"""What rows of q and the keys of hard inputs look like: see attn_exp/attention/hard_values.py."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from attn_exp.attention.formula import seen_keys
+from attn_exp.core.case import Case
+
+# Standard deviation of sharp scores, or this share of the softcap if that is more: its tails pass the softcap.
+_SHARP, _OF_SOFTCAP = 5.0, 0.6
+# What a needle scores; and one behind the mask, so that the visible scores stay small.
+_NEEDLE, _TRAP = 64.0, 24.0
+# A sink's score exceeds the logarithm of the number of keys by this much: it gets nine tenths of the weight.
+_SINK = 2.5
+_RAMP = 24.0
+# Beyond -ln(FLT_MAX) = -88.7 (pytorch#196678), and as far as scores of Qwen2.5 reach (cudnn-frontend#743).
+_DEPTHS = (100.0, 200.0, 400.0)
+# |q kT| of 2.5e5 before its scale, below the -5e4 of flashinfer#4267; in fp16 the product must not overflow.
+_ABYSS = 22_000.0
+_LARGEST_PRODUCT_FP16 = 6e4
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The roles of the channels of q and k, as masks (head_dim,) of ones and zeros.
+
+    Attributes:
+        offset: equal in all keys: shift all scores of a row.
+        ramp: grow along the keys.
+        sink: set only in the first key of a sequence.
+        signs: random signs in every key.
+        size: the magnitude of k in each channel.
+    """
+
+    offset: torch.Tensor
+    ramp: torch.Tensor
+    sink: torch.Tensor
+    signs: torch.Tensor
+    size: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Query rows of one row of the batch that get the same treatment.
+
+    Attributes:
+        case: the problem.
+        channels: the channels' roles.
+        k: the keys, (kv_heads, kv_len, head_dim) in float32.
+        heads: the index of each row's query head.
+        queries: the index of each row's query.
+        generator: of random numbers.
+    """
+
+    case: Case
+    channels: Channels
+    k: torch.Tensor
+    heads: torch.Tensor
+    queries: torch.Tensor
+    generator: torch.Generator
+
+    def normal(self, deviation: float) -> torch.Tensor:
+        """Return rows of q whose scores have this standard deviation."""
+        signs, size = self.channels.signs, self.channels.size
+        shape = len(self.queries), len(signs)
+        noise = torch.randn(shape, generator=self.generator, device=signs.device) * signs / size
+        amount: float = deviation * (self.case.head_dim / float(signs.sum())) ** 0.5
+        return noise * amount
+
+    def aimed(self, key: torch.Tensor, score: float) -> torch.Tensor:
+        """Return rows of q that score about `score` at a key and, equally, at its twin."""
+        kv_head = self.heads // (self.case.q_heads // self.case.kv_heads)
+        twin = torch.where((key ^ 1) < self.case.kv_len, key ^ 1, key)
+        common = (self.k[kv_head, key].sign() + self.k[kv_head, twin].sign()) / 2 * self.channels.signs
+        amount: float = score * self.case.head_dim**0.5 / float(self.channels.signs.sum())
+        return common / self.channels.size * amount
+
+    def shifted(self, role: torch.Tensor, score: float | torch.Tensor) -> torch.Tensor:
+        """Return rows of q that score `score` where the keys' channels of a role have their full magnitude."""
+        amount = torch.as_tensor(score, device=role.device, dtype=torch.float32).reshape(-1, 1)
+        # A head of one or two channels has none to spare.
+        weight = float((role * self.channels.size).sum()) * self.case.head_dim**-0.5 or 1.0
+        return (role * amount / weight).expand(len(self.queries), -1)
+
+    def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first and the last key that each row sees, any key for a row that sees none."""
+        first, last = seen_keys(self.case, self.queries)
+        most = self.case.kv_len - 1
+        return first.clamp(0, most), torch.maximum(first, last).clamp(0, most)
+
+    def visible(self) -> torch.Tensor:
+        """Return one random visible key for each row."""
+        first, last = self.seen()
+        return torch.minimum(last, first + (self.uniform() * (last - first + 1)).long())
+
+    def depths(self) -> torch.Tensor:
+        """Return one of the depths for each row."""
+        depths = torch.tensor(_DEPTHS, device=self.queries.device)
+        return depths[(self.uniform() * len(_DEPTHS)).long().clamp(max=len(_DEPTHS) - 1)]
+
+    def uniform(self) -> torch.Tensor:
+        """Return a random number from 0 to 1 for each row."""
+        return torch.rand(len(self.queries), generator=self.generator, device=self.queries.device)
+
+
+# Maps rows to their q, (rows, head_dim) in float32.
+Treatment = Callable[[Rows], torch.Tensor]
+
+
+def normal(rows: Rows) -> torch.Tensor:
+    """Make scores of N(0, 1)."""
+    return rows.normal(1.0)
+
+
+def sharp(rows: Rows) -> torch.Tensor:
+    """Make scores of a standard deviation of at least 5, and beyond a softcap."""
+    return rows.normal(max(_SHARP, _OF_SOFTCAP * (rows.case.softcap or 0.0)))
+
+
+def needle(rows: Rows) -> torch.Tensor:
+    """Aim at one visible key."""
+    return rows.aimed(rows.visible(), _NEEDLE)
+
+
+def negative(rows: Rows) -> torch.Tensor:
+    """Aim at one visible key, with all scores deeply negative."""
+    return needle(rows) + rows.shifted(rows.channels.offset, -rows.depths())
+
+
+def positive(rows: Rows) -> torch.Tensor:
+    """Aim at one visible key, with all scores so high that their exponentials overflow."""
+    return needle(rows) + rows.shifted(rows.channels.offset, rows.depths())
+
+
+def flat_negative(rows: Rows) -> torch.Tensor:
+    """Make all scores equal and deeply negative."""
+    return rows.shifted(rows.channels.offset, -rows.depths())
+
+
+def abyss(rows: Rows) -> torch.Tensor:
+    """Make all scores equal and more negative than a finite stand-in for -inf."""
+    fits = _LARGEST_PRODUCT_FP16 * rows.case.head_dim**-0.5 if rows.case.dtype == "float16" else _ABYSS
+    return rows.shifted(rows.channels.offset, -min(_ABYSS, fits))
+
+
+def sink(rows: Rows) -> torch.Tensor:
+    """Give the first key most of the weight."""
+    return rows.normal(1.0) + rows.shifted(rows.channels.sink, _SINK + math.log(rows.case.kv_len))
+
+
+def rising(rows: Rows) -> torch.Tensor:
+    """Raise the scores from key to key, so that every tile of keys brings a new maximum."""
+    return rows.normal(1.0) + rows.shifted(rows.channels.ramp, _RAMP)
+
+
+def falling(rows: Rows) -> torch.Tensor:
+    """Lower the scores from key to key."""
+    return rows.normal(1.0) + rows.shifted(rows.channels.ramp, -_RAMP)
+
+
+def edges(rows: Rows) -> torch.Tensor:
+    """Aim at the first or the last visible key, or at the one beyond: a mask off by one gets another winner."""
+    first, last = rows.seen()
+    choice = (rows.uniform() * 4).long()
+    inside = rows.aimed(torch.where(choice == 0, first, last), _NEEDLE)
+    beyond = torch.where(choice == 2, first - 1, last + 1).clamp(0, rows.case.kv_len - 1)
+    return torch.where((choice < 2)[:, None], inside, rows.aimed(beyond, _TRAP))
+
+
+def zeros(rows: Rows) -> torch.Tensor:
+    """Make rows of zeros, as padded tokens have."""
+    return torch.zeros(len(rows.queries), rows.case.head_dim, device=rows.queries.device)

@@ -1,0 +1,216 @@
+"""Inputs that bite: values on which wrong kernels show that look right on a normal distribution.
+
+Scores of normally distributed inputs are N(0, 1): a softcap left out, clamped scores, a softmax without the row's
+maximum, or padding that was never masked changes almost nothing. Here the keys of all heads have one structure, and
+each query row picks a treatment (attn_exp/attention/hard_rows.py), so that every tile and every part of a case meets
+all of a kind's treatments.
+
+The channels of q and k have four roles. *Offset* channels shift all scores of a row, *ramp* channels raise them from
+key to key, *sink* channels raise those of a sequence's first key. The others hold random signs, in which a query finds
+one pair of keys, twins of equal scores, as a needle.
+
+Rows with large scores get their weights from exact ties and wide gaps. Formulas that round scores to the case's dtype
+therefore agree with those that keep them in float32, and tolerances that are measured with the former stay useful:
+at a score of -400, bf16 rounds to multiples of two, which is a factor of e^2 between keys whose scores nearly tie.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from attn_exp.attention import hard_rows
+from attn_exp.attention.hard_rows import Channels, Rows, Treatment
+from attn_exp.attention.inputs import Inputs, Scales, quantised
+from attn_exp.core.case import Case
+
+# Magnitudes of k by role. At fp8 they are bounded by the scale of normal inputs, so offsets take more channels.
+_SIGNS, _OFFSET = 1.0, 4.0
+_SIGNS_FP8, _OFFSET_FP8 = 2.0, 4.0
+# One in so many channels is an outlier.
+_OUTLIERS_EVERY = 16
+# Rows of every second head get their treatment in runs of this length, so that whole tiles have one.
+_RUN = 64
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of inputs.
+
+    Attributes:
+        treatments: what makes rows of q; each row gets one of them by chance.
+        outliers: the magnitude of a few channels of k and v, relative to the others.
+        values: the powers of two that thirds of the channels of v and d_out are multiplied by: `unit`, `large` (one of
+            them large, the other small, and the reverse), or `denormal`.
+        same_keys: whether all keys are equal.
+        padded: whether a quarter of the rows of v and d_out are zeros.
+    """
+
+    treatments: tuple[Treatment, ...] = (hard_rows.normal,)
+    outliers: float = 1.0
+    values: str = "unit"
+    same_keys: bool = False
+    padded: bool = False
+
+
+_MIXTURE = (
+    *(hard_rows.sharp, hard_rows.sharp, hard_rows.sharp),
+    *(hard_rows.needle, hard_rows.negative, hard_rows.positive, hard_rows.flat_negative),
+    *(hard_rows.sink, hard_rows.rising, hard_rows.falling, hard_rows.edges, hard_rows.edges),
+)
+KINDS = {
+    "sharp": Kind((hard_rows.sharp,)),
+    "negative": Kind((hard_rows.negative, hard_rows.flat_negative)),
+    "positive": Kind((hard_rows.positive,)),
+    "abyss": Kind((hard_rows.abyss,)),
+    "needles": Kind((hard_rows.needle, hard_rows.edges)),
+    "sinks": Kind((hard_rows.sink,)),
+    "ramps": Kind((hard_rows.rising, hard_rows.falling)),
+    "outliers": Kind((hard_rows.normal, hard_rows.sharp), outliers=32.0),
+    "constant": Kind(same_keys=True),
+    "zeros": Kind((hard_rows.normal, hard_rows.zeros), padded=True),
+    "large": Kind(values="large"),
+    "denormal": Kind(values="denormal"),
+    "mixed": Kind(_MIXTURE, outliers=4.0, values="large"),
+}
+
+
+def hard_inputs(case: Case, like: Inputs, seed: int) -> Inputs:
+    """Return inputs of the kind `mixed`, of the shapes, layout, dtype, device and scales of `like`.
+
+    They need no gradients: copy them into tensors that do.
+    """
+    device = like.q_bhsd.device
+    return draw("mixed", case, torch.Generator(device).manual_seed(seed), like=like)
+
+
+@torch.no_grad()
+def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> Inputs:
+    """Return new inputs of a kind, a row of the batch at a time.
+
+    Args:
+        kind: a key of `KINDS`.
+        case: the problem.
+        generator: of random numbers, on the device of `like`.
+        like: inputs of the case. The result has their shapes, layout, dtype, device and scales.
+
+    Raises:
+        KeyError: there is no such kind.
+    """
+    chosen = KINDS[kind]
+    made = tuple(torch.empty_like(one.detach()) for one in (*like.qkv, like.d_out_bhsd))
+    channels = _channels(case, chosen, generator, like.q_bhsd.device)
+    for row in range(case.batch):
+        for name, whole, numbers in zip(_NAMES, made, _one(case, chosen, channels, generator), strict=True):
+            whole[row] = _in_dtype(numbers, whole.dtype, like.scales, name)
+    q, k, v, d_out = made
+    return Inputs(q, k, v, d_out, like.scales, kind)
+
+
+_NAMES = ("q", "k", "v", "d_out")
+
+
+def _in_dtype(numbers: torch.Tensor, dtype: torch.dtype, scales: Scales | None, name: str) -> torch.Tensor:
+    if scales is not None:
+        return quantised(numbers, getattr(scales, name)).codes
+    return numbers.to(dtype)
+
+
+def _channels(case: Case, kind: Kind, generator: torch.Generator, device: torch.device) -> Channels:
+    """Give every channel its role, by chance."""
+    dim = case.head_dim
+    offsets = dim // 2 if case.quantised else dim // 4
+    others = max(1, dim // 16) if dim >= 4 else 0
+    order = torch.randperm(dim, generator=generator, device=device)
+    role = torch.empty(dim, device=device)
+    role[order] = torch.arange(dim, device=device, dtype=role.dtype)
+    bounds = (offsets, offsets + others, offsets + 2 * others, dim)
+    masks, begin = [], 0
+    for end in bounds:
+        masks.append(((role >= begin) & (role < end)).float())
+        begin = end
+    offset, ramp, sink, signs = masks
+    unit, large = (_SIGNS_FP8, _OFFSET_FP8) if case.quantised else (_SIGNS, _OFFSET)
+    size = torch.where(offset.bool() | ramp.bool() | sink.bool(), large, unit)
+    if kind.outliers > 1:
+        apart = signs.bool() & (role.long() % _OUTLIERS_EVERY == _OUTLIERS_EVERY - 1)
+        size = torch.where(apart, unit * (2.0 if case.quantised else kind.outliers), size)
+    return Channels(offset, ramp, sink, signs, size)
+
+
+def _one(
+    case: Case, kind: Kind, channels: Channels, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return q, k, v and d_out of one row of the batch, (heads, length, dim) in float32."""
+    device = channels.size.device
+    k = _keys(case, kind, channels, generator)
+    shape = (case.q_heads, case.q_len)
+    q = torch.empty(*shape, case.head_dim, device=device)
+    alone = torch.randint(len(kind.treatments), shape, generator=generator, device=device)
+    in_runs = alone[:, :: min(_RUN, case.q_len)].repeat_interleave(min(_RUN, case.q_len), dim=1)[:, : case.q_len]
+    odd = torch.arange(case.q_heads, device=device)[:, None] % 2 == 1
+    chosen = torch.where(odd, in_runs, alone)
+    for index, treatment in enumerate(kind.treatments):
+        heads, queries = torch.nonzero(chosen == index, as_tuple=True)
+        q[heads, queries] = treatment(Rows(case, channels, k, heads, queries, generator))
+
+    def normal(heads: int, length: int) -> torch.Tensor:
+        return torch.randn(heads, length, case.value_dim, generator=generator, device=device)
+
+    v, d_out = normal(case.kv_heads, case.kv_len), normal(case.q_heads, case.q_len)
+    by_channel = _magnitudes(case, kind, device)
+    v, d_out = v * by_channel[0], d_out * by_channel[1]
+    if kind.padded:
+        v[:, 3::4], d_out[:, 3::4] = 0.0, 0.0
+    return q, k, v, d_out
+
+
+def _keys(case: Case, kind: Kind, channels: Channels, generator: torch.Generator) -> torch.Tensor:
+    device = channels.size.device
+    shape = (case.kv_heads, case.kv_len, case.head_dim)
+    signs = torch.randint(2, shape, generator=generator, device=device).float() * 2 - 1
+    # A key of an odd index differs from its twin before it in one of eight channels.
+    differs = torch.arange(case.head_dim, device=device) % 8 == 0
+    twins = torch.where(differs, -signs[:, ::2], signs[:, ::2])
+    signs[:, 1::2] = twins[:, : signs[:, 1::2].shape[1]]
+    if kind.same_keys:
+        signs = signs[:, :1].expand(shape)
+    place = torch.arange(case.kv_len, device=device)
+    # Few levels, so that they are exact in every dtype.
+    level = torch.floor(16 * place / case.kv_len) / 16
+    starts = torch.zeros(case.kv_len, device=device)
+    starts[0] = 1.0
+    if case.lengths is not None:
+        starts[torch.tensor(case.lengths, device=device).cumsum(0)[:-1]] = 1.0
+    shared = channels.offset + level[:, None] * channels.ramp + starts[:, None] * channels.sink
+    return (shared + signs * channels.signs) * channels.size
+
+
+def _magnitudes(case: Case, kind: Kind, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return factors of the channels of v and of d_out, (value_dim,)."""
+    third = torch.arange(case.value_dim, device=device) % 3
+    one = torch.ones(case.value_dim, device=device)
+    if kind.values == "denormal":
+        tiny = _DENORMAL[case.dtype]
+        return torch.where(third == 0, tiny, one), torch.where(third == 1, tiny, one)
+    if kind.values == "large":
+        of_v, of_d_out = _large(case)
+        v = torch.where(third == 0, of_v, torch.where(third == 1, 1 / of_d_out, one))
+        return v, 1 / v
+    every = torch.arange(case.value_dim, device=device) % _OUTLIERS_EVERY == 0
+    return torch.where(every, kind.outliers, one), one
+
+
+# A quarter of the smallest normal number; at fp8, relative to a scale of amax / 448.
+_DENORMAL = {"bfloat16": 2.0**-128, "float32": 2.0**-128, "float16": 2.0**-16, "float8_e4m3fn": 2.0**-14}
+
+
+def _large(case: Case) -> tuple[float, float]:
+    """Return the factors of the large channels of v and of d_out, with which sums over rows stay finite."""
+    if case.quantised:
+        return 4.0, 4.0
+    if case.dtype != "float16":
+        return 2.0**30, 2.0**30
+    # An output is as large as v. Gradients of v are sums of d_out over all queries: twenty standard deviations fit.
+    queries = case.q_len * case.q_heads // case.kv_heads
+    return 2.0**11, 2.0 ** max(0, int(math.log2(6e4 / (20 * queries**0.5))))
