@@ -1,0 +1,149 @@
+"""Backwards that are done elsewhere, or read what an earlier call left."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from attn_exp.attention.autograd import Gradients, autograd_backward
+from attn_exp.attention.inputs import Inputs
+from attn_exp.backends.base import Calls
+from attn_exp.core.case import Case
+from cheats.corpus import BOTH
+from cheats.gpu.base import NOTHING, WRONG, Formula, OnGpu, any_of, attend, gpu_cheat
+
+_KEPT = ("inaccurate", "wrong_kernel", "implausible")
+_KEPT_WORDS = any_of(WRONG, NOTHING, "above the|faster than")
+
+
+@gpu_cheat("backward", _KEPT, _KEPT_WORDS, passes=BOTH)
+class GradientsOfTheFirstCallOnGpu(OnGpu):
+    """Copies the gradients of the first backward."""
+
+    def gradients(self, case: Case, inputs: Inputs, right: Callable[[], Gradients]) -> Callable[[], Gradients]:
+        kept = right()
+        return lambda: tuple(gradient.clone() for gradient in kept)
+
+
+@gpu_cheat("backward", _KEPT, _KEPT_WORDS, passes=BOTH)
+class BackwardInTheForwardOnGpu(OnGpu):
+    """The forward computes the gradients, and the backward copies them."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        found: list[Gradients] = []
+
+        def forward() -> torch.Tensor:
+            out = attend(case, *inputs.qkv)
+            found[:] = [autograd_backward(inputs, out)()]
+            return out
+
+        def backward(_: torch.Tensor) -> Callable[[], Gradients]:
+            return lambda: tuple(gradient.clone() for gradient in found[0])
+
+        return Calls(forward, backward, scope=self.scope, inputs=inputs)
+
+
+@gpu_cheat("backward", _KEPT, _KEPT_WORDS, passes=BOTH)
+class DvOfTheFirstCall(OnGpu):
+    """Computes dq and dk in each backward; dv is that of the first."""
+
+    def gradients(self, case: Case, inputs: Inputs, right: Callable[[], Gradients]) -> Callable[[], Gradients]:
+        kept = right()[2]
+        return lambda: (*right()[:2], kept)
+
+
+@gpu_cheat("backward", ("inaccurate", "error"), any_of(WRONG, "grad"), passes=BOTH)
+class ForwardWithoutAGraphLater(OnGpu):
+    """Later forwards save nothing for a backward, which goes on with the graph of the first."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        calls = itertools.count()
+        with self.scope(), torch.enable_grad():
+            first = attend(case, *inputs.qkv)
+
+        def forward() -> torch.Tensor:
+            if next(calls) == 0:
+                return first
+            with torch.no_grad():
+                return attend(case, *inputs.qkv)
+
+        return Calls(forward, lambda _: autograd_backward(inputs, first), scope=self.scope, inputs=inputs)
+
+
+class ByHand(Formula):
+    """The backward as FlashAttention writes it, from the log-sum-exp that the forward kept; in float32."""
+
+    # Whether each forward refreshes the log-sum-exp, and the backward the rows' sums of d_out times out.
+    fresh_lse = fresh_delta = True
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        kept: dict[str, torch.Tensor] = {}
+
+        def scores() -> torch.Tensor:
+            return inputs.q_bhsd.detach().float() @ inputs.k_bhsd.detach().float().mT * case.head_dim**-0.5
+
+        def forward() -> torch.Tensor:
+            found = scores()
+            lse = found.logsumexp(-1, keepdim=True)
+            if self.fresh_lse or "lse" not in kept:
+                kept["lse"] = lse
+            return (torch.exp(found - lse) @ inputs.v_bhsd.detach().float()).to(inputs.v_bhsd.dtype)
+
+        def backward(out: torch.Tensor) -> Callable[[], Gradients]:
+            return partial(self.by_hand, case, inputs, scores, kept, out)
+
+        return Calls(forward, backward, scope=self.scope, inputs=inputs)
+
+    def by_hand(
+        self,
+        case: Case,
+        inputs: Inputs,
+        scores: Callable[[], torch.Tensor],
+        kept: dict[str, torch.Tensor],
+        out: torch.Tensor,
+    ) -> Gradients:
+        """Return dq, dk and dv."""
+        q, k, v, d_out = (tensor.detach().float() for tensor in (*inputs.qkv, inputs.d_out))
+        p = torch.exp(scores() - kept["lse"])
+        delta = (d_out * out.detach().float()).sum(-1, keepdim=True)
+        if self.fresh_delta or "delta" not in kept:
+            kept["delta"] = delta
+        ds = p * (d_out @ v.mT - kept["delta"])
+        scale = case.head_dim**-0.5
+        return tuple(
+            found.to(inputs.v_bhsd.dtype) for found in (self.dq_of(ds, k) * scale, ds.mT @ q * scale, p.mT @ d_out)
+        )
+
+    def dq_of(self, ds: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """Return dq without its factor."""
+        return ds @ k
+
+
+@gpu_cheat("backward", "inaccurate", WRONG, passes=BOTH)
+class LogSumExpOfTheFirstForward(ByHand):
+    """The backward reads the log-sum-exp that the first forward stored."""
+
+    fresh_lse = False
+
+
+@gpu_cheat("backward", "inaccurate", WRONG, passes=BOTH)
+class DeltaOfTheFirstBackward(ByHand):
+    """The backward reads the sums of d_out times out that the first backward stored."""
+
+    fresh_delta = False
+
+
+@gpu_cheat("backward", "inaccurate", WRONG, passes=BOTH)
+class DqThatAddsUp(OnGpu):
+    """The buffer into which dq is summed is cleared in the preparation, and not by each call."""
+
+    def gradients(self, case: Case, inputs: Inputs, right: Callable[[], Gradients]) -> Callable[[], Gradients]:
+        total = torch.zeros_like(inputs.q_bhsd, dtype=torch.float32, requires_grad=False)
+
+        def backward() -> Gradients:
+            dq, dk, dv = right()
+            total.add_(dq)
+            return total.to(dq.dtype), dk, dv
+
+        return backward
