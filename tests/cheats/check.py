@@ -15,7 +15,11 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     machine, words, bad, total = shared_machine(), sys.argv[1:], 0, 0.0
     for entry in load():
-        if entry.worker or (words and not any(word in f"{entry.group} {entry.name}" for word in words)):
+        if (
+            entry.worker
+            or entry.device != "cpu"
+            or (words and not any(word in f"{entry.group} {entry.name}" for word in words))
+        ):
             continue
         began = time.perf_counter()
         with contextlib.redirect_stderr(io.StringIO()) as errors:

@@ -59,6 +59,7 @@ class Entry:
         worker: whether it needs a worker process of its own, because it hangs or kills its process.
         ceiling_flops: the measured FLOP/s of a matrix product that the machine claims, None for more than any CPU has.
         device: `cpu` or `cuda`.
+        timer: the timer that ranks, None for the device's usual one.
     """
 
     group: str
@@ -75,6 +76,7 @@ class Entry:
     worker: bool = False
     ceiling_flops: float | None = None
     device: str = "cpu"
+    timer: str | None = None
 
     @property
     def name(self) -> str:

@@ -15,6 +15,11 @@ GROUPS = {
     "gradients": "The backward does less than a backward, or its work is done elsewhere.",
     "laziness": "What a call returns is no result yet, or no tensor of the right kind.",
     "clock": "The process that measures is changed: its clocks, its functions, its settings.",
+    "streams": "Work that the call's stream does not wait for, or that is done between the calls.",
+    "graphs": "Other work while a CUDA graph is captured, or inputs that a graph keeps.",
+    "behaviour": "Honest only while somebody looks.",
+    "kernels": "Other kernels than the claimed one do the work.",
+    "triton": "One mistake in a Triton kernel; also run in Triton's interpreter on a CPU.",
     "inputs": "The inputs are written, freed, or named wrongly.",
     "bad input": "The backend breaks down in a later judgement; the next job is measured all the same.",
     "blocks": "The same inside a transformer block, and compiled.",
@@ -30,8 +35,8 @@ Benchmarks of kernels are cheated every day, by accident and on purpose: outputs
 are patched, half of a batch is computed. This page lists {cheats} backends that cheat or err, in {groups} classes, and
 {honest} honest ones that do something unusual. Every cheat must end with the status below, with a reason that matches
 the words below (a regular expression), and so without a number; every honest one must end `ok`. The backends are in
-[tests/cheats/](../tests/cheats/__init__.py), and `tests/test_cheats.py` measures each of them. How results are checked
-is in [accuracy.md](accuracy.md).
+[tests/cheats/](../tests/cheats/__init__.py), and `tests/test_cheats.py` measures each of them; those marked GPU
+need one, and `tests/gpu/test_gpu_cheats.py` measures them. How results are checked is in [accuracy.md](accuracy.md).
 
 The list is generated: `cd tests && python -m cheats.page`. "Seen in" names public reports of such a cheat or mistake.
 

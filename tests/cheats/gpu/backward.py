@@ -17,7 +17,7 @@ _KEPT = ("inaccurate", "wrong_kernel", "implausible")
 _KEPT_WORDS = any_of(WRONG, NOTHING, "above the|faster than")
 
 
-@gpu_cheat("backward", _KEPT, _KEPT_WORDS, passes=BOTH)
+@gpu_cheat("gradients", _KEPT, _KEPT_WORDS, passes=BOTH)
 class GradientsOfTheFirstCallOnGpu(OnGpu):
     """Copies the gradients of the first backward."""
 
@@ -26,7 +26,7 @@ class GradientsOfTheFirstCallOnGpu(OnGpu):
         return lambda: tuple(gradient.clone() for gradient in kept)
 
 
-@gpu_cheat("backward", _KEPT, _KEPT_WORDS, passes=BOTH)
+@gpu_cheat("gradients", _KEPT, _KEPT_WORDS, passes=BOTH)
 class BackwardInTheForwardOnGpu(OnGpu):
     """The forward computes the gradients, and the backward copies them."""
 
@@ -44,7 +44,7 @@ class BackwardInTheForwardOnGpu(OnGpu):
         return Calls(forward, backward, scope=self.scope, inputs=inputs)
 
 
-@gpu_cheat("backward", _KEPT, _KEPT_WORDS, passes=BOTH)
+@gpu_cheat("gradients", _KEPT, _KEPT_WORDS, passes=BOTH)
 class DvOfTheFirstCall(OnGpu):
     """Computes dq and dk in each backward; dv is that of the first."""
 
@@ -53,7 +53,7 @@ class DvOfTheFirstCall(OnGpu):
         return lambda: (*right()[:2], kept)
 
 
-@gpu_cheat("backward", ("inaccurate", "error"), any_of(WRONG, "grad"), passes=BOTH)
+@gpu_cheat("gradients", ("inaccurate", "error"), any_of(WRONG, "grad"), passes=BOTH)
 class ForwardWithoutAGraphLater(OnGpu):
     """Later forwards save nothing for a backward, which goes on with the graph of the first."""
 
@@ -120,21 +120,21 @@ class ByHand(Formula):
         return ds @ k
 
 
-@gpu_cheat("backward", "inaccurate", WRONG, passes=BOTH)
+@gpu_cheat("gradients", "inaccurate", WRONG, passes=BOTH)
 class LogSumExpOfTheFirstForward(ByHand):
     """The backward reads the log-sum-exp that the first forward stored."""
 
     fresh_lse = False
 
 
-@gpu_cheat("backward", "inaccurate", WRONG, passes=BOTH)
+@gpu_cheat("gradients", "inaccurate", WRONG, passes=BOTH)
 class DeltaOfTheFirstBackward(ByHand):
     """The backward reads the sums of d_out times out that the first backward stored."""
 
     fresh_delta = False
 
 
-@gpu_cheat("backward", "inaccurate", WRONG, passes=BOTH)
+@gpu_cheat("gradients", "inaccurate", WRONG, passes=BOTH)
 class DqThatAddsUp(OnGpu):
     """The buffer into which dq is summed is cleared in the preparation, and not by each call."""
 

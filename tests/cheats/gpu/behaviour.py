@@ -119,8 +119,8 @@ def _plain(value: Any) -> Any:
     return value.as_subclass(torch.Tensor) if isinstance(value, _Lazy) else value
 
 
-@gpu_cheat("lazy", _LAZY_STATUSES, any_of(_LAZY, WRONG, "kernel"), seen="flashinfer-bench#21")
-class LazySubclass(OnGpu):
+@gpu_cheat("laziness", _LAZY_STATUSES, any_of(_LAZY, WRONG, "kernel"), seen="flashinfer-bench#21")
+class LazySubclassOnGpu(OnGpu):
     """Returns a subclass of torch.Tensor that computes half of the batch when it is first looked at."""
 
     def make(self, case: Case, inputs: Inputs) -> Forward:
@@ -208,14 +208,14 @@ class _LazyByMode(OnGpu):
         return forward
 
 
-@gpu_cheat("lazy", _LAZY_STATUSES, any_of(_LAZY, WRONG))
+@gpu_cheat("laziness", _LAZY_STATUSES, any_of(_LAZY, WRONG))
 class LazyByFunctionMode(_LazyByMode):
     """Half of the batch is computed when a torch function looks at the output, by a TorchFunctionMode of its scope."""
 
     mode = _FunctionMode
 
 
-@gpu_cheat("lazy", _LAZY_STATUSES, any_of(_LAZY, WRONG))
+@gpu_cheat("laziness", _LAZY_STATUSES, any_of(_LAZY, WRONG))
 class LazyByDispatchMode(_LazyByMode):
     """Half of the batch is computed when an operator looks at the output, by a TorchDispatchMode of its scope."""
 

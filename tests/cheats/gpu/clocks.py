@@ -11,7 +11,7 @@ from cheats.gpu.base import CLAIM, REPLACED, Forward, OnGpu, any_of, attend, gpu
 from cheats.ways import patch
 
 
-@gpu_cheat("clocks", "implausible", REPLACED, seen="reference-kernels#102")
+@gpu_cheat("clock", "implausible", REPLACED, seen="reference-kernels#102")
 class HalvedElapsedTime(OnGpu):
     """Replaces `Event.elapsed_time` by half of it."""
 
@@ -21,7 +21,7 @@ class HalvedElapsedTime(OnGpu):
         return super().make(case, inputs)
 
 
-@gpu_cheat("clocks", "implausible", REPLACED)
+@gpu_cheat("clock", "implausible", REPLACED)
 class EventsOnAnIdleStream(OnGpu):
     """Replaces `Event.record`, so that events are recorded on a stream without work."""
 
@@ -32,7 +32,7 @@ class EventsOnAnIdleStream(OnGpu):
 
 
 # Without a check of the functions the first clock that is read too early raises.
-@gpu_cheat("clocks", ("implausible", "error"), any_of(REPLACED, "not ready"))
+@gpu_cheat("clock", ("implausible", "error"), any_of(REPLACED, "not ready"))
 class SynchronizeThatReturns(OnGpu):
     """Replaces `torch.cuda.synchronize` by nothing."""
 
@@ -41,7 +41,7 @@ class SynchronizeThatReturns(OnGpu):
         return super().make(case, inputs)
 
 
-@gpu_cheat("clocks", "implausible", REPLACED, timer="wall")
+@gpu_cheat("clock", "implausible", REPLACED, timer="wall")
 class WallWithoutWaiting(OnGpu):
     """Replaces `torch.cuda.synchronize` by nothing, for the timer that waits for the device."""
 
@@ -50,7 +50,7 @@ class WallWithoutWaiting(OnGpu):
         return super().make(case, inputs)
 
 
-@gpu_cheat("clocks", ("implausible", "error"), any_of(REPLACED, "not ready"))
+@gpu_cheat("clock", ("implausible", "error"), any_of(REPLACED, "not ready"))
 class EventSynchronizeThatReturns(OnGpu):
     """Replaces `Event.synchronize` by nothing."""
 
@@ -59,25 +59,29 @@ class EventSynchronizeThatReturns(OnGpu):
         return super().make(case, inputs)
 
 
-@gpu_cheat("clocks", ("implausible", "wrong_kernel"), any_of(REPLACED, CLAIM))
+@gpu_cheat("clock", ("implausible", "wrong_kernel"), any_of(REPLACED, CLAIM))
 class RenamesWhatTheProfilerSaw(OnGpu):
     """Replaces the function that reads the trace, so that every kernel has the claimed name."""
 
     claim = r"^fused_attention"
 
     def make(self, case: Case, inputs: Inputs) -> Forward:
-        from attn_exp.timers import kernel
+        from attn_exp.timers import trace
+        from attn_exp.timers.gpu import MARK
 
-        read = kernel.activities
+        read = trace.activities
 
         def renamed(*arguments: Any, **options: Any) -> Any:
-            return [replace(activity, name="fused_attention") for activity in read(*arguments, **options)]
+            return [
+                activity if MARK in activity.name else replace(activity, name="fused_attention")
+                for activity in read(*arguments, **options)
+            ]
 
-        patch(kernel, "activities", renamed)
+        patch(trace, "activities", renamed)
         return lambda: attend(case, *inputs.qkv)
 
 
-@gpu_cheat("clocks", ("implausible", "wrong_kernel"), any_of(REPLACED, CLAIM))
+@gpu_cheat("clock", ("implausible", "wrong_kernel"), any_of(REPLACED, CLAIM))
 class ProfilerThatRunsTheClaim(OnGpu):
     """Replaces the profiler's beginning, so that it knows when to run the kernel that it claims."""
 

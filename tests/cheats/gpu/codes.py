@@ -55,7 +55,7 @@ class CodesByTheFormula(OfCodes):
     """Codes, dequantised in each call, with the scale of v for the output."""
 
 
-@gpu_cheat("codes", "inaccurate", WRONG, case=CODES)
+@gpu_cheat("fp8", "inaccurate", WRONG, case=CODES)
 class EveryTwoHundredthRowIsZero(OfCodes):
     """Every 200th query's output is zero."""
 
@@ -64,7 +64,7 @@ class EveryTwoHundredthRowIsZero(OfCodes):
         return out
 
 
-@gpu_cheat("codes", "inaccurate", WRONG, case=CODES)
+@gpu_cheat("fp8", "inaccurate", WRONG, case=CODES)
 class LastRowsHaveTheOtherSign(OfCodes):
     """The last eight queries of one head have the sign flipped."""
 
@@ -73,7 +73,7 @@ class LastRowsHaveTheOtherSign(OfCodes):
         return out
 
 
-@gpu_cheat("codes", "inaccurate", WRONG, case=CODES)
+@gpu_cheat("fp8", "inaccurate", WRONG, case=CODES)
 class ScaleOfTheOutputOffByFivePercent(OfCodes):
     """The output's scale is 5 % off."""
 
@@ -81,7 +81,7 @@ class ScaleOfTheOutputOffByFivePercent(OfCodes):
         return out * 1.05
 
 
-@gpu_cheat("codes", "inaccurate", WRONG, case=CODES)
+@gpu_cheat("fp8", "inaccurate", WRONG, case=CODES)
 class ScaleOfTheScoresOffByFivePercent(OfCodes):
     """The scores' scale is 5 % off."""
 
@@ -89,7 +89,7 @@ class ScaleOfTheScoresOffByFivePercent(OfCodes):
         return q * 1.05
 
 
-@gpu_cheat("codes", "inaccurate", WRONG, case=_CAUSAL)
+@gpu_cheat("fp8", "inaccurate", WRONG, case=_CAUSAL)
 class WindowNobodyAskedFor(OfCodes):
     """Queries see only the last three quarters of the keys."""
 
@@ -97,7 +97,7 @@ class WindowNobodyAskedFor(OfCodes):
         return replace(case, window=case.kv_len * 3 // 4)
 
 
-@gpu_cheat("codes", "inaccurate", WRONG, case=_CAUSAL)
+@gpu_cheat("fp8", "inaccurate", WRONG, case=_CAUSAL)
 class CausalOffByOneOfCodes(OfCodes):
     """Queries do not see their own key, but for the first one."""
 

@@ -13,7 +13,7 @@ _HONEST_CALLS = 4
 _BOUND_S = 60.0
 
 
-@gpu_cheat("device", "error", r"(?i)cuda|assert|illegal|device", case=SHORT, worker=True)
+@gpu_cheat("bad input", "error", r"(?i)cuda|assert|illegal|device", case=SHORT, worker=True)
 class AssertsLater(OnGpu):
     """A device-side assert after the first calls, which leaves the device unusable for this process."""
 
@@ -29,9 +29,13 @@ class AssertsLater(OnGpu):
 
 
 @gpu_cheat(
-    "device", ("error", "inaccurate", "crashed"), r"(?i)cuda|illegal|storage|data|signal|out", case=SHORT, worker=True
+    "bad input",
+    ("error", "inaccurate", "crashed"),
+    r"(?i)cuda|illegal|storage|data|signal|out",
+    case=SHORT,
+    worker=True,
 )
-class FreesItsInputs(OnGpu):
+class FreesItsInputsOnGpu(OnGpu):
     """Frees the memory of v after the first calls."""
 
     def make(self, case: Case, inputs: Inputs) -> Forward:
@@ -46,7 +50,7 @@ class FreesItsInputs(OnGpu):
         return forward
 
 
-@gpu_cheat("device", "timeout", r"(?i)timeout|longer|seconds|limit", case=SHORT, worker=True)
+@gpu_cheat("bad input", "timeout", r"(?i)timeout|longer|seconds|limit", case=SHORT, worker=True)
 class WaitsForEverOnNewInputs(OnGpu):
     """Waits on the host for the first inputs to come back, as soon as they have changed; a minute at most."""
 
@@ -64,8 +68,8 @@ class WaitsForEverOnNewInputs(OnGpu):
         return forward
 
 
-@gpu_cheat("device", "crashed", r"(?i)signal|SIGKILL|killed|died|ended|exit", case=SHORT, worker=True)
-class KillsItsProcess(OnGpu):
+@gpu_cheat("bad input", "crashed", r"(?i)signal|SIGKILL|killed|died|ended|exit", case=SHORT, worker=True)
+class KillsItsProcessOnGpu(OnGpu):
     """Ends the process after the first calls, as a native library does that aborts."""
 
     def make(self, case: Case, inputs: Inputs) -> Forward:

@@ -37,7 +37,7 @@ class ScaleOffByFourInAThousand(OnGpu):
         return attend(case, q, k, v, scale=0.996 * case.head_dim**-0.5)
 
 
-@gpu_cheat("mask", "inaccurate", WRONG, case=CAUSAL, passes=BOTH)
+@gpu_cheat("formula", "inaccurate", WRONG, case=CAUSAL, passes=BOTH)
 class CausalIgnoredInTheLastTile(OnGpu):
     """The last 32 queries also see the keys after their own."""
 
@@ -47,7 +47,7 @@ class CausalIgnoredInTheLastTile(OnGpu):
         return torch.cat([most, F.scaled_dot_product_attention(q[:, :, rows:], k, v)], 2)
 
 
-@gpu_cheat("mask", "inaccurate", WRONG, case=PADDED)
+@gpu_cheat("formula", "inaccurate", WRONG, case=PADDED)
 class PaddingUnmasked(OnGpu):
     """Keys are padded with zeros to 1,024, and the eight of the padding are seen."""
 
@@ -56,7 +56,7 @@ class PaddingUnmasked(OnGpu):
         return attend(case, q, F.pad(k, padding), F.pad(v, padding))
 
 
-@gpu_cheat("mask", "inaccurate", WRONG)
+@gpu_cheat("formula", "inaccurate", WRONG)
 class LastKeyUnseen(OnGpu):
     """The last key is left out."""
 
@@ -118,7 +118,7 @@ class _Rounded(OnGpu):
 
 
 @gpu_cheat("precision", "inaccurate", WRONG)
-class Int8InsideBf16(_Rounded):
+class Int8InsideBf16OnGpu(_Rounded):
     """q and k are int8 with a scale for each token, in a bfloat16 case."""
 
     def rounded(self, tensor: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Int8InsideBf16(_Rounded):
 
 
 @gpu_cheat("precision", "inaccurate", WRONG)
-class Fp8InsideBf16(_Rounded):
+class Fp8InsideBf16OnGpu(_Rounded):
     """q and k are e4m3 with a scale for each tensor, in a bfloat16 case."""
 
     def rounded(self, tensor: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Fp8InsideBf16(_Rounded):
 
 
 @gpu_cheat("precision", "inaccurate", WRONG)
-class Fp16InsideBf16(OnGpu):
+class Fp16InsideBf16OnGpu(OnGpu):
     """Computes a bfloat16 case in float16, which ends at 65,504."""
 
     def make(self, case: Case, inputs: Inputs) -> Forward:
@@ -144,7 +144,7 @@ class Fp16InsideBf16(OnGpu):
 
 
 @gpu_cheat("precision", "inaccurate", WRONG, case=SINGLE)
-class Bf16InsideFp32(OnGpu):
+class Bf16InsideFp32OnGpu(OnGpu):
     """Computes a float32 case in bfloat16."""
 
     def make(self, case: Case, inputs: Inputs) -> Forward:

@@ -79,3 +79,17 @@ class FallsBackInSilence(OnGpu):
 
     def scope(self) -> AbstractContextManager[Any]:
         return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+@gpu_cheat("kernels", "wrong_kernel", CLAIM)
+class ForgesTheMarks(OnGpu):
+    """Claims cuDNN's kernel, runs FlashAttention 2's, and launches what the judge marks its traces with."""
+
+    claim = r"cudnn.*sdpa"
+
+    def make(self, case: Case, inputs: Inputs) -> Forward:
+        def forward() -> torch.Tensor:
+            torch.cuda._sleep(1)
+            return attend(case, *inputs.qkv)
+
+        return forward

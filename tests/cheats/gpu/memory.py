@@ -111,7 +111,7 @@ class _Later(OnGpu):
         return lambda: right() if next(calls) < _HONEST_CALLS else self.later(case, inputs)
 
 
-@gpu_cheat("results", ("inaccurate", "error"), r"(?i)shape|size|\bout\b")
+@gpu_cheat("bad input", ("inaccurate", "error"), r"(?i)shape|size|\bout\b")
 class AnotherShapeLaterOnGpu(_Later):
     """Returns half of the queries after the first calls."""
 
@@ -120,7 +120,7 @@ class AnotherShapeLaterOnGpu(_Later):
         return attend(case, q[:, :, : case.q_len // 2], k, v)
 
 
-@gpu_cheat("results", ("inaccurate", "error"), r"(?i)dtype|float16|bfloat16")
+@gpu_cheat("bad input", ("inaccurate", "error"), r"(?i)dtype|float16|bfloat16")
 class AnotherDtypeLaterOnGpu(_Later):
     """Returns float16 after the first calls."""
 
@@ -128,7 +128,7 @@ class AnotherDtypeLaterOnGpu(_Later):
         return attend(case, *(tensor.half() for tensor in inputs.qkv))
 
 
-@gpu_cheat("results", ("inaccurate", "error"), r"(?i)device|cpu")
+@gpu_cheat("bad input", ("inaccurate", "error"), r"(?i)device|cpu")
 class OnTheCpuLater(_Later):
     """Returns a tensor of the CPU after the first calls."""
 
@@ -136,7 +136,7 @@ class OnTheCpuLater(_Later):
         return torch.zeros(inputs.d_out.shape, dtype=inputs.d_out.dtype)
 
 
-@gpu_cheat("results", "error", "out of registers")
+@gpu_cheat("bad input", "error", "out of registers")
 class RaisesLaterOnGpu(_Later):
     """Raises after the first calls."""
 

@@ -92,7 +92,7 @@ class AllOnAJoinedStream(OnGpu):
 
 
 @gpu_honest(passes=BOTH)
-class StridedOutput(OnGpu):
+class StridedOutputOnGpu(OnGpu):
     """The output is a view of a wider tensor with the heads of a token adjacent."""
 
     def attention(self, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -175,7 +175,7 @@ class WorkspaceInPlace(Formula):
 
 
 @gpu_honest()
-class RingOfBuffers(OnGpu):
+class RingOfBuffersOnGpu(OnGpu):
     """Three output buffers take turns."""
 
     def make(self, case: Case, inputs: Inputs) -> Forward:
@@ -198,7 +198,7 @@ class ConvertsInThePreparation(OnGpu):
 
 
 @gpu_honest()
-class ConvertsInEachCall(OnGpu):
+class ConvertsInEachCallOnGpu(OnGpu):
     """Copies q, k and v into another layout in each call."""
 
     def make(self, case: Case, inputs: Inputs) -> Forward:
@@ -209,7 +209,7 @@ class ConvertsInEachCall(OnGpu):
 
 
 @gpu_honest(case=replace(RAGGED, q_len=1016, kv_len=1016))
-class PadsAndMasks(OnGpu):
+class PadsAndMasksOnGpu(OnGpu):
     """Pads keys to a multiple of 64 in each call, and hides the padding."""
 
     def scope(self) -> AbstractContextManager[Any]:

@@ -102,13 +102,16 @@ class DqOnASideStream(OnGpu):
 
     def gradients(self, case: Case, inputs: Inputs, right: Callable[[], Gradients]) -> Callable[[], Gradients]:
         side, kept = torch.cuda.Stream(), torch.zeros_like(inputs.q_bhsd)
+        size = 2048 if kept.is_cuda else 8
+        busy = torch.randn(size, size, device=kept.device, dtype=kept.dtype)
 
         def backward() -> Gradients:
             dq, dk, dv = right()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                # As long as another backward, so that the copy comes clearly too late.
-                torch.cuda._sleep(400_000)
+                # Work as long as another backward, so that the copy comes clearly too late.
+                for _ in range(8):
+                    torch.matmul(busy, busy)
                 kept.copy_(dq)
             dq.record_stream(side)
             return kept, dk, dv
