@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from attn_exp.compare import FORMATS
-from attn_exp.compare.sheet import Page, Picture, Sheet, Tone, commands_of, printable
+from attn_exp.compare.sheet import Page, Picture, Sheet, Tone, commands_of
 from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
-from attn_exp.core.text import WIDTH, fitted, grid
+from attn_exp.core.text import WIDTH, fitted, grid, printable
 
 # A terminal shows the first few duel commands; files have all.
 _COMMANDS_SHOWN = 8

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attn_exp.core.text import figures, plain
+from attn_exp.core.text import figures, plain, printable
 
 # How a value is formatted; `percent` (signed, two decimals) and `half` (one decimal) take fractions.
 Form = Literal["text", "figure", "ratio", "percent", "half"]
@@ -25,11 +25,6 @@ class Column:
     form: Form = "text"
     spare: int = 0
     joined: Callable[[dict[str, Any]], str] | None = None
-
-
-def printable(text: str) -> str:
-    """Return text on one line without control characters: names and reasons may contain anything."""
-    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
 
 
 @dataclass(frozen=True)

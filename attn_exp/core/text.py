@@ -131,3 +131,8 @@ def _text(value: Any) -> str:
 def _is_number(value: Any) -> bool:
     text = _text(value).lstrip(">+-")
     return not text or text.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()
+
+
+def printable(text: str) -> str:
+    """Return text on one line without control characters: names and reasons may contain anything."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())

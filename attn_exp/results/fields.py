@@ -1,16 +1,15 @@
 """Fields: the names that `where=`, `by=` and `sort=` accept, and how to get their values from a cell."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attn_exp.core.case import PASSES, case_columns
-from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.filter import Getter, unknown_field
 from attn_exp.core.flags import FLAGS
 from attn_exp.core.source import short
 from attn_exp.core.text import word
 from attn_exp.results.cell import Cell, metric_names
 
-Getter = Callable[[Cell], Any]
 _OWN: dict[str, Getter] = {
     "backend": lambda cell: cell.result.label,
     "model": lambda cell: cell.result.model,
@@ -29,6 +28,8 @@ _OWN: dict[str, Getter] = {
     "gpu_uuid": lambda cell: cell.result.environment.get("gpu_uuid"),
     "power_limit_w": lambda cell: cell.result.environment.get("power_limit_w"),
 }
+# As the message about an unknown field lists them.
+FIELDS = f"the fields are {', '.join([*_OWN, *case_columns()])}, flags and metrics"
 
 
 def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
@@ -55,9 +56,7 @@ def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
         UserError: there is no such field.
     """
     if name not in known:
-        near = nearest(name, known).rstrip()
-        some = f"the fields are {', '.join([*_OWN, *case_columns()])}, flags and metrics"
-        raise UserError(f"{key} names an unknown field '{name}': {near or some}")
+        raise unknown_field(name, known, key, FIELDS)
     return known[name]
 
 
