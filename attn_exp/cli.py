@@ -19,6 +19,7 @@ COMMANDS = {
     "run": "measure cases on backends, one or every combination; also what runs without a command",
     "duel": "measure backends side by side and say which is faster, and how surely",
     "compare": "say from records which backend is faster where, or what changed since an earlier sweep",
+    "hunt": "search for a case that a backend computes wrongly",
     "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",
     "doctor": "check that timings on this machine can be trusted",
     "backends": "list the backends, and which can compute a case",

@@ -71,7 +71,7 @@ def test_a_profiler_that_hangs_is_killed_after_its_own_time_and_the_timing_kept(
 
 def test_a_job_is_done_once_it_has_every_profile_that_is_asked_for(tmp_path, monkeypatch):
     """In this process, so that it is known what ran."""
-    monkeypatch.setattr("attn_exp.worker.__main__._limit_memory", lambda: None)
+    monkeypatch.setattr("attn_exp.worker.__main__.limit_memory", lambda: None)
     typed = in_process(monkeypatch, tmp_path)
     flags = ("--config-dir", str(worker.Path(__file__).parent / "conf"))
 

@@ -40,7 +40,7 @@ def _after(name: str | None, words: Sequence[str], word: str) -> Iterator[str]:
         options = {option.name: option for option in command.options if not option.flag}
         key, equals, _ = word.partition("=")
         if equals and key in options:
-            yield from _values(options[key], word, _home(words))
+            yield from _values(options[key], word, words)
             return
         yield from (f"{option}=" for option in options)
         if word.startswith("-"):
@@ -53,10 +53,12 @@ def _after(name: str | None, words: Sequence[str], word: str) -> Iterator[str]:
         yield from _overrides([conf_folder(), *_own(words)], words, word, rivals=name == "duel")
 
 
-def _values(option: Option, word: str, home: Path) -> Iterator[str]:
+def _values(option: Option, word: str, words: Sequence[str]) -> Iterator[str]:
     key, _, typed = word.partition("=")
     if option.complete == "sweeps":
-        yield from (f"{key}={name}" for name in _several(_sweeps(home), typed))
+        yield from (f"{key}={name}" for name in _several(_sweeps(_home(words)), typed))
+    elif option.complete == "backends":
+        yield from (f"{key}={name}" for name in _several(_choices([conf_folder(), *_own(words)], "backend"), typed))
     elif option.complete == "files" or option.name == "folder":
         yield from (f"{key}={path}" for path in _files(typed))
     else:

@@ -75,7 +75,7 @@ class Filter:
     Args:
         expression: as typed.
         known: the getter of each field.
-        values: returns the values that a field has, in order, without None: text that is none of them is a mistake.
+        values: returns the values that a field has, without None; text that is none of them is a mistake.
         fields: the names of fields as the message about an unknown one lists them.
 
     Raises:
@@ -83,7 +83,7 @@ class Filter:
     """
 
     def __init__(
-        self, expression: str, known: Mapping[str, Getter], values: Callable[[Getter], Sequence[Any]], fields: str
+        self, expression: str, known: Mapping[str, Getter], values: Callable[[str], Sequence[Any]], fields: str
     ) -> None:
         self._known = known
         self._all_values = values
@@ -222,7 +222,7 @@ class Filter:
 
     def _values_of(self, name: str) -> Sequence[Any]:
         if name not in self._values:
-            self._values[name] = self._all_values(_typed_lists(self._known[name]))
+            self._values[name] = self._all_values(name)
         return self._values[name]
 
     def _operand(self, node: ast.expr) -> _Operand:
@@ -232,7 +232,7 @@ class Filter:
         token = match[0]
         if match.lastgroup == "word" and token in self._known:
             self._names.add(token)
-            return _Operand(_typed_lists(self._known[token]), token)
+            return _Operand(typed_lists(self._known[token]), token)
         value: Any
         if match.lastgroup == "number":
             value = float(token.replace("_", ""))
@@ -263,7 +263,7 @@ def unknown_field(name: str, known: Mapping[str, Any], key: str, fields: str) ->
     return UserError(f"{key} names an unknown field '{name}': {nearest(name, known).rstrip() or fields}")
 
 
-def _typed_lists(get: Getter) -> Getter:
+def typed_lists(get: Getter) -> Getter:
     """Return a getter that turns lists into the text a user would type, `[512,1536]`."""
 
     def typed(one: Any) -> Any:

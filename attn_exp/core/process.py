@@ -1,11 +1,13 @@
-"""Tie the life of one process to that of another."""
+"""Tie the life of one process to that of another, and bound its memory."""
 
 import ctypes
 import os
+import resource
 import select
 import signal
 import sys
 import threading
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -30,3 +32,29 @@ def end_with(process: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="watch", daemon=True).start()
+
+
+def limit_memory() -> None:
+    """Make an allocation beyond the machine's memory fail here, before the kernel kills some process for it."""
+    taken = 1024 * _kilobytes("/proc/self/status", "VmData")
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = taken + available_bytes() * 9 // 10
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def available_bytes() -> int:
+    """Return how much memory a process may still take here, in bytes."""
+    return 1024 * _kilobytes("/proc/meminfo", "MemAvailable")
+
+
+def _kilobytes(path: str, key: str) -> int:
+    lines = Path(path).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
+def prefer_to_be_killed() -> None:
+    """Make the kernel prefer this process to its parent when it kills for memory."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        return

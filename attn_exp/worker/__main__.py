@@ -15,7 +15,6 @@ import argparse
 import faulthandler
 import gc
 import os
-import resource
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from attn_exp.core.errors import UserError
-from attn_exp.core.process import die_with_parent, end_with
+from attn_exp.core.process import die_with_parent, end_with, limit_memory, prefer_to_be_killed
 from attn_exp.core.record import (
     DUEL_NAME,
     LOG_NAME,
@@ -131,7 +130,7 @@ def serve(reply_fd: int) -> None:
             replies.write(f"outdated {folder}\n")
             return
         if requests[0].device == "cpu":
-            _limit_memory()
+            limit_memory()
         machine, fit = run_folder(folder, machine, partial(_announce, replies, folder))
         sys.stdout.flush()
         sys.stderr.flush()
@@ -150,28 +149,6 @@ def _log_into(folder: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-
-
-def _limit_memory() -> None:
-    """Make an allocation beyond the machine's memory fail here, before the kernel kills some process for it."""
-    taken = _kilobytes("/proc/self/status", "VmData")
-    available = _kilobytes("/proc/meminfo", "MemAvailable")
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = 1024 * (taken + available * 9 // 10)
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-
-
-def _kilobytes(path: str, key: str) -> int:
-    lines = Path(path).read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
-
-
-def _prefer_to_be_killed() -> None:
-    """Make the kernel prefer this process to its parent when it kills for memory."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        return
 
 
 def measure_again(folder: Path, *, once: bool) -> int:
@@ -208,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Ctrl-C reaches the whole foreground process group; the parent decides how to react.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(given.parent)
-        _prefer_to_be_killed()
+        prefer_to_be_killed()
     if given.until is not None:
         end_with(given.until)
     if given.serve:

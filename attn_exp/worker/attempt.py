@@ -67,20 +67,10 @@ class Attempt:
             work()
         except Stopped as stopped:
             self.status, self.reason = stopped.status, stopped.reason
-        except Refused as error:
-            self.status, self.reason = "unsupported", f"{self.request.backend['name']}: {error}"
-        except Unavailable as error:
-            self.status, self.reason = "unavailable", str(error)
-        except ImportError as error:
-            self.status, self.reason = "unavailable", f"a package is missing: {error}"
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            self.status, self.reason = "out_of_memory", error_summary(error)
         except Exception as error:  # a backend may raise anything, and the job must end with a status
-            traceback.print_exc()
-            refused = break_reason(error) or beyond_this_gpu(error)
-            memory = _CPU_MEMORY_ERROR.search(str(error))
-            self.status = "unsupported" if refused else "out_of_memory" if memory else "error"
-            self.reason = refused or error_summary(error)
+            self.status, self.reason = status_of(error, self.request.backend["name"])
+            if self.status == "error":
+                traceback.print_exc()
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -127,6 +117,24 @@ class Attempt:
             started_at=self.started_at,
             finished_at=time.time(),
         )
+
+
+def status_of(error: Exception, name: str) -> tuple[Status, str]:
+    """Return the status of a job in which the backend called `name` raised this exception, and the reason."""
+    summary = error_summary(error)
+    match error:
+        case Refused():
+            return "unsupported", f"{name}: {error}"
+        case Unavailable():
+            return "unavailable", str(error)
+        case ImportError():
+            return "unavailable", f"a package is missing: {error}"
+        case torch.OutOfMemoryError() | MemoryError():
+            return "out_of_memory", summary
+    refused = break_reason(error) or beyond_this_gpu(error)
+    if refused:
+        return "unsupported", refused
+    return "out_of_memory" if _CPU_MEMORY_ERROR.search(str(error)) else "error", summary
 
 
 def beyond_this_gpu(error: BaseException) -> str | None:

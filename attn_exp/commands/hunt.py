@@ -1,0 +1,155 @@
+"""`attn-exp hunt`: searches for a case that a backend computes wrongly."""
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
+from attn_exp.config.overrides import override_key
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.values import names
+
+_BUDGET = re.compile(r"(\d+\.?\d*)\s*(s|m|h|)")
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST_S = 24 * 3600.0
+
+
+def run(given: Arguments) -> int:
+    """Search each backend; return 1 if a bug was found."""
+    if find_spec("hypothesis") is None:
+        raise UserError("a hunt needs Hypothesis: pip install 'attn_exp[hunt]'")
+    from attn_exp.config.request import resolve_device
+    from attn_exp.run.gpus import lease, visible_gpus
+    from attn_exp.run.worker_process import worker_variables
+
+    backends = _backends(given)
+    seed = given.get("seed", secrets.randbelow(1 << 32))
+    device, gpus = resolve_device(given.get("device", "auto"), visible_gpus())
+    _check_where(given.get("where"))
+    environment = worker_variables(os.environ)
+    held = None
+    if device == "cuda":
+        held = lease(gpus, lambda text: print(text, file=sys.stderr))
+        environment["CUDA_VISIBLE_DEVICES"] = held.gpu.uuid
+    found = 0
+    try:
+        for backend in backends:
+            found += _hunt(given, backend, device, seed, environment)
+    finally:
+        if held is not None:
+            held.release()
+    return 1 if found else 0
+
+
+def _backends(given: Arguments) -> list[dict[str, Any]]:
+    """Return the options of each backend.
+
+    Raises:
+        UserError: there is none, it does not exist, or another key was given.
+    """
+    for word in given.overrides:
+        key = override_key(word)
+        if not key.startswith("backend."):
+            allowed = [f"{option.name}" for option in COMMAND.options]
+            near = nearest(key, allowed, cutoff=0.75)
+            raise UserError(
+                f"hunt has no option '{key}=': {near or ''}a condition on the case is written as where=, for example "
+                'where="head_dim=128 and causal"'
+            )
+    chosen: Sequence[str] = given.get("backend", ())
+    own = [word for word in given.overrides if override_key(word) == "backend._target_"]
+    if not chosen and not own:
+        raise UserError("no backend was given: write backend=flash, or backend._target_=my.module.Class")
+    from attn_exp.config.compose import compose_config, resolved_config
+    from attn_exp.config.request import request_from_config
+
+    configs = []
+    for name in chosen or ("auto",):
+        overrides = [f"backend={name}"] if chosen else ["~backend.name"]
+        words = [f"++{word.lstrip('+')}" if not word.startswith("~") else word for word in given.overrides]
+        config = resolved_config(
+            compose_config([*overrides, *words, "device=cpu"], "hunt", given.get("config_dir")), words
+        )
+        configs.append(request_from_config(config, []).backend)
+    return configs
+
+
+def _check_where(where: str | None) -> None:
+    from attn_exp.core.hunting import Space
+
+    Space(where)
+
+
+def _hunt(given: Arguments, backend: dict[str, Any], device: str, seed: int, environment: dict[str, str]) -> bool:
+    """Search one backend and print what was found; return whether something was."""
+    from attn_exp.core.hunting import Question
+    from attn_exp.run.hunt import search
+    from attn_exp.run.hunt_report import lines_of
+
+    question = Question(
+        backend=backend, device=device, where=given.get("where"), budget_s=given.get("budget", 60.0), seed=seed
+    )
+    state = search(question, environment)
+    path = given.get("script")
+    print("\n".join(lines_of(question, state, path)), flush=True)
+    if path and state.find is not None and state.find.script is not None and state.find.script.text:
+        try:
+            Path(path).write_text(state.find.script.text)
+        except OSError as error:
+            raise UserError(f"script={path} cannot be written: {error.strerror}") from error
+    return state.find is not None
+
+
+def _seconds(key: str, value: str) -> float:
+    """Return a duration in seconds: 60 for `60`, `60s` or `1m`. Raises UserError for anything else."""
+    match = _BUDGET.fullmatch(value)
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 1 <= seconds <= _LONGEST_S:
+        raise UserError(f"{key}={value} is no time from 1 s to 24 h: use {key}=60s, {key}=5m")
+    return seconds
+
+
+def _seed(key: str, value: str) -> int:
+    if not value.isdecimal() or int(value) >= 1 << 63:
+        raise UserError(f"{key}={value} is not a whole number from 0 to 2^63 - 1")
+    return int(value)
+
+
+COMMAND = Command(
+    name="hunt",
+    usage="backend=BACKEND [backend.OPTION=VALUE ...] [where=EXPRESSION] [budget=60s] [script=FILE] [seed=N]",
+    about=(
+        "Searches for a case that a backend computes wrongly: over shapes, masks, data types, layouts and values, with "
+        "Hypothesis. Each result is compared with the float32 reference as a job's is. Prints the smallest case that "
+        "fails, and a program of at most 40 lines that shows it without attn_exp. Needs pip install 'attn_exp[hunt]'."
+    ),
+    examples=(
+        ("attn-exp hunt backend=flash", "a minute, everything that the backend supports"),
+        ('attn-exp hunt backend=flex where="head_dim=128 and causal and dtype=bf16" budget=5m', "a part of it"),
+        ("attn-exp hunt backend._target_=my.module.Class script=bug.py", "a class of your own"),
+    ),
+    options=(
+        Option(name="backend", value="BACKEND", read=names, complete="backends",
+               help="a backend, or several with commas between them, one after the other"),
+        Option(name="where", value="EXPRESSION",
+               help='search only there, in the language of compare: where="q_len in (1, 128) and not causal"; the '
+               "fields are those of a case, and inputs, backward, packed, large"),
+        Option(name="budget", value="TIME", read=_seconds, default="60s",
+               help="how long each search may take: 60s, 5m; a bug is made smaller in what is left of it"),
+        Option(name="script", value="FILE", complete="files", help="write the program that shows it to a file too"),
+        Option(name="device", value="DEVICE", help="auto, cpu, cuda, or cuda:1 for one GPU of several", default="auto",
+               choices=("auto", "cpu", "cuda")),
+        Option(name="seed", value="N", read=_seed, default="a new one, which is printed",
+               help="where the search begins"),
+        CONFIG_DIR,
+    ),
+    overrides=(("backend.OPTION=VALUE", "an option of the backend, or its class: backend._target_=my.module.Class"),),
+    exits=("0 nothing was found", "1 a bug was found", "2 invalid command line"),
+    run=run,
+)  # fmt: skip
+main = COMMAND.main

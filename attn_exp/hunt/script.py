@@ -1,0 +1,163 @@
+"""Write a find as a program of at most 40 lines that needs torch and the backend's library, and not this package.
+
+It computes the example on the library's public function and in float64 by the formula, prints the error, and exits with
+1 if it is larger than allowed, else with 0.
+"""
+
+import torch
+
+from attn_exp.attention.inputs import DifferentiableInputs
+from attn_exp.backends.base import Backend
+from attn_exp.core.case import Case
+from attn_exp.core.hunting import Example, Outcome, Script
+from attn_exp.hunt.library_calls import source
+from attn_exp.hunt.values import KINDS, PERIOD, inputs_of
+
+MOST_LINES = 40
+_WIDTH = 150
+
+
+def script_of(backend: Backend, example: Example, outcome: Outcome, device: str) -> Script:
+    """Return the script of an example with this outcome."""
+    case = example.case
+    if case.quantised:
+        return Script(text="", why_not="scripts of fp8 are not written: run the overrides")
+    calls = backend.prepare(case, inputs_of(example, device))
+    call = source(backend, case, calls.attention)
+    layout = _layout(calls.inputs, case)
+    head = [
+        f'"""{backend.name}: {_one_line(outcome.reason or outcome.status)}',
+        f"{case.label()}, torch {torch.__version__}, {device}. Exits with 1 if the bug is there.",
+        '"""',
+        *(["import subprocess"] if outcome.status in ("crashed", "timeout") else []),
+        "import sys",
+        "import torch",
+        *call.imports,
+        f'device, dtype = "{device}", torch.{case.dtype}',
+    ]
+    reference = _formula(case) if outcome.status == "inaccurate" or "formula" in "".join(call.lines) else []
+    body = [*_tensors(example, layout), *_judged(example, outcome)]
+    if outcome.status in ("crashed", "timeout"):
+        body = _apart(body)
+    lines = [*head, *reference, *call.lines, *body]
+    if len(lines) > MOST_LINES:
+        return Script(text="", why_not=f"it would have {len(lines)} lines: run the overrides")
+    return Script(text="\n".join(lines) + "\n", why_not=call.why_not)
+
+
+def _formula(case: Case) -> list[str]:
+    """Return the definition of attention in the tensors' precision, with zeros for a query that sees no key."""
+    group = case.q_heads // case.kv_heads
+    lines = ["def formula(q, k, v):"]
+    lines += [f"    k, v = (t.repeat_interleave({group}, 1) for t in (k, v))"] if group > 1 else []
+    lines += [f"    scores = q @ k.mT * {case.head_dim} ** -0.5"]
+    if case.softcap is not None:
+        lines += [f"    scores = {case.softcap:g} * torch.tanh(scores / {case.softcap:g})"]
+    if case.dense:
+        return [*lines, "    return torch.softmax(scores, -1) @ v"]
+    lines += [f"    i = torch.arange({case.q_len}, device=device)[:, None] + {case.offset}"]
+    lines += [f"    j = torch.arange({case.kv_len}, device=device)"]
+    hidden = ["(j > i)"] if case.causal else []
+    hidden += [f"(j <= i - {case.window})"] if case.window is not None else []
+    if case.lengths is not None:
+        ends = [sum(case.lengths[:count]) for count in range(1, len(case.lengths) + 1)]
+        lines += [f"    ends = torch.tensor({ends}, device=device)"]
+        hidden += ["(torch.bucketize(i, ends, right=True) != torch.bucketize(j, ends, right=True))"]
+    lines += [f"    weights = torch.softmax(scores.masked_fill({' | '.join(hidden)}, float('-inf')), -1)"]
+    return [*lines, "    return weights.nan_to_num(0) @ v  # a query that sees no key gets zeros"]
+
+
+def _tensors(example: Example, layout: str) -> list[str]:
+    """Return the lines that make q, k, v and d_out."""
+    case = example.case
+    shapes = {
+        "q": (case.batch, case.q_heads, case.q_len, case.head_dim),
+        "k": (case.batch, case.kv_heads, case.kv_len, case.head_dim),
+        "v": (case.batch, case.kv_heads, case.kv_len, case.value_dim),
+        "d_out": (case.batch, case.q_heads, case.q_len, case.value_dim),
+    }
+    lines = [f"generator = torch.Generator(device).manual_seed({example.seed})", "def normal(*shape):"]
+    if example.large:
+        back = ".view(shape)"
+        if layout == "bshd":
+            shapes = {name: (batch, length, heads, dim) for name, (batch, heads, length, dim) in shapes.items()}
+            back += ".transpose(1, 2)"
+        lines += [
+            f"    block = torch.randn({PERIOD}, generator=generator, device=device).to(dtype)",
+            "    count = torch.Size(shape).numel()",
+            f"    return block.repeat(-(-count // {PERIOD}))[:count]{back}",
+        ]
+    else:
+        lines += ["    return torch.randn(shape, generator=generator, device=device, dtype=dtype)"]
+    made = ", ".join(f"normal{shape}".replace(" ", "") for shape in shapes.values())
+    lines += [f"q, k, v, d_out = {made}", *KINDS[example.inputs]]
+    if layout == "bshd" and not example.large:
+        lines += ["q, k, v, d_out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, d_out))"]
+    return [*lines, "q, k, v = (t.requires_grad_() for t in (q, k, v))"] if example.backward else lines
+
+
+def _judged(example: Example, outcome: Outcome) -> list[str]:
+    """Return the lines that call the candidate, compare, print and exit."""
+    gradients = "torch.autograd.grad({}, {}, {})"
+    names = ("out", "dq", "dk", "dv")
+    if outcome.status != "inaccurate":
+        call = "    out = candidate(q, k, v)"
+        more = [f"    {gradients.format('out', '(q, k, v)', 'd_out')}"] if example.backward else []
+        more += ["    torch.cuda.synchronize()"] if outcome.status == "error" else []
+        caught = ["except Exception as error:", "    print(f'{type(error).__name__}: {error}')", "    sys.exit(1)"]
+        more = [line for line in more if "cuda" not in line or "cuda" in (outcome.reason or "")]
+        return ["try:", call, *more, *caught, "print('no error')"]
+    name = outcome.tensor if outcome.tensor in names else "out"
+    lines = ["out = candidate(q, k, v)"]
+    part = (
+        ""
+        if outcome.place is None
+        else f"[{outcome.place[0]}:{outcome.place[0] + 1}, {outcome.place[1]}:{outcome.place[1] + 1}]"
+    )
+    lines.append(f"wide = [t{part}.detach().double() for t in (q, k, v, d_out)]")
+    if name == "out":
+        lines.append(f"found, exact = out.detach(){part}.double(), formula(*wide[:3])")
+    else:
+        index = names.index(name) - 1
+        lines.append("leaves = [t.requires_grad_() for t in wide[:3]]")
+        lines.append(f"found = {gradients.format('out', '(q, k, v)', 'd_out')}[{index}]{part}.double()")
+        lines.append(f"exact = {gradients.format('formula(*leaves)', 'leaves', 'wide[3]')}[{index}]")
+    allowed = f"{outcome.allowed:.3g}" if outcome.allowed is not None else "0.1"
+    # Gradients that vanish are judged by the unit scale of the inputs.
+    lines.append("typical = exact.square().mean().sqrt()")
+    lines.append("norm = (typical if typical > 1e-5 else 1) * exact.shape[-1] ** 0.5  # of a typical row")
+    if outcome.row:
+        lines.append("rows = (found - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=norm)")
+        lines.append("error, what = rows.max().item(), 'the worst row of '")
+    else:
+        lines.append("error = ((found - exact).square().sum(-1).mean().sqrt() / norm).item()")
+        lines.append("what = ''")
+    lines.append(f'print(f"{{what}}{name} is off by {{error:.3g}} of its norm, allowed is {allowed}")')
+    return [*lines, f"sys.exit(not error <= {allowed})"]
+
+
+def _apart(body: list[str]) -> list[str]:
+    """Return lines that run `body` in a process of its own, which dies or hangs."""
+    return [
+        "if len(sys.argv) == 1:",
+        "    try:",
+        "        code = subprocess.run([sys.executable, __file__, 'now'], timeout=120).returncode",
+        "    except subprocess.TimeoutExpired:",
+        "        code = 'none after 120 s'",
+        "    print(f'exit code of the call: {code}')",
+        "    sys.exit(code != 0)",
+        *body,
+    ]
+
+
+def _layout(inputs: DifferentiableInputs | None, case: Case) -> str:
+    """Return the layout of the tensors that the backend's function really gets."""
+    if inputs is None:
+        return case.layout
+    q = inputs.operands[0]
+    return "bshd" if not q.is_contiguous() and q.transpose(1, 2).is_contiguous() else "bhsd"
+
+
+def _one_line(text: str) -> str:
+    flat = " ".join(text.replace('"', "'").replace("\\", "/").split())
+    return flat if len(flat) <= _WIDTH else f"{flat[:_WIDTH]} ..."

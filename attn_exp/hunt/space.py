@@ -1,0 +1,198 @@
+"""Draw examples with Hypothesis: shapes, masks, dtypes, layouts and values that a backend may compute.
+
+Each choice has its simplest value first, and sizes begin at 1, so that Hypothesis shrinks towards small and plain
+examples.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from attn_exp.backends.supports import Supports
+from attn_exp.core.case import DTYPE_BYTES, Case
+from attn_exp.core.errors import UserError
+from attn_exp.core.hunting import EDGES, KINDS, SOFTCAPS, WORDS, Example, Space
+from attn_exp.hunt.values import large_bytes, overflows
+
+# Lengths are at most these, one of them for each example.
+_SIZES = (9, 17, 33, 66, 130, 260, 520, 1100, 2100)
+# Scores of an example: more take too long for a search of thousands.
+_MOST_SCORES = {"cpu": 1 << 18, "cuda": 1 << 26}
+_DIMS = (8, 16, 24, 32, 40, 64, 80, 96, 128, 160, 192, 256)
+_MOST_DIM = 256
+_MOST_SEQUENCES = 4
+# A few elements more than a 32-bit offset reaches.
+_LARGE = (1 << 31) + 12_345
+_LARGE_HEADS = (64, 32, 16)
+
+
+class Examples:
+    """Strategies of examples for a backend: small ones, and ones with a tensor of more than 2^31 elements.
+
+    Args:
+        supports: what the backend declares.
+        space: what `where=` leaves.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        UserError: the backend supports nothing of what `where=` leaves.
+    """
+
+    def __init__(self, supports: Supports, space: Space, device: str) -> None:
+        self.supports = supports
+        self.space = space
+        self.device = device
+        self.dtypes = [name for name in space.among("dtype", WORDS["dtype"]) if name in supports.dtypes]
+        if not self.dtypes:
+            raise UserError(f"the backend computes {', '.join(supports.dtypes)}: relax where=")
+
+    def small(self) -> st.SearchStrategy[Example]:
+        """Return the strategy of examples that take milliseconds."""
+        return st.composite(self._small)()
+
+    def large(self, memory_bytes: int) -> st.SearchStrategy[Example]:
+        """Return the strategy of examples whose offsets pass 2^31, in this much memory."""
+        return st.composite(self._large)(memory_bytes)
+
+    def _small(self, draw: st.DrawFn) -> Example:
+        supports = self.supports
+        dtype = self._pick(draw, "dtype", self.dtypes)
+        passes = supports.passes_at(dtype)
+        backward = self._truth(draw, "backward", "backward" in passes)
+        packed = self._truth(draw, "packed", supports.packed)
+        causal = self._truth(draw, "causal", True)
+        batch = 1 if packed else self._number(draw, "batch", 3)
+        q_heads, kv_heads = self._heads(draw)
+        most = _MOST_SCORES[self.device] // (batch * q_heads)
+        lengths = None
+        if packed:
+            lengths = tuple(self._packed(draw, int(most**0.5)))
+            q_len = kv_len = sum(lengths)
+        else:
+            q_len, kv_len = self._lengths(draw, most)
+        head_dim, value_dim = self._dims(draw)
+        example = Example(
+            case=self._case(
+                batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
+                value_dim=value_dim, dtype=dtype, causal=causal, lengths=lengths,
+                window=self._window(draw, causal, kv_len), softcap=self._softcap(draw),
+                align=self._pick(draw, "align", WORDS["align"]), layout=self._pick(draw, "layout", WORDS["layout"]),
+            ),
+            inputs=self._pick(draw, "inputs", KINDS), backward=backward, seed=draw(st.integers(0, 1 << 16)),
+        )  # fmt: skip
+        if not self.space.among("large", [False]) or not self.space.fits(example):
+            reject()
+        return example
+
+    def _large(self, draw: st.DrawFn, memory_bytes: int) -> Example:
+        dtype = self._pick(draw, "dtype", sorted(self.dtypes, key=lambda name: DTYPE_BYTES[name]))
+        backward = self._truth(draw, "backward", "backward" in self.supports.passes_at(dtype))
+        long_queries = draw(st.booleans())
+        head_dim, value_dim = self._dims(draw, least=64)
+        batch, heads = draw(st.sampled_from((1, 2, 16))), draw(st.sampled_from(_LARGE_HEADS))
+        long = -(-_LARGE // (batch * heads * head_dim))
+        short = draw(st.integers(1, 3))
+        q_len, kv_len = (long, short) if long_queries else (short, long)
+        causal = self._truth(draw, "causal", True)
+        case = self._case(
+            batch=batch, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
+            value_dim=value_dim, dtype=dtype, causal=causal, align=self._pick(draw, "align", WORDS["align"]),
+            layout=self._pick(draw, "layout", WORDS["layout"]),
+        )  # fmt: skip
+        example = Example(case=case, backward=backward, seed=draw(st.integers(0, 255)), large=True)
+        fits = large_bytes(case, backward=backward, itemsize=DTYPE_BYTES[dtype]) < memory_bytes
+        if not fits or not overflows(case) or not self.space.fits(example):
+            reject()
+        return example
+
+    def _case(self, **values: Any) -> Case:
+        try:
+            case = Case(**values)
+        except UserError:
+            reject()
+        if self.supports.refusal(case, self.device):
+            # What it declares not to compute is not worth a count.
+            reject()
+        return case
+
+    def _pick(self, draw: st.DrawFn, name: str, choices: Sequence[Any]) -> Any:
+        return draw(st.sampled_from(self.space.among(name, choices)))
+
+    def _truth(self, draw: st.DrawFn, name: str, possible: bool) -> bool:
+        choices = [one for one in self.space.among(name, (False, True)) if possible or not one]
+        if not choices:
+            reject()
+        return bool(draw(st.sampled_from(choices)))
+
+    def _number(self, draw: st.DrawFn, name: str, most: int) -> int:
+        """Draw a number from 1 to `most`, or of those that `where=` leaves, however large."""
+        if self.space.restricts(name):
+            return int(draw(st.sampled_from(self.space.numbers(name))))
+        return draw(st.integers(1, max(1, most)))
+
+    def _heads(self, draw: st.DrawFn) -> tuple[int, int]:
+        if self.space.restricts("q_heads"):
+            q_heads = self._number(draw, "q_heads", 1)
+            divisors = [one for one in range(q_heads, 0, -1) if q_heads % one == 0]
+            fitting = [one for one in divisors if not self.space.restricts("kv_heads") or self._leaves("kv_heads", one)]
+            return q_heads, draw(st.sampled_from(fitting or divisors))
+        kv_heads = self._number(draw, "kv_heads", 3)
+        return kv_heads * (draw(st.integers(1, 4)) if self.supports.grouped else 1), kv_heads
+
+    def _leaves(self, name: str, value: int) -> bool:
+        return value in self.space.numbers(name)
+
+    def _lengths(self, draw: st.DrawFn, most: int) -> tuple[int, int]:
+        """Draw q_len and kv_len with at most this many scores."""
+        size = min(draw(st.sampled_from(_SIZES)), most)
+        if self.space.restricts("seq_len"):
+            both = self._number(draw, "seq_len", size)
+            return both, both
+        kv_len = self._length(draw, "kv_len", size)
+        if draw(st.booleans()) and not self.space.restricts("q_len"):
+            return min(kv_len, max(1, most // kv_len)), kv_len
+        return self._length(draw, "q_len", max(1, min(size, most // kv_len))), kv_len
+
+    def _length(self, draw: st.DrawFn, name: str, most: int) -> int:
+        length = self._number(draw, name, most)
+        if self.space.restricts(name) or not draw(st.booleans()):
+            return length
+        # The nearest edge of a tile, so that a shrunk length shrinks through the edges.
+        return max((edge for edge in EDGES if edge <= length), default=1)
+
+    def _packed(self, draw: st.DrawFn, most: int) -> list[int]:
+        size = max(1, min(draw(st.sampled_from(_SIZES)), most) // 2)
+        count = draw(st.integers(1, _MOST_SEQUENCES))
+        return [self._length(draw, "q_len", size) for _ in range(count)]
+
+    def _dims(self, draw: st.DrawFn, least: int = 1) -> tuple[int, int]:
+        supports, space = self.supports, self.space
+        largest, step = supports.largest_head_dim or _MOST_DIM, supports.head_dim_multiple
+        there = supports.head_dims or sorted({*range(step, 41, step), *(dim for dim in _DIMS if dim % step == 0)})
+        there = [dim for dim in there if least <= dim <= largest] or list(there)[-1:]
+        # A dimension of the user's own may be none of these.
+        head_dim = self._number(draw, "head_dim", 1) if space.restricts("head_dim") else draw(st.sampled_from(there))
+        if space.restricts("value_dim"):
+            return head_dim, self._number(draw, "value_dim", 1)
+        if supports.value_dims == "equal" or not draw(st.booleans()):
+            return head_dim, head_dim
+        if supports.value_dims == "any":
+            return head_dim, draw(st.sampled_from(there))
+        pairs = [pair for pair in supports.value_dims if not space.restricts("head_dim") or pair[0] == head_dim]
+        return draw(st.sampled_from(pairs)) if pairs else (head_dim, head_dim)
+
+    def _window(self, draw: st.DrawFn, causal: bool, kv_len: int) -> int | None:
+        if self.space.restricts("window"):
+            window: int | None = draw(st.sampled_from(self.space.numbers("window")))
+            return window
+        if not (causal and self.supports.window) or not draw(st.booleans()):
+            return None
+        return draw(st.integers(1, kv_len + 1))
+
+    def _softcap(self, draw: st.DrawFn) -> float | None:
+        if self.space.restricts("softcap"):
+            softcap: float | None = draw(st.sampled_from(self.space.numbers("softcap")))
+            return softcap
+        return draw(st.sampled_from([None, *SOFTCAPS])) if self.supports.softcap else None
