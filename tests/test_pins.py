@@ -83,7 +83,7 @@ def test_torch_has_no_upper_bound():
 
 # Distributions that the package imports under another name, and those that come with what an extra or a backend needs.
 IMPORTED_AS = {"hydra-core": "hydra", "nvidia-ml-py": "pynvml"}
-OPTIONAL = {"helion", "submitit", "triton"}
+OPTIONAL = {"helion", "hypothesis", "submitit", "triton"}
 
 
 def imported():

@@ -7,7 +7,7 @@ from attn_exp.core.case import ALIGNMENTS, DTYPES, PASSES, Case
 
 _SHORT = {name: typed for typed, name in DTYPES.items()}
 _OTHERS = "or see attn-exp backends"
-_DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
+DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Supports:
     def refusal(self, case: Case, device: str) -> str | None:
         """Return why a case is not supported, in one sentence that says what to set instead; None if it is."""
         checks = (
-            (device in self.devices, f"runs only on {_DEVICES[self.devices[0]]}: see attn-exp backends"),
+            (device in self.devices, f"runs only on {DEVICES[self.devices[0]]}: see attn-exp backends"),
             (case.dtype in self.dtypes, f"computes {_words(self.dtypes)}, not {case.dtype}"),
             (self.grouped or case.q_heads == case.kv_heads, "has no grouped heads: set model.kv_heads=null"),
             (

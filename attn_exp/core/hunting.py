@@ -48,14 +48,15 @@ class Example:
         inputs: the kind of the values.
         backward: whether gradients are computed too.
         seed: of the values.
-        large: whether a tensor has more than 2^31 elements; some heads are judged then, and the values repeat.
+        large: `q`, `k` or `v` if the elements of this tensor lie so far from each other that offsets pass 2^31;
+            `whole` if it has that many elements, of which some heads are judged and the others are zeros.
     """
 
     case: Case
     inputs: str = "normal"
     backward: bool = False
     seed: int = 0
-    large: bool = False
+    large: str | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -64,21 +65,24 @@ class Example:
         own = {name: getattr(case, name) for name in (*NUMBERS, *WORDS, "causal") if hasattr(case, name)}
         return own | {
             "seq_len": max(case.q_len, case.kv_len), "inputs": self.inputs, "backward": self.backward,
-            "packed": case.lengths is not None, "large": self.large,
+            "packed": case.lengths is not None, "large": self.large is not None,
         }  # fmt: skip
 
     @property
     def weight(self) -> tuple[Any, ...]:
         """Return a key that sorts simple examples first."""
         case = self.case
-        features = (self.large, case.lengths is not None, case.softcap is not None, case.window is not None)
+        large = 2 if self.large == "whole" else int(self.large is not None)
+        features = (case.lengths is not None, case.softcap is not None, case.window is not None, case.causal)
         words = (WORDS["dtype"].index(case.dtype), WORDS["layout"].index(case.layout), self.inputs != "normal")
         sizes = (case.batch * case.q_heads, max(case.q_len, case.kv_len), case.q_len + case.kv_len, case.head_dim)
-        return (sum(features) + case.causal + self.backward, sum(words), *sizes, case.value_dim, self.seed)
+        return (large, sum(features) + self.backward, sum(words), *sizes, case.value_dim, self.seed)
 
     def label(self) -> str:
         """Return a short label."""
         more = [self.inputs] * (self.inputs != "normal") + ["with backward"] * self.backward
+        if self.large is not None and self.large != "whole":
+            more.append(f"offsets of {self.large} above 2^31")
         return " ".join([self.case.label(), *more])
 
 
@@ -143,7 +147,7 @@ class Search:
     Attributes:
         tried: examples that ran and were judged.
         large: those of them with a tensor of more than 2^31 elements.
-        refused: examples that the backend cannot compute.
+        refused: examples that the backend cannot compute; `why` is the last reason.
         too_large: examples for which the memory was too small.
         spent_s: seconds since the search began, without the start of its process.
         now: the example that runs, in words.
@@ -156,6 +160,7 @@ class Search:
     tried: int = 0
     large: int = 0
     refused: int = 0
+    why: str = ""
     too_large: int = 0
     spent_s: float = 0.0
     now: str = ""

@@ -29,8 +29,6 @@ from attn_exp.hunt.search import Missing, Searching
 from attn_exp.hunt.space import Examples
 from attn_exp.hunt.tester import Hello, Tester
 
-# What of the budget is for the first stage, and by when a bug must be found so that it can be shrunk and shown.
-_SMALL, _FIND = 0.5, 0.85
 _SCRIPT_S = 120.0
 # Runs a script where this package cannot be imported.
 _WITHOUT = (
@@ -50,16 +48,20 @@ def search(question: Question, show: Callable[[Search], None]) -> Search:
         value_dims="any",
     )  # fmt: skip
     examples = Examples(hello.supports or everything, space, question.device)
-    searching = Searching(tester, question.seed, show)
+    searching = Searching(tester, show)
     began = time.monotonic()
     end = began + question.budget_s
-    last = began + _FIND * question.budget_s
+    # Most bugs are of small shapes; large offsets have a part of the time, those that need memory the last of it.
+    small, large = (value in space.among("large", (False, True)) for value in (False, True))
+    stages = (
+        *([(examples.small(), 0.45 if large else 0.9)] if small else []),
+        *([(examples.spread(), 0.55), (examples.whole(_memory(question.device)), 0.8)] if large else []),
+        *([(examples.small(), 0.9)] if small else []),
+    )
     try:
-        searching.run(examples.small(), began + _SMALL * question.budget_s, end)
-        if searching.state.find is None:
-            searching.run(examples.large(_memory(question.device)), last, end)
-        if searching.state.find is None and time.monotonic() < last:
-            searching.run(examples.small(), last, end)
+        for index, (strategy, part) in enumerate(stages):
+            if searching.state.find is None:
+                searching.run(strategy, began + part * question.budget_s, end, seed=question.seed + index)
         state = searching.state
         if state.find is not None:
             show(replace(state, now="the script of what was found"))
@@ -68,6 +70,9 @@ def search(question: Question, show: Callable[[Search], None]) -> Search:
         return Search(over=True, mistake=str(missing))
     finally:
         tester.close()
+    if not state.tried:
+        why = state.why or "nothing of what where= leaves can be computed"
+        return Search(over=True, mistake=f"no example could be tried: {why}")
     return replace(state, over=True, spent_s=time.monotonic() - began)
 
 

@@ -1,23 +1,25 @@
 """Compute an example on the backend and compare it with the reference, as a job's first call is compared."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
-from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.mask_edges import edge_error
-from attn_exp.attention.tolerance import Expected, Tolerance, expected, tolerances
-from attn_exp.backends.base import Backend, Calls
+from attn_exp.attention.tolerance import Expected, Tolerance, expected, measured_tolerances
+from attn_exp.attention.verdict import Verdict, malformed, verdict
+from attn_exp.backends.base import Backend
 from attn_exp.core.hunting import Example, Outcome
 from attn_exp.core.record import TensorError
 from attn_exp.hunt.values import Part, inputs_of, judged_parts
 from attn_exp.timers.sync import synchronize
-from attn_exp.worker.attempt import error_summary, status_of
+from attn_exp.worker.attempt import status_of
 
-# A few numbers give an uncertain tolerance, and thousands of examples find the one that is too strict: what seems wrong
-# is judged again by the widest tolerance of this many other seeds.
+# A few numbers give an uncertain tolerance, and of thousands of examples some have one that is too strict. What seems
+# wrong is judged again by the widest tolerance of this many other seeds, times a factor.
 _OTHER_SEEDS = 16
+_FACTOR = 2.0
 # What seems wrong at the mask's boundary is so for other values too.
 _OTHER_VALUES = 2
 
@@ -36,104 +38,128 @@ class Judge:
             refusal = backend.unsupported(example.case, device)
             if refusal is not None:
                 return Outcome(status="unsupported", reason=refusal)
-            inputs = inputs_of(example, device)
-            parts = judged_parts(example, inputs)
-            # Before the backend runs: a backend that overwrites its inputs must not change the reference.
-            wanted = [expected(part.case, part.inputs, with_gradients=example.backward) for part in parts]
-            tensors, scales = computed(backend, example, inputs, device)
-            outcome = judged(parts, wanted, tensors, scales)
-            certain = outcome.status == "ok" or (outcome.off is None and outcome.tensor != "edge")
-            return outcome if certain else _again(self, example, parts, wanted, tensors, scales)
+            with _alone(device):
+                inputs = inputs_of(example, device)
+                parts = judged_parts(example, inputs)
+                # Before the backend runs: a backend that overwrites its inputs must not change the reference.
+                wanted = [expected(part.case, part.inputs, with_gradients=example.backward) for part in parts]
+            tensors, scales = self._computed(example, inputs)
+            wrong = _malformed(example, inputs, tensors, scales)
+            if wrong is not None:
+                return Outcome(status="inaccurate", reason=wrong)
+            with _alone(device):
+                outcome = _judged(parts, wanted, tensors, scales)
+                certain = outcome.status == "ok" or (outcome.off is None and outcome.tensor != "edge")
+                return outcome if certain else self._again(example, parts, wanted, tensors, scales)
         except Exception as error:  # a backend may raise anything
-            return _raised(backend, error, device)
+            status, reason = status_of(error, backend.name)
+            return Outcome(status=status, reason=reason, poisoned=_poisoned(device))
+
+    def _computed(self, example: Example, inputs: Inputs) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """Return the backend's tensors, `out` and with gradients `dq`, `dk`, `dv`, and the factors of codes."""
+        calls = self.backend.prepare(example.case, inputs)
+        with calls.scope():
+            out = calls.forward()
+            tensors = {"out": out.detach() if type(out) is torch.Tensor else out}
+            if example.backward:
+                tensors |= dict(zip(("dq", "dk", "dv"), calls.backward(out)(), strict=True))
+            synchronize(self.device)
+        return tensors, calls.scales
+
+    def _again(
+        self,
+        example: Example,
+        parts: list[Part],
+        wanted: list[Expected],
+        tensors: Mapping[str, torch.Tensor],
+        scales: Mapping[str, float],
+    ) -> Outcome:
+        """Judge once more, by the widest tolerances of other seeds, and the mask's boundary by other values too."""
+        others = [replace(example, seed=example.seed + step, large=None) for step in range(1, _OTHER_SEEDS + 1)]
+        drawn = [] if example.large == "whole" else [inputs_of(other, self.device) for other in others]
+        bounds = [measured_tolerances(example.case, inputs, with_gradients=example.backward) for inputs in drawn]
+        outcome = _judged(parts, [_widened(one, bounds) for one in wanted], tensors, scales)
+        if outcome.tensor != "edge":
+            return outcome
+        for other, inputs in list(zip(others, drawn, strict=False))[:_OTHER_VALUES]:
+            again, _ = self._computed(replace(other, backward=False), inputs)
+            wants = expected(example.case, inputs, with_gradients=False)
+            if verdict(example.case, inputs, wants, again, scales).wrong is None:
+                return Outcome(status="ok")
+        return outcome
 
 
-def computed(
-    backend: Backend, example: Example, inputs: Inputs, device: str
-) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Return the backend's tensors, `out` and with gradients `dq`, `dk`, `dv`, and the factors of codes."""
-    calls: Calls = backend.prepare(example.case, inputs)
-    with calls.scope():
-        out = calls.forward()
-        tensors = {"out": out.detach()}
-        if example.backward:
-            tensors |= dict(zip(("dq", "dk", "dv"), calls.backward(out)(), strict=True))
-        synchronize(device)
-    return tensors, calls.scales
-
-
-def judged(
-    parts: list[Part],
-    wanted: list[Expected],
-    tensors: dict[str, torch.Tensor],
-    scales: dict[str, float],
+def _judged(
+    parts: list[Part], wanted: list[Expected], tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float]
 ) -> Outcome:
     """Compare the tensors with what is expected of each judged part."""
     for part, expects in zip(parts, wanted, strict=True):
-        for name, tensor in tensors.items():
-            if tensor.shape != part.whole[name]:
-                reason = f"{name} has the shape {tuple(tensor.shape)}, not {tuple(part.whole[name])}"
-                return Outcome(status="inaccurate", reason=reason)
-            error = expects.judge(name, part.of(name, tensor), scales.get(name, 1.0))
-            wrong = inaccuracy({name: error})
-            if wrong is not None:
-                return _wrong(name, error, part, f"{wrong}{part.where}")
-        wrong = edge_error(part.case, part.inputs, part.of("out", tensors["out"]))
-        if wrong is not None:
-            return Outcome(status="inaccurate", reason=f"{wrong}{part.where}", tensor="edge", place=part.place)
+        own = {name: part.of(name, tensor) for name, tensor in tensors.items()}
+        found = verdict(part.case, part.inputs, expects, own, scales)
+        if found.wrong is not None:
+            return _wrong(found, part)
     return Outcome(status="ok")
 
 
-def _wrong(name: str, error: TensorError, part: Part, reason: str) -> Outcome:
-    whole = error.relative is None or error.tolerance is None or error.relative > error.tolerance
-    off, allowed = (error.relative, error.tolerance) if whole else (error.worst_row, error.row_tolerance)
-    return Outcome(
-        status="inaccurate", reason=reason, tensor=name, row=not whole, off=off, allowed=allowed, place=part.place
-    )
+def _wrong(found: Verdict, part: Part) -> Outcome:
+    """Return the outcome of a verdict: the first tensor that is wrong, else the mask's boundary."""
+    reason = f"{found.wrong}{part.where}"
+    for name, error in found.errors.items():
+        whole = error.relative is None or (error.tolerance is not None and error.relative > error.tolerance)
+        if whole or _row_is_wrong(error):
+            off, allowed = (error.relative, error.tolerance) if whole else (error.worst_row, error.row_tolerance)
+            return Outcome(
+                status="inaccurate", reason=reason, tensor=name, row=not whole, off=off, allowed=allowed,
+                place=part.place,
+            )  # fmt: skip
+    return Outcome(status="inaccurate", reason=reason, tensor="edge", place=part.place)
 
 
-def _again(
-    judge: Judge,
-    example: Example,
-    parts: list[Part],
-    wanted: list[Expected],
-    tensors: dict[str, torch.Tensor],
-    scales: dict[str, float],
-) -> Outcome:
-    """Judge once more, by the widest tolerances of other seeds, and the mask's boundary by other values too."""
-    backend, device = judge.backend, judge.device
-    if not example.large:
-        others = [replace(example, seed=example.seed + step) for step in range(1, _OTHER_SEEDS + 1)]
-        drawn = [inputs_of(other, device) for other in others]
-        bounds = [tolerances(example.case, inputs, with_gradients=example.backward) for inputs in drawn]
-        wanted = [_widened(wanted[0], bounds)]
-    outcome = judged(parts, wanted, tensors, scales)
-    if outcome.tensor != "edge" or example.large:
-        return outcome
-    for other, inputs in list(zip(others, drawn, strict=True))[:_OTHER_VALUES]:
-        again, _ = computed(backend, replace(other, backward=False), inputs, device)
-        if edge_error(example.case, inputs, again["out"]) is None:
-            return Outcome(status="ok")
-    return outcome
+def _row_is_wrong(error: TensorError) -> bool:
+    return error.worst_row is None or (error.row_tolerance is not None and error.worst_row > error.row_tolerance)
+
+
+def _malformed(
+    example: Example, inputs: Inputs, tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float]
+) -> str | None:
+    shapes = dict(zip(("dq", "dk", "dv"), (tuple(one.shape) for one in inputs.qkv), strict=True))
+    shapes["out"] = tuple(inputs.d_out_bhsd.shape)
+    for name, tensor in tensors.items():
+        wrong = malformed(name, tensor, shape=shapes[name], like=inputs.q_bhsd, scales=scales)
+        if wrong is not None:
+            return wrong
+    return None
 
 
 def _widened(wanted: Expected, bounds: list[dict[str, Tolerance]]) -> Expected:
     widest = {
         name: Tolerance(
-            max(own.relative, *(one[name].relative for one in bounds)),
-            max(own.worst_row, *(one[name].worst_row for one in bounds)),
+            _FACTOR * max(own.relative, *(one[name].relative for one in bounds), 0.0),
+            _FACTOR * max(own.worst_row, *(one[name].worst_row for one in bounds), 0.0),
         )
         for name, own in wanted.tolerances.items()
     }
-    return Expected(wanted.tensors, widest)
+    return replace(wanted, tolerances=widest)
 
 
-def _raised(backend: Backend, error: Exception, device: str) -> Outcome:
-    status, reason = status_of(error, backend.name)
-    poisoned = False
-    if device == "cuda":
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError:
-            poisoned = True
-    return Outcome(status=status, reason=reason or error_summary(error), poisoned=poisoned)
+@contextmanager
+def _alone(device: str) -> Iterator[None]:
+    """Compute the reference in one thread on a CPU: for small tensors threads only wait for each other."""
+    threads = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if device == "cpu":
+            torch.set_num_threads(threads)
+
+
+def _poisoned(device: str) -> bool:
+    if device != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

@@ -11,7 +11,7 @@ from attn_exp.backends.base import Backend
 from attn_exp.core.case import Case
 from attn_exp.core.hunting import Example, Outcome, Script
 from attn_exp.hunt.library_calls import source
-from attn_exp.hunt.values import KINDS, PERIOD, inputs_of
+from attn_exp.hunt.values import STEP, inputs_of, places_of, spread_axis
 
 MOST_LINES = 40
 _WIDTH = 150
@@ -76,23 +76,36 @@ def _tensors(example: Example, layout: str) -> list[str]:
         "v": (case.batch, case.kv_heads, case.kv_len, case.value_dim),
         "d_out": (case.batch, case.q_heads, case.q_len, case.value_dim),
     }
-    lines = [f"generator = torch.Generator(device).manual_seed({example.seed})", "def normal(*shape):"]
-    if example.large:
-        back = ".view(shape)"
+    made = ", ".join(f"normal{shape}".replace(" ", "") for shape in shapes.values())
+    lines = [f"generator = torch.Generator(device).manual_seed({example.seed})"]
+    if example.large == "whole":
+        filled = "torch.randn(shape[2:], generator=generator, dtype=dtype, device=device)"
+        zeros = "torch.zeros(shape, dtype=dtype, device=device)"
         if layout == "bshd":
-            shapes = {name: (batch, length, heads, dim) for name, (batch, heads, length, dim) in shapes.items()}
-            back += ".transpose(1, 2)"
+            zeros = "torch.zeros(shape[0], shape[2], shape[1], shape[3], dtype=dtype, device=device).transpose(1, 2)"
         lines += [
-            f"    block = torch.randn({PERIOD}, generator=generator, device=device).to(dtype)",
-            "    count = torch.Size(shape).numel()",
-            f"    return block.repeat(-(-count // {PERIOD}))[:count]{back}",
+            "def normal(*shape):  # zeros but for the heads that are compared",
+            f"    tensor = {zeros}",
+            f"    for row, head in {places_of(case)}:",
+            f"        tensor[row, head] = {filled}",
+            "    return tensor",
+            f"q, k, v, d_out = {made}",
         ]
     else:
+        lines += ["def normal(*shape):"]
         lines += ["    return torch.randn(shape, generator=generator, device=device, dtype=dtype)"]
-    made = ", ".join(f"normal{shape}".replace(" ", "") for shape in shapes.values())
-    lines += [f"q, k, v, d_out = {made}", *KINDS[example.inputs]]
-    if layout == "bshd" and not example.large:
-        lines += ["q, k, v, d_out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, d_out))"]
+        lines += [f"q, k, v, d_out = {made}"]
+        if layout == "bshd":
+            lines += ["q, k, v, d_out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, d_out))"]
+    if example.large in ("q", "k", "v"):
+        axis = spread_axis(shapes[example.large])
+        lines += [
+            "def spread(t):  # offsets above 2^31 elements, in memory that is mostly never touched",
+            f"    strides = [{STEP} if axis == {axis} else t.stride(axis) for axis in range(4)]",
+            f"    room = torch.empty((t.shape[{axis}] - 1) * {STEP} + t.numel(), dtype=dtype, device=device)",
+            "    return room.as_strided(t.shape, strides).copy_(t)",
+            f"{example.large} = spread({example.large})",
+        ]
     return [*lines, "q, k, v = (t.requires_grad_() for t in (q, k, v))"] if example.backward else lines
 
 

@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from hypothesis import HealthCheck, Phase, given, reject, seed, settings
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 
 from attn_exp.core.hunting import Example, Find, Outcome, Search
 from attn_exp.hunt.tester import Tester
@@ -22,20 +24,18 @@ class Searching:
 
     Args:
         tester: runs examples.
-        seed: of Hypothesis.
         show: takes the state whenever it may be of interest.
     """
 
-    def __init__(self, tester: Tester, seed: int, show: Callable[[Search], None]) -> None:
+    def __init__(self, tester: Tester, show: Callable[[Search], None]) -> None:
         self._tester = tester
-        self._seed = seed
         self._show = show
         self._known: dict[Example, Outcome | None] = {}
         self._began = time.monotonic()
         self._shown = 0.0
         self.state = Search()
 
-    def run(self, examples: st.SearchStrategy[Example], until: float, shrink_until: float) -> None:
+    def run(self, examples: st.SearchStrategy[Example], until: float, shrink_until: float, *, seed: int) -> None:
         """Draw examples until `until` or a bug, then shrink it until `shrink_until` (of `time.monotonic`)."""
 
         class Over(Exception):
@@ -63,8 +63,9 @@ class Searching:
             phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck), print_blob=False,
         )  # fmt: skip
         try:
-            options(seed(self._seed)(given(examples)(test)))()
-        except (Over, *_FAILURES.values()):
+            options(hypothesis.seed(seed)(given(examples)(test)))()
+        except (Over, AssertionError, Unsatisfiable):
+            # Unsatisfiable: of what where= leaves there is nothing of this kind, or nothing that the backend computes.
             return
 
     def _outcome(self, example: Example, until: float) -> Outcome | None:
@@ -86,13 +87,13 @@ class Searching:
             note = f"{example.label()} was still running when the time was over"
             state = replace(state, notes=(*state.notes, note))
         elif outcome.status == "unsupported":
-            state = replace(state, refused=state.refused + 1)
+            state = replace(state, refused=state.refused + 1, why=outcome.reason or "")
         elif outcome.status == "out_of_memory":
             state = replace(state, too_large=state.too_large + 1)
         elif outcome.status == "unavailable":
             raise Missing(outcome.reason)
         else:
-            state = replace(state, tried=state.tried + 1, large=state.large + example.large)
+            state = replace(state, tried=state.tried + 1, large=state.large + (example.large is not None))
         if outcome is not None and outcome.status in _BUGS:
             state = replace(state, find=self._simpler(state, example, outcome))
         self.state = state
@@ -112,4 +113,4 @@ class Missing(Exception):
 
 
 # Hypothesis takes failures of one type at one line for one bug, and shrinks each bug for itself.
-_FAILURES: dict[str, type[AssertionError]] = {}
+_FAILURES: dict[str, type[AssertionError]] = {name: type(name, (AssertionError,), {}) for name in _BUGS}

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from attn_exp.backends.supports import Supports
+from attn_exp.backends.supports import DEVICES, Supports
 from attn_exp.core.case import DTYPE_BYTES, Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.hunting import EDGES, KINDS, SOFTCAPS, WORDS, Example, Space
-from attn_exp.hunt.values import large_bytes, overflows
+from attn_exp.hunt.values import REACH, whole_bytes
 
 # Lengths are at most these, one of them for each example.
 _SIZES = (9, 17, 33, 66, 130, 260, 520, 1100, 2100)
@@ -24,12 +24,12 @@ _DIMS = (8, 16, 24, 32, 40, 64, 80, 96, 128, 160, 192, 256)
 _MOST_DIM = 256
 _MOST_SEQUENCES = 4
 # A few elements more than a 32-bit offset reaches.
-_LARGE = (1 << 31) + 12_345
+_LARGE = REACH + 12_345
 _LARGE_HEADS = (64, 32, 16)
 
 
 class Examples:
-    """Strategies of examples for a backend: small ones, and ones with a tensor of more than 2^31 elements.
+    """Strategies of examples for a backend: small ones, and ones with offsets above 2^31 elements.
 
     Args:
         supports: what the backend declares.
@@ -44,17 +44,23 @@ class Examples:
         self.supports = supports
         self.space = space
         self.device = device
+        if device not in supports.devices:
+            raise UserError(f"it runs only on {DEVICES[supports.devices[0]]}: set device=, or see attn-exp backends")
         self.dtypes = [name for name in space.among("dtype", WORDS["dtype"]) if name in supports.dtypes]
         if not self.dtypes:
-            raise UserError(f"the backend computes {', '.join(supports.dtypes)}: relax where=")
+            raise UserError(f"it computes {', '.join(supports.dtypes)}: relax where=")
 
     def small(self) -> st.SearchStrategy[Example]:
         """Return the strategy of examples that take milliseconds."""
         return st.composite(self._small)()
 
-    def large(self, memory_bytes: int) -> st.SearchStrategy[Example]:
-        """Return the strategy of examples whose offsets pass 2^31, in this much memory."""
-        return st.composite(self._large)(memory_bytes)
+    def spread(self) -> st.SearchStrategy[Example]:
+        """Return the strategy of small examples with large steps in memory."""
+        return st.composite(self._spread)()
+
+    def whole(self, memory_bytes: int) -> st.SearchStrategy[Example]:
+        """Return the strategy of examples with more than 2^31 elements in a tensor, in this much memory."""
+        return st.composite(self._whole)(memory_bytes)
 
     def _small(self, draw: st.DrawFn) -> Example:
         supports = self.supports
@@ -82,28 +88,40 @@ class Examples:
             ),
             inputs=self._pick(draw, "inputs", KINDS), backward=backward, seed=draw(st.integers(0, 1 << 16)),
         )  # fmt: skip
-        if not self.space.among("large", [False]) or not self.space.fits(example):
+        if not self.space.fits(example):
             reject()
         return example
 
-    def _large(self, draw: st.DrawFn, memory_bytes: int) -> Example:
-        dtype = self._pick(draw, "dtype", sorted(self.dtypes, key=lambda name: DTYPE_BYTES[name]))
+    def _spread(self, draw: st.DrawFn) -> Example:
+        dtype = self._pick(draw, "dtype", self.dtypes)
         backward = self._truth(draw, "backward", "backward" in self.supports.passes_at(dtype))
-        long_queries = draw(st.booleans())
+        which = draw(st.sampled_from("kqv"))
+        batch, heads = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+        length = draw(st.integers(1, 3)) if batch == heads == 1 else draw(st.sampled_from((1, 2, 17, 65, 130)))
+        head_dim, value_dim = self._dims(draw)
+        case = self._case(
+            batch=batch, q_heads=heads, kv_heads=heads, q_len=length, kv_len=length, head_dim=head_dim,
+            value_dim=value_dim, dtype=dtype, causal=self._truth(draw, "causal", True),
+        )  # fmt: skip
+        example = Example(case=case, backward=backward, seed=draw(st.integers(0, 1 << 16)), large=which)
+        if batch == heads == length == 1 or not self.space.fits(example):
+            reject()
+        return example
+
+    def _whole(self, draw: st.DrawFn, memory_bytes: int) -> Example:
+        dtype = self._pick(draw, "dtype", sorted(self.dtypes, key=DTYPE_BYTES.__getitem__))
+        backward = self._truth(draw, "backward", "backward" in self.supports.passes_at(dtype))
         head_dim, value_dim = self._dims(draw, least=64)
-        batch, heads = draw(st.sampled_from((1, 2, 16))), draw(st.sampled_from(_LARGE_HEADS))
-        long = -(-_LARGE // (batch * heads * head_dim))
-        short = draw(st.integers(1, 3))
-        q_len, kv_len = (long, short) if long_queries else (short, long)
-        causal = self._truth(draw, "causal", True)
+        batch, heads = draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from(_LARGE_HEADS))
+        long, short = -(-_LARGE // (batch * heads * head_dim)), draw(st.integers(1, 3))
+        q_len, kv_len = draw(st.sampled_from(((short, long), (long, short))))
         case = self._case(
             batch=batch, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
-            value_dim=value_dim, dtype=dtype, causal=causal, align=self._pick(draw, "align", WORDS["align"]),
-            layout=self._pick(draw, "layout", WORDS["layout"]),
+            value_dim=value_dim, dtype=dtype, causal=self._truth(draw, "causal", True),
+            align=self._pick(draw, "align", WORDS["align"]), layout=self._pick(draw, "layout", WORDS["layout"]),
         )  # fmt: skip
-        example = Example(case=case, backward=backward, seed=draw(st.integers(0, 255)), large=True)
-        fits = large_bytes(case, backward=backward, itemsize=DTYPE_BYTES[dtype]) < memory_bytes
-        if not fits or not overflows(case) or not self.space.fits(example):
+        example = Example(case=case, backward=backward, seed=draw(st.integers(0, 255)), large="whole")
+        if whole_bytes(case, backward=backward) > memory_bytes or not self.space.fits(example):
             reject()
         return example
 

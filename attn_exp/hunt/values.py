@@ -1,27 +1,23 @@
-"""The values of examples, and which part of one is judged.
+"""The values of examples, how they lie in memory, and which part of an example is judged.
 
-Kinds of values are lines of Python, so that the script of a find repeats them as they are.
+Offsets above 2^31 elements are cheap to have. In a *spread* example the steps of one tensor are so large that its last
+element lies beyond; the memory between its elements is reserved and, on a CPU, never touched. That misses kernels that
+copy their inputs or compute offsets of contiguous tensors. A *whole* example has that many elements: those of the heads
+that are judged are drawn, and the others are zeros.
 """
 
 from dataclasses import dataclass, replace
-from itertools import starmap
 
 import torch
 
 from attn_exp.attention.inputs import Inputs, make_inputs
-from attn_exp.core.case import Case
+from attn_exp.core.case import DTYPE_BYTES, Case
 from attn_exp.core.hunting import Example
 
-# What is done to q, k, v and d_out, which are normally distributed.
-KINDS: dict[str, tuple[str, ...]] = {
-    "normal": (),
-}
-# Large tensors repeat a block of this many numbers. It is prime, so that an offset that wraps around at a power of two
-# reads other numbers.
-PERIOD = 1_000_003
-_OVERFLOW = 1 << 31
-# Heads of a large example that are judged besides the first and the last.
-_SOME = 1
+# Elements that a 32-bit offset reaches.
+REACH = 1 << 31
+# The step between the parts of a spread tensor; no power of two, so that an offset that wraps around hits other memory.
+STEP = REACH + 1_048_583
 
 
 @dataclass(frozen=True)
@@ -31,100 +27,105 @@ class Part:
     Attributes:
         case: the part as a case of its own.
         inputs: its tensors.
-        whole: the shapes that the backend's tensors must have.
         place: row of the batch and key-value head; None for everything.
     """
 
     case: Case
     inputs: Inputs
-    whole: dict[str, torch.Size]
     place: tuple[int, int] | None = None
 
     @property
     def where(self) -> str:
         """Return the part in words, for the end of a sentence."""
-        return "" if self.place is None else f" (row {self.place[0]} of the batch, key-value head {self.place[1]})"
+        return "" if self.place is None else f" (row {self.place[0]} of the batch, head {self.place[1]})"
 
     def of(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this part of a backend's tensor, `out`, `dq`, `dk` or `dv`."""
-        return tensor if self.place is None else _cut(tensor, self.place, tensor.shape[1] // self._kv_heads())
-
-    def _kv_heads(self) -> int:
-        return self.whole["dk"][1]
+        """Return this part of a backend's tensor `out`, `dq`, `dk` or `dv`."""
+        return tensor if self.place is None else cut(tensor, self.place)
 
 
 def inputs_of(example: Example, device: str) -> Inputs:
     """Return an example's tensors."""
-    if example.large:
-        return _repeated(example, device)
-    return make_inputs(example.case, device, example.seed, with_gradients=example.backward)
+    if example.large == "whole":
+        return _whole(example, device)
+    inputs = make_inputs(example.case, device, example.seed, with_gradients=example.backward)
+    return inputs if example.large is None else _spread(example.large, inputs)
+
+
+def places_of(case: Case) -> list[tuple[int, int]]:
+    """Return the rows of the batch and the heads of a whole example that are drawn and judged: the last first."""
+    return sorted({(case.batch - 1, case.kv_heads - 1), (0, case.kv_heads // 2), (0, 0)}, reverse=True)
 
 
 def judged_parts(example: Example, inputs: Inputs) -> list[Part]:
-    """Return what is judged: everything, or the first, the last and some other heads of a large example."""
-    q, k, v = inputs.qkv
-    whole = {"out": inputs.d_out_bhsd.shape, "dq": q.shape, "dk": k.shape, "dv": v.shape}
-    if not example.large:
-        return [Part(example.case, inputs, whole)]
-    case = example.case
-    heads = case.batch * case.kv_heads
-    dice = torch.Generator().manual_seed(example.seed)
-    chosen = sorted({0, heads - 1, *torch.randint(heads, (_SOME,), generator=dice).tolist()}, reverse=True)
-    group = case.q_heads // case.kv_heads
-    alone = replace(case, batch=1, q_heads=group, kv_heads=1)
-    tensors = (inputs.q_bhsd, inputs.k_bhsd, inputs.v_bhsd, inputs.d_out_bhsd)
-
-    def part(row: int, head: int) -> Part:
-        q, k, v, d_out = (_cut(tensor.detach(), (row, head), tensor.shape[1] // case.kv_heads) for tensor in tensors)
-        own = Inputs(q.contiguous(), k.contiguous(), v.contiguous(), d_out.contiguous())
-        for tensor in own.qkv:
-            tensor.requires_grad_(example.backward)
-        return Part(alone, own, whole, (row, head))
-
-    return list(starmap(part, (divmod(index, case.kv_heads) for index in chosen)))
+    """Return what is judged: everything, or some heads of a whole large example."""
+    if example.large != "whole":
+        return [Part(example.case, inputs)]
+    alone = replace(example.case, batch=1, q_heads=1, kv_heads=1)
+    return [Part(alone, _one(inputs, place, backward=example.backward), place) for place in places_of(example.case)]
 
 
-def large_bytes(case: Case, *, backward: bool, itemsize: int) -> int:
-    """Return about how many bytes a large example takes on its way through a backend and the reference."""
+def whole_bytes(case: Case, *, backward: bool) -> int:
+    """Return about how many bytes a whole large example takes in a backend and in the reference."""
     q = case.batch * case.q_heads * case.q_len
     kv = case.batch * case.kv_heads * case.kv_len
-    numbers = (q + kv) * (case.head_dim + case.value_dim)
-    part = (case.kv_len + case.q_len * case.q_heads // case.kv_heads) * (case.head_dim + case.value_dim)
-    return numbers * itemsize * (2 if backward else 1) + 40 * part * (1 + backward) + (1 << 29)
+    head = (case.q_len + case.kv_len) * (case.head_dim + case.value_dim)
+    return (q + kv) * (case.head_dim + case.value_dim) * DTYPE_BYTES[case.dtype] * (1 + backward) + 60 * head
 
 
-def overflows(case: Case) -> bool:
-    """Whether a tensor of the case has offsets that no 32-bit integer holds."""
-    return (
-        max(
-            case.batch * case.q_heads * case.q_len * max(case.head_dim, case.value_dim),
-            case.batch * case.kv_heads * case.kv_len * max(case.head_dim, case.value_dim),
-        )
-        > _OVERFLOW
-    )
+def cut(tensor: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
+    """Return one head of one row of the batch, (1, 1, length, dim)."""
+    row, head = place
+    return tensor[row : row + 1, head : head + 1]
 
 
-def _repeated(example: Example, device: str) -> Inputs:
-    """Return tensors that repeat a block of normally distributed numbers: 2^31 of their own take a minute on a CPU."""
+def _one(inputs: Inputs, place: tuple[int, int], *, backward: bool) -> Inputs:
+    tensors = (*inputs.qkv, inputs.d_out_bhsd)
+    q, k, v, d_out = (cut(tensor.detach(), place).contiguous() for tensor in tensors)
+    for tensor in (q, k, v):
+        tensor.requires_grad_(backward)
+    return Inputs(q, k, v, d_out)
+
+
+def _whole(example: Example, device: str) -> Inputs:
     case, dtype = example.case, getattr(torch, example.case.dtype)
     generator = torch.Generator(device).manual_seed(example.seed)
 
-    def tiled(heads: int, length: int, dim: int) -> torch.Tensor:
-        block = torch.randn(PERIOD, generator=generator, device=device).to(dtype)
+    def sparse(heads: int, length: int, dim: int) -> torch.Tensor:
         shape = (case.batch, heads, length, dim) if case.layout == "bhsd" else (case.batch, length, heads, dim)
-        count = case.batch * heads * length * dim
-        tensor = block.repeat(-(-count // PERIOD))[:count].view(shape)
-        return tensor if case.layout == "bhsd" else tensor.transpose(1, 2)
+        tensor = torch.zeros(shape, dtype=dtype, device=device)
+        tensor = tensor if case.layout == "bhsd" else tensor.transpose(1, 2)
+        for row, head in places_of(case):
+            tensor[row, head] = torch.randn(length, dim, generator=generator, dtype=dtype, device=device)
+        return tensor
 
-    q = tiled(case.q_heads, case.q_len, case.head_dim)
-    k = tiled(case.kv_heads, case.kv_len, case.head_dim)
-    v = tiled(case.kv_heads, case.kv_len, case.value_dim)
-    d_out = tiled(case.q_heads, case.q_len, case.value_dim)
+    q = sparse(case.q_heads, case.q_len, case.head_dim)
+    k = sparse(case.kv_heads, case.kv_len, case.head_dim)
+    v = sparse(case.kv_heads, case.kv_len, case.value_dim)
+    d_out = sparse(case.q_heads, case.q_len, case.value_dim)
     for tensor in (q, k, v):
         tensor.requires_grad_(example.backward)
     return Inputs(q, k, v, d_out)
 
 
-def _cut(tensor: torch.Tensor, place: tuple[int, int], heads: int) -> torch.Tensor:
-    row, head = place
-    return tensor[row : row + 1, head * heads : (head + 1) * heads]
+def _spread(which: str, inputs: Inputs) -> Inputs:
+    """Return the inputs with the parts of one tensor, `q`, `k` or `v`, far from each other."""
+    tensors = dict(zip("qkv", inputs.qkv, strict=True))
+    tensors[which] = spread(tensors[which])
+    return Inputs(tensors["q"], tensors["k"], tensors["v"], inputs.d_out_bhsd, inputs.scales)
+
+
+def spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy whose first dimension of several elements has a step above 2^31 elements."""
+    axis = spread_axis(tensor.shape)
+    strides = list(tensor.stride())
+    strides[axis] = STEP
+    room = torch.empty((tensor.shape[axis] - 1) * STEP + tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    far = room.as_strided(tensor.shape, strides)
+    far.copy_(tensor.detach())
+    return far.requires_grad_(tensor.requires_grad)
+
+
+def spread_axis(shape: tuple[int, ...]) -> int:
+    """Return the dimension that is spread: the batch if it has several rows, else the heads, else the tokens."""
+    return next(axis for axis, size in enumerate(shape[:3]) if size > 1)

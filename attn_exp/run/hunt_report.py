@@ -41,9 +41,7 @@ def lines_of(question: Question, state: Search, script: str | None) -> list[str]
 
 def _found(name: str, question: Question, find: Find) -> list[str]:
     outcome, example = find.outcome, find.example
-    what = {"error": "raises ", "crashed": "kills its process: ", "timeout": "does not return: "}.get(
-        outcome.status, ""
-    )
+    what = {"error": "raises ", "crashed": "crashes: ", "timeout": "does not return: "}.get(outcome.status, "")
     command = ["attn-exp", "run", *_backend(question.backend), *overrides(example, question.device)]
     lines = [
         f"{name}: {what}{outcome.reason}",
@@ -51,8 +49,9 @@ def _found(name: str, question: Question, find: Find) -> list[str]:
         "",
         shlex.join(command),
     ]
-    if example.large:
-        lines.append("(the search repeats a block of numbers in tensors of this size, where a run draws all of them)")
+    if example.large is not None:
+        differs = "zeros but in a few heads" if example.large == "whole" else f"with large steps in {example.large}"
+        lines.append(f"(the search has tensors {differs}, a run has not: the program below shows it)")
     return lines
 
 

@@ -1,0 +1,103 @@
+"""Attention with a bug each, as a user's module has it: functions of q, k and v that need torch alone.
+
+All take tensors (batch, heads, length, dim), and are right but for the bug that their name says.
+"""
+
+import ctypes
+
+import torch
+
+TILE = 64
+
+
+def visible(q, k, *, causal, offset):
+    """Which keys each query sees, (q_len, kv_len)."""
+    row = torch.arange(q.shape[2])[:, None] + offset
+    key = torch.arange(k.shape[2])[None, :]
+    return key <= row if causal else torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+
+
+def right(q, k, v, *, causal, offset, softcap, seen=None, zeros=True):
+    """Attention in float32, zeros for a query that sees no key."""
+    group = q.shape[1] // k.shape[1]
+    wide = (q.float(), k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1))
+    return weighted(*wide, causal=causal, offset=offset, softcap=softcap, seen=seen, zeros=zeros).to(q.dtype)
+
+
+def weighted(q, k, v, *, causal, offset, softcap, seen=None, zeros=True):
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = visible(q, k, causal=causal, offset=offset) if seen is None else seen
+    weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1)
+    return (weights.nan_to_num(0) if zeros else weights) @ v
+
+
+def off_by_one_at_a_tile(q, k, v, *, causal, offset, softcap):
+    """A causal mask that lets each first query of a tile but the first see the key after its own."""
+    seen = visible(q, k, causal=causal, offset=offset)
+    row = torch.arange(q.shape[2])
+    for first in row[(row % TILE == 0) & (row > 0)].tolist():
+        seen[first, max(0, min(first + offset + 1, k.shape[2] - 1))] = True
+    return right(q, k, v, causal=causal, offset=offset, softcap=softcap, seen=seen)
+
+
+def no_softcap(q, k, v, *, causal, offset, softcap):
+    return right(q, k, v, causal=causal, offset=offset, softcap=None)
+
+
+def nan_without_a_key(q, k, v, *, causal, offset, softcap):
+    return right(q, k, v, causal=causal, offset=offset, softcap=softcap, zeros=False)
+
+
+def wrong_heads(q, k, v, *, causal, offset, softcap):
+    """Query head h reads key-value head h % kv_heads instead of h // group."""
+    group = q.shape[1] // k.shape[1]
+    wide = (q.float(), k.float().repeat(1, group, 1, 1), v.float().repeat(1, group, 1, 1))
+    return weighted(*wide, causal=causal, offset=offset, softcap=softcap).to(q.dtype)
+
+
+def raises_at_odd_lengths(q, k, v, *, causal, offset, softcap):
+    if k.shape[2] > TILE and k.shape[2] % 2:
+        raise RuntimeError("misaligned address")
+    return right(q, k, v, causal=causal, offset=offset, softcap=softcap)
+
+
+def segfaults_at_wide_heads(q, k, v, *, causal, offset, softcap):
+    if q.shape[3] > 32 and causal:
+        ctypes.string_at(0)
+    return right(q, k, v, causal=causal, offset=offset, softcap=softcap)
+
+
+def int32_strides(q, k, v, *, causal, offset, softcap):
+    """Reads rows of k at offsets that wrap around at 2^31, as a kernel's that multiplies strides in 32 bits."""
+    return right(q, read_at(k, offsets(k, k.stride())), v, causal=causal, offset=offset, softcap=softcap)
+
+
+def int32_contiguous(q, k, v, *, causal, offset, softcap):
+    """The same for offsets that it computes of the shape, in a contiguous copy: it needs 2^31 elements."""
+    k = k.contiguous()
+    steps = (k.shape[1] * k.shape[2] * k.shape[3], k.shape[2] * k.shape[3], k.shape[3], 1)
+    tops = offsets(k, steps)
+    if int(tops.max()) + k.shape[3] < 1 << 31:
+        return right(q, k, v, causal=causal, offset=offset, softcap=softcap)
+    outs = []
+    for row in range(k.shape[0]):
+        for head in range(k.shape[1]):
+            place = (slice(row, row + 1), slice(head, head + 1))
+            keys = k[place] if int(tops[place].max()) < 1 << 31 else read_at(k, tops[place])
+            outs.append(right(q[place], keys, v[place], causal=causal, offset=offset, softcap=softcap))
+    return torch.stack(outs).view(*q.shape[:3], v.shape[3])
+
+
+def offsets(k, strides):
+    """The offset of each row of k, (batch, heads, length)."""
+    batch, heads, rows = (torch.arange(size) * step for size, step in zip(k.shape[:3], strides, strict=False))
+    return batch[:, None, None] + heads[:, None] + rows
+
+
+def read_at(k, tops):
+    """Rows of k's memory at offsets modulo 2^31: below the tensor's begin lies nothing that may be read here."""
+    flat = torch.as_strided(k, (k.untyped_storage().nbytes() // k.element_size(),), (1,), 0)
+    places = (tops % (1 << 31))[..., None] + torch.arange(k.shape[3])
+    return flat[places.clamp(max=flat.shape[0] - 1)]
