@@ -12,7 +12,10 @@ BUDGET_S = 60
 # Offsets above 2^31 are tried after 45 % of the budget.
 OWN_BUDGET_S = {"int32_strides": 30}
 # Runs a program where the package cannot be imported.
-WITHOUT = "import runpy, sys; sys.modules['attn_exp'] = None; sys.argv[:1] = []; runpy.run_path(sys.argv[0], run_name='__main__')"
+WITHOUT = (
+    "import runpy, sys; sys.modules['attn_exp'] = None; sys.argv[:1] = []; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 
 
 def hunt(*arguments, cwd):
