@@ -351,6 +351,43 @@ def test_a_time_that_no_such_chip_can_reach_is_implausible(gpu_machine, tmp_path
     assert record.passes["forward"].timings, "the samples are the evidence"
 
 
+def test_a_time_below_the_machines_product_is_implausible_unless_a_second_look_finds_a_faster_one(
+    machine, tmp_path, monkeypatch
+):
+    products = {"slow": 1e3, "fast": 1e15}
+    for name, status in (("slow", "implausible"), ("fast", "ok")):
+        machine.ceilings["float32"] = CEILINGS | {"matmul_flops_per_s": 1e3}
+        monkeypatch.setattr("attn_exp.worker.limits.fastest_product", lambda *_, name=name: products[name])
+        record = measured("fakes.Honest", machine, tmp_path, passes=("forward",))
+        assert record.status == status, record.reason
+        if status != "ok":
+            assert "is above 1.5 times this machine's matrix product, measured at 1e-09 TFLOP/s" in record.reason
+            assert record.passes["forward"].timings, "the samples are the evidence"
+
+
+def test_an_ordinary_time_looks_no_second_time(machine, tmp_path, monkeypatch):
+    machine.ceilings["float32"] = CEILINGS | {"matmul_flops_per_s": 1e15}
+    monkeypatch.setattr("attn_exp.worker.limits.fastest_product", lambda *_: pytest.fail("a needless product"))
+    assert measured("fakes.Honest", machine, tmp_path).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("gpu_us", "capped", "status"),
+    [(200.0, False, "ok"), (170.0, False, "implausible"), (170.0, True, "ok"), (140.0, True, "implausible")],
+)
+def test_a_device_time_below_the_kernels_own_is_implausible(gpu_machine, tmp_path, monkeypatch, gpu_us, capped, status):
+    # A call that waits while it is traced alone, and not while it is timed: its trace leaves nothing behind.
+    traced(monkeypatch, gpu_machine.gpu, ("half", 100.0), ("half", 100.0))
+    gpu_machine.state = Nvml() if capped else None
+    record = measured(on_gpu(gpu_machine, gpu_us), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
+    assert record.status == status, record.reason
+    if status != "ok":
+        assert record.reason == (
+            f"forward: device has {gpu_us:,.1f} us where the call's kernels run for 200.0 us: the stream that makes "
+            "the call does not wait for all of its work"
+        )
+
+
 def test_the_wrong_kernel_on_a_gpu_is_told_by_its_name(gpu_machine, tmp_path):
     record = measured(on_gpu(gpu_machine, 12.0, claim="cudnn"), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert (record.status, record.reason) == (

@@ -13,7 +13,8 @@ from attn_exp import compare
 from attn_exp.core.case import Case
 from attn_exp.core.flops import compulsory_bytes, flops
 from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.metrics import IMPLAUSIBLE_FACTOR, METRICS, implausibility, metric, metric_named, pass_metrics
+from attn_exp.core.limits import IMPLAUSIBLE_FACTOR, above_datasheet
+from attn_exp.core.metrics import METRICS, metric, metric_named, pass_metrics
 from attn_exp.core.record import PassRecord, TensorError
 from attn_exp.results.result import result_of
 from attn_exp.results.table import csv_text
@@ -88,8 +89,8 @@ def test_every_metric_is_a_finite_float_under_its_pass(case, times, direction):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_rate_above_the_datasheet_is_implausible_and_one_at_its_margin_is_not(direction):
     fastest_us = flops(CASE, direction) / (989.4e12 * IMPLAUSIBLE_FACTOR) * 1e6
-    assert implausibility(CASE, direction, make_timing((fastest_us * 1.0001,)), H200) is None
-    said = implausibility(CASE, direction, make_timing((fastest_us * 0.98,)), H200)
+    assert above_datasheet(CASE, direction, make_timing((fastest_us * 1.0001,)), H200) is None
+    said = above_datasheet(CASE, direction, make_timing((fastest_us * 0.98,)), H200)
     assert said == f"{direction}: 1,030 TFLOP/s is above the H200 SXM's peak of 989"
 
 
@@ -98,23 +99,23 @@ DECODE = Case(batch=64, q_heads=8, kv_heads=8, q_len=1, kv_len=8192, head_dim=12
 
 def test_a_bandwidth_above_the_datasheet_is_implausible_unless_caches_are_warm():
     fastest_us = compulsory_bytes(DECODE, "forward", saves_lse=False) / (4.8e12 * IMPLAUSIBLE_FACTOR) * 1e6
-    assert implausibility(DECODE, "forward", make_timing((fastest_us * 1.0001,)), H200) is None
-    said = implausibility(DECODE, "forward", make_timing((fastest_us * 0.9,)), H200)
+    assert above_datasheet(DECODE, "forward", make_timing((fastest_us * 1.0001,)), H200) is None
+    said = above_datasheet(DECODE, "forward", make_timing((fastest_us * 0.9,)), H200)
     assert said == "forward: 5.4 TB/s is above the H200 SXM's peak of 4.8"
-    assert implausibility(DECODE, "forward", make_timing((fastest_us * 0.9,), l2="warm"), H200) is None
+    assert above_datasheet(DECODE, "forward", make_timing((fastest_us * 0.9,), l2="warm"), H200) is None
 
 
 def test_float32_may_use_the_tf32_units_and_an_unknown_chip_has_no_limit():
     single = replace(CASE, dtype="float32")
     at = {rate: make_timing((FLOPS / rate * 1e6,), l2="warm") for rate in (400e12, 600e12)}
-    assert implausibility(single, "forward", at[400e12], H200) is None
-    assert "above the H200 SXM's peak of 49" in implausibility(single, "forward", at[600e12], H200)
-    assert implausibility(single, "forward", make_timing((1e-6,)), None) is None
+    assert above_datasheet(single, "forward", at[400e12], H200) is None
+    assert "above the H200 SXM's peak of 49" in above_datasheet(single, "forward", at[600e12], H200)
+    assert above_datasheet(single, "forward", make_timing((1e-6,)), None) is None
 
 
 def test_the_median_decides_and_one_lucky_sample_does_not():
     honest = make_timing((100.0, 100.0, 0.001))
-    assert implausibility(CASE, "forward", honest, H200) is None
+    assert above_datasheet(CASE, "forward", honest, H200) is None
 
 
 def test_a_metric_is_one_function_and_appears_everywhere(tmp_path):

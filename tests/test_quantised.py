@@ -27,7 +27,8 @@ from attn_exp.backends.package import Refused
 from attn_exp.core.case import E4M3, Case
 from attn_exp.core.flops import compulsory_bytes, flops
 from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.metrics import implausibility, pass_metrics
+from attn_exp.core.limits import above_datasheet
+from attn_exp.core.metrics import pass_metrics
 from attn_exp.core.record import PassRecord
 from attn_exp.worker import ceilings
 from attn_exp.worker.device import Machine
@@ -361,11 +362,11 @@ def test_rates_are_held_against_the_datasheet_where_it_has_fp8():
     timing = make_timing((seconds * 1e6,) * 3)
     measured = PassRecord(first_call_s=0.1, timings=(timing,))
     for peak, share in ((hopper, 1500 / 1979), (ampere, None)):
-        assert implausibility(big, "forward", timing, peak) is None
+        assert above_datasheet(big, "forward", timing, peak) is None
         found = pass_metrics(big, "forward", measured, saves_lse=False, ceilings={}, peak=peak)
         assert found.get("forward/flops_of_peak") == (share if share is None else pytest.approx(share))
     faster = replace(timing, times_us=tuple(time / 2 for time in timing.times_us))
-    assert "above the H200 SXM's peak of 1,979" in implausibility(big, "forward", faster, hopper)
+    assert "above the H200 SXM's peak of 1,979" in above_datasheet(big, "forward", faster, hopper)
 
 
 def test_the_product_of_codes_is_that_of_the_numbers():

@@ -12,7 +12,7 @@ from attn_exp.core.case import DTYPE_BYTES, Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.flops import flops
 from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.metrics import implausibility
+from attn_exp.core.limits import above_datasheet
 from attn_exp.core.record import Compile
 from attn_exp.worker.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
@@ -112,8 +112,8 @@ def test_a_block_that_is_too_fast_for_its_layers_is_implausible(case, machine):
     timing = type(found.timings[0])(
         timer="device", l2="warm", times_us=(fastest_us * 0.9,), rounds=(0,), stop_reason=""
     )
-    assert "above the H200 SXM's peak" in implausibility(case, "forward", timing, peak, found.work)
-    assert implausibility(case, "forward", timing, peak) is None
+    assert "above the H200 SXM's peak" in above_datasheet(case, "forward", timing, peak, found.work)
+    assert above_datasheet(case, "forward", timing, peak) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

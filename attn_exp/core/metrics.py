@@ -12,11 +12,9 @@ from functools import cached_property, lru_cache
 from attn_exp.core.case import Case
 from attn_exp.core.flops import compulsory_bytes, flops, flops_sdpa_convention
 from attn_exp.core.hardware import Peak
-from attn_exp.core.record import PassRecord, Record, Timing, Work
+from attn_exp.core.record import PassRecord, Record, Work
 from attn_exp.core.stats import Summary, round_medians, summarize
 
-# Above the datasheet's rate by more than rounding of the datasheet itself.
-IMPLAUSIBLE_FACTOR = 1.02
 # Timers that do not measure the work: no rate follows from their times.
 ISSUE_ONLY = ("dispatch",)
 
@@ -354,23 +352,6 @@ def attention_work(case: Case, direction: str, *, saves_lse: bool) -> Work:
     """Return the work of one pass of the attention without a block around it."""
     count = flops(case, direction)
     return Work(flops=count, attention_flops=count, bytes=compulsory_bytes(case, direction, saves_lse=saves_lse))
-
-
-def implausibility(
-    case: Case, direction: str, timing: Timing, peak: Peak | None, work: Work | None = None
-) -> str | None:
-    """Return the sentence that says which physical limit the median exceeds, or None. `work` is a block's."""
-    if peak is None or timing.timer in ISSUE_ONLY:
-        return None
-    seconds = summarize(timing.times_us, timing.rounds).median_us / 1e6
-    work = work or attention_work(case, direction, saves_lse=False)
-    rate, limit = work.flops / seconds, peak.flops_limit(case.dtype)
-    if limit is not None and rate > limit * IMPLAUSIBLE_FACTOR:
-        return f"{direction}: {rate / 1e12:,.0f} TFLOP/s is above the {peak.name}'s peak of {limit / 1e12:,.0f}"
-    speed = work.bytes / seconds
-    if timing.l2 != "warm" and speed > peak.bytes_per_s * IMPLAUSIBLE_FACTOR:
-        return f"{direction}: {speed / 1e12:.1f} TB/s is above the {peak.name}'s peak of {peak.bytes_per_s / 1e12:.1f}"
-    return None
 
 
 def _share(value: float, ceiling: float | None) -> float | None:

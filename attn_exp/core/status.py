@@ -73,11 +73,11 @@ STATUSES: dict[Status, StatusInfo] = {
         why="the first call, or a call after the timing, exceeds a tolerance or is wrong at the mask's boundary",
     ),
     "implausible": StatusInfo(
-        "faster than the GPU's datasheet allows, or timed without a part of its work",
+        "faster than this machine can be, or timed without a part of its work",
         final=True,
-        set_by=("worker/measure.py", "worker/kernels.py"),
-        why="the time is below the least time in which the GPU could do the work, or the call's stream does not wait "
-        "for all of it",
+        set_by=("worker/limits.py", "worker/kernels.py"),
+        why="the time is below what the GPU's datasheet, 1.5 times the machine's matrix product, or the call's own "
+        "kernels allow, or the call's stream does not wait for all of its work",
     ),
     "out_of_memory": StatusInfo(
         "the case does not fit",

@@ -5,6 +5,7 @@ It reports what PyTorch's own attention benchmark reports.
 
 import statistics
 
+from attn_exp.core.limits import UNION_NOTE
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Cost
 from attn_exp.timers.timed_call import Call
@@ -12,8 +13,6 @@ from attn_exp.timers.trace import Trace, trace
 
 # The wall time around a call in microseconds: flush, hold, and the wait for the device.
 _AROUND_US = 200.0
-# The notes of a block beside its samples: what the kernels of several streams took together.
-UNION_NOTE, SPAN_NOTE, STREAMS_NOTE = "union_us", "span_us", "streams"
 
 
 class ProfilerLost(Exception):
@@ -44,8 +43,8 @@ class KernelTimer:
         sums = _sums(traced)
         notes = {
             UNION_NOTE: statistics.median(one.union_us for one in traced.calls),
-            SPAN_NOTE: statistics.median(one.span_us for one in traced.calls),
-            STREAMS_NOTE: float(max(len(one.streams) for one in traced.calls)),
+            "span_us": statistics.median(one.span_us for one in traced.calls),
+            "streams": float(max(len(one.streams) for one in traced.calls)),
         }
         return Block(sums, notes=notes)
 

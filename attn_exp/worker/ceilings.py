@@ -68,6 +68,10 @@ def _median_us(device: str, run: Callable[[], object]) -> float:
 _MATRIX = {"cuda": 8192, "cpu": 1024}
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 _LOAD_BATCH = 16
+# Sizes, and the longest search, for the fastest product; one that takes longer than `_SLOW_S` is no candidate.
+_SEARCHED = {"cuda": (8192,), "cpu": (256, 512)}
+_SEARCH_S = {"cuda": 0.5, "cpu": 5.0}
+_SLOW_S = 0.2
 
 
 def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
@@ -76,10 +80,7 @@ def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
     It is the median over the second half of `load_s` seconds.
     """
     n = _MATRIX[device]
-    # Codes are rounded from float32 numbers, as a case's are.
-    drawn = torch.float32 if dtype == E4M3 else getattr(torch, dtype)
-    a, b = (torch.randn(n, n, device=device, dtype=drawn) for _ in range(2))
-    product = _code_product(a, b) if dtype == E4M3 else partial(torch.mm, a, b)
+    product = _product(device, dtype, n)
     calls = _LOAD_BATCH if device == "cuda" else 1
 
     def multiply() -> None:
@@ -92,6 +93,39 @@ def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
     while time.perf_counter() - started < load_s or len(rates) < 4:
         rates.append(calls * 2 * n**3 / seconds(device, multiply))
     return statistics.median(rates[len(rates) // 2 :])
+
+
+def fastest_product(device: str, dtype: str, enough: float) -> float:
+    """Return the highest FLOP/s that this machine is found to reach in products that serve inputs of `dtype`.
+
+    A CPU without units for 16-bit numbers computes with float32, and a GPU may compute float32 in its TF32 units. On a
+    CPU that other programs use as well, a short product finds the moments in which they rest; they may be rare, so the
+    search ends only when a product reaches `enough`, or after seconds.
+    """
+    dtypes = dict.fromkeys((dtype, "float32")) if device == "cpu" else (dtype,)
+    modes = ("highest", "high") if device == "cuda" and dtype == "float32" else (torch.get_float32_matmul_precision(),)
+    precision, fastest = torch.get_float32_matmul_precision(), 0.0
+    tried = [(n, mode, _product(device, of, n)) for of in dtypes for n in _SEARCHED[device] for mode in modes]
+    try:
+        started = time.perf_counter()
+        while tried and fastest < enough and time.perf_counter() - started < _SEARCH_S[device]:
+            for n, mode, product in tuple(tried):
+                torch.set_float32_matmul_precision(mode)
+                took_s = seconds(device, product)
+                fastest = max(fastest, 2 * n**3 / took_s)
+                if took_s > _SLOW_S:
+                    tried.remove((n, mode, product))
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    return fastest
+
+
+def _product(device: str, dtype: str, n: int) -> Callable[[], object]:
+    """Return a call that multiplies two square matrices of size n, of normal numbers."""
+    # Codes are rounded from float32 numbers, as a case's are.
+    drawn = torch.float32 if dtype == E4M3 else getattr(torch, dtype)
+    a, b = (torch.randn(n, n, device=device, dtype=drawn) for _ in range(2))
+    return _code_product(a, b) if dtype == E4M3 else partial(torch.mm, a, b)
 
 
 def _code_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:

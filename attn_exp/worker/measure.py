@@ -11,7 +11,7 @@ from functools import partial
 from attn_exp.backends.compile import reset_dynamo
 from attn_exp.core.flags import clocks_differ, telemetry_flags, timing_flags
 from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.metrics import implausibility, pass_metrics
+from attn_exp.core.metrics import pass_metrics
 from attn_exp.core.paired_test import abba_order
 from attn_exp.core.record import Measuring, Record, Request, Timing
 from attn_exp.timers import make_timer
@@ -24,6 +24,7 @@ from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.judge import Judge
 from attn_exp.worker.kernels import name_kernels
+from attn_exp.worker.limits import check_limits
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend, prepare
 
@@ -178,15 +179,13 @@ def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: 
     """Store the samples of one pass, and derive flags and metrics.
 
     Raises:
-        Stopped: the time is impossible for this GPU.
+        Stopped: the time is shorter than any right result's.
     """
     case = attempt.request.case
     attempt.passes[direction] = measured = replace(attempt.passes[direction], timings=timings)
     attempt.flags |= timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
     peak = datasheet_peak(machine.environment.get("gpu", ""))
-    impossible = implausibility(case, direction, timings[0], peak, measured.work)
-    if impossible:
-        raise Stopped("implausible", impossible)
+    check_limits(attempt, machine, direction, peak)
     attempt.metrics |= pass_metrics(
         case, direction, measured, saves_lse=attempt.with_gradients, ceilings=attempt.ceilings, peak=peak
     )

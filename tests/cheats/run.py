@@ -51,10 +51,14 @@ def short() -> Iterator[None]:
 
 def outcome(entry: Entry, machine: Machine) -> tuple[Record, Record | None]:
     """Measure an entry and undo what it changed in this process; return its record, and an honest rival's in a duel."""
-    ceilings = machine.ceilings
-    machine.ceilings = _ceilings(entry.ceiling_flops or _BOUNDLESS)
+    ceilings, product = machine.ceilings, entry.ceiling_flops or _BOUNDLESS
+    machine.ceilings = _ceilings(product)
     try:
-        with short():
+        # What is said to be this machine's product stays it when it is measured again.
+        with (
+            short(),
+            mock.patch("attn_exp.worker.limits.fastest_product", return_value=product),
+        ):
             if not entry.rival:
                 return measure(request_of(entry), machine), None
             good = {"_target_": "cheats.ways.Plain", "name": "plain"}
