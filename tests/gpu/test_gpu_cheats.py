@@ -1,6 +1,6 @@
 """The corpus on a GPU: what cheats or errs gets its status and its words, and what is honest but odd stays `ok`.
 
-How to run, on a machine with an NVIDIA GPU (measured for one H200, where the module takes about two minutes):
+How to run, on a machine with an NVIDIA GPU of compute capability 9.0 or more, for fp8 (meant to take less than 150 s):
 
     python -m pytest -m gpu tests/gpu/test_gpu_cheats.py           # all of them
     python -m pytest -m gpu tests/gpu/test_gpu_cheats.py -k Half   # by the names of the classes

@@ -15,7 +15,7 @@ from attn_exp.backends.base import Calls
 from attn_exp.core.case import E4M3, Case
 from cheats.corpus import FORWARD, Decorator, cheat, honest
 
-# 30 us forward on an H200, and a float32 reference that takes no time: each job ends in half a second.
+# Small, so that a job and its float32 reference take little time; large enough that a call is not only its launch.
 DENSE = Case(
     batch=4, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"
 )  # fmt: skip
