@@ -1,14 +1,29 @@
-"""The error of a backend's tensors against the float32 reference, and whether it is within the tolerance."""
+"""The error of a backend's tensors against the float32 reference, and whether it is within the tolerance.
+
+A norm over the whole tensor hides what is small: a row, a tile, a scale that is off by less than rounding. So rows and
+tiles are also judged by themselves, and so is the mean error along the reference, in which rounding cancels.
+"""
 
 import math
+from dataclasses import replace
 
 import torch
 
+from attn_exp.attention.error_parts import (
+    TILE,
+    UNIT,
+    Rows,
+    Tolerance,
+    Unit,
+    bias_error,
+    least_row,
+    own_errors,
+    place_of_row,
+)
 from attn_exp.core.record import TensorError
 
-# A reference with a smaller root mean square is rounding noise of inputs of unit scale.
-VANISHING = 1e-5
 _CHUNK = 1 << 26
+_BHSD = 4
 
 
 def tensor_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1.0) -> TensorError:
@@ -24,30 +39,54 @@ def tensor_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1
     Raises:
         ValueError: the shapes differ.
     """
-    if tensor.shape != reference.shape:
-        raise ValueError(f"the shape is {tuple(tensor.shape)}, not {tuple(reference.shape)}")
-    width = reference.shape[-1]
-    rows, rows_reference = tensor.detach().reshape(-1, width), reference.reshape(-1, width)
-    total = torch.zeros(2, dtype=torch.float64, device=reference.device)
-    error_norms, reference_norms, largest = [], [], []
-    step = max(1, _CHUNK // width)
-    for begin in range(0, len(rows), step):
-        expected = rows_reference[begin : begin + step]
-        difference = rows[begin : begin + step].to(expected.dtype) * scale - expected
-        largest.append(difference.abs().max())
-        error_norms.append(difference.norm(dim=-1))
-        reference_norms.append(expected.norm(dim=-1))
-        total += torch.stack([error_norms[-1].double().square().sum(), reference_norms[-1].double().square().sum()])
-    error, norm = torch.cat(error_norms), torch.cat(reference_norms)
-    if (total[1] / reference.numel()).sqrt() < VANISHING:
-        # dq and dk vanish where a query sees one key: errors are then relative to the inputs' unit scale.
-        total[1] = reference.numel()
-    typical = (total[1] / len(rows)).sqrt().to(norm.dtype)
-    worst = (error / torch.maximum(norm, typical)).max()
-    relative = (total[0] / total[1]).sqrt()
-    values = torch.stack([relative, worst.double(), torch.stack(largest).max().double()]).tolist()
-    relative_f, worst_f, largest_f = (value if math.isfinite(value) else None for value in values)
-    return TensorError(relative=relative_f, worst_row=worst_f, max_abs=largest_f)
+    return _error(_by_row(tensor, reference, scale, UNIT))
+
+
+def judged_error(
+    tensor: torch.Tensor,
+    reference: torch.Tensor,
+    bounds: Tolerance,
+    scale: float = 1.0,
+    *,
+    places: torch.Tensor | None = None,
+    tile: int = TILE,
+    unit: Unit = UNIT,
+) -> TensorError:
+    """Return `tensor_error` with what is allowed, and the other errors that `bounds` asks for.
+
+    Args:
+        tensor: the backend's tensor, or rows of it.
+        reference: the expected values of the same shape.
+        bounds: what is allowed.
+        scale: the factor of a tensor of codes.
+        places: the rows that these are, (batch, heads, n); None if the tensor is whole.
+        tile: how many of these rows are in a tile.
+        unit: what errors are relative to if the reference vanishes.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    rows = _by_row(tensor, reference, scale, unit)
+    error = replace(_error(rows), tolerance=bounds.relative, row_tolerance=bounds.worst_row)
+    if error.relative is None:
+        return error
+    where = {"worst_row": int((rows.error / torch.maximum(rows.norm, rows.typical)).argmax())}
+    if bounds.tile is not None:
+        own, where["own_row"], of_tile, where["worst_tile"] = own_errors(rows, bounds.small, tile)
+        error = replace(error, worst_tile=of_tile, tile_tolerance=bounds.tile)
+        if bounds.own_row is not None:
+            error = replace(error, own_row=own, own_row_tolerance=bounds.own_row)
+    if bounds.bias is not None and (biased := bias_error(rows)) is not None:
+        bias, noise, head = biased
+        error = replace(error, bias=bias, bias_tolerance=bounds.bias + noise)
+        where["bias"] = head
+    if bounds.least_row is not None:
+        least, where["least_row"] = least_row(rows)
+        error = replace(error, least_row=least, least_row_tolerance=bounds.least_row)
+    if inaccuracy({"": error}) is None:
+        return error
+    shape = tuple(tensor.shape)
+    return replace(error, where={name: place_of_row(name, at, shape, places, tile) for name, at in where.items()})
 
 
 def inaccuracy(errors: dict[str, TensorError]) -> str | None:
@@ -55,8 +94,54 @@ def inaccuracy(errors: dict[str, TensorError]) -> str | None:
     for name, error in errors.items():
         if error.relative is None or error.worst_row is None:
             return f"{name} has values that are not finite"
-        if error.tolerance is not None and error.relative > error.tolerance:
-            return f"{name} is off by {error.relative:.2g} of its norm, allowed is {error.tolerance:.2g}"
-        if error.row_tolerance is not None and error.worst_row > error.row_tolerance:
-            return f"a row of {name} is off by {error.worst_row:.2g} of its norm, allowed is {error.row_tolerance:.2g}"
+        of_row, of_own_row = error.where.get("worst_row", "a row of {}"), error.where.get("own_row", "a row of {}")
+        for what, found, allowed in (
+            ("{}", error.relative, error.tolerance),
+            (of_row, error.worst_row, error.row_tolerance),
+            (of_own_row, error.own_row, error.own_row_tolerance),
+            (error.where.get("worst_tile", "a tile of {}"), error.worst_tile, error.tile_tolerance),
+        ):
+            if _exceeds(found, allowed):
+                return f"{what.format(name)} is off by {found:.2g} of its norm, allowed is {allowed:.2g}"
+        if error.bias is not None and _exceeds(abs(error.bias), error.bias_tolerance):
+            what = error.where.get("bias", "{}").format(name)
+            large = "large" if error.bias > 0 else "small"
+            return f"{what} is too {large} by {abs(error.bias):.2g} in the mean, allowed is {error.bias_tolerance:.2g}"
+        if _exceeds(error.least_row_tolerance, error.least_row):
+            what = error.where.get("least_row", "a row of {}").format(name)
+            return f"{what} is {error.least_row:.2g} times what is right, allowed is {error.least_row_tolerance:.2g}"
     return None
+
+
+def _exceeds(found: float | None, allowed: float | None) -> bool:
+    return found is not None and allowed is not None and found > allowed
+
+
+def _error(rows: Rows) -> TensorError:
+    worst = (rows.error / torch.maximum(rows.norm, rows.typical)).max()
+    relative = rows.error.double().norm() / (rows.typical.double() * rows.norm.numel() ** 0.5)
+    values = torch.stack([relative, worst.double(), rows.largest.double()]).tolist()
+    relative_f, worst_f, largest_f = (value if math.isfinite(value) else None for value in values)
+    return TensorError(relative=relative_f, worst_row=worst_f, max_abs=largest_f)
+
+
+def _by_row(tensor: torch.Tensor, reference: torch.Tensor, scale: float, unit: Unit) -> Rows:
+    if tensor.shape != reference.shape:
+        raise ValueError(f"the shape is {tuple(tensor.shape)}, not {tuple(reference.shape)}")
+    width = reference.shape[-1]
+    rows, rows_reference = tensor.detach().reshape(-1, width), reference.reshape(-1, width)
+    errors, norms, along, largest = [], [], [], []
+    step = max(1, _CHUNK // width)
+    for begin in range(0, len(rows), step):
+        expected = rows_reference[begin : begin + step]
+        difference = rows[begin : begin + step].to(expected.dtype) * scale - expected
+        largest.append(difference.abs().max())
+        errors.append(difference.norm(dim=-1))
+        norms.append(expected.norm(dim=-1))
+        along.append(difference.mul_(expected).sum(dim=-1))
+    heads = reference.shape[0] * reference.shape[1] if reference.ndim == _BHSD else 1
+    error, norm, product = (torch.cat(parts).reshape(heads, -1) for parts in (errors, norms, along))
+    total = norm.double().square().sum()
+    if (total / reference.numel()).sqrt() < unit.least:
+        total = torch.full_like(total, reference.numel() * unit.scale**2)
+    return Rows(error, norm, product, (total / norm.numel()).sqrt().to(norm.dtype), torch.stack(largest).max())

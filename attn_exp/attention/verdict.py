@@ -59,12 +59,21 @@ def verdict(
         ValueError: a tensor has another shape; `malformed` says so beforehand in a sentence.
     """
     errors = {name: expected.judge(name, tensor, scales.get(name, 1.0)) for name, tensor in tensors.items()}
-    wrong = inaccuracy(errors)
+    wrong = inaccuracy({name: _whole(error) for name, error in errors.items()})
     # On hard values a boundary key that is missed, or let in, is a needle that the errors show; and where scores are
     # large, rounding alone moves a key's weight.
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and "out" in tensors:
-        wrong = edge_error(case, inputs, tensors["out"])
+        # Before the parts of tensors: it says why these are wrong.
+        wrong = edge_error(case, inputs, tensors["out"], scales.get("out", 1.0), tensors.get("dq"))
+    wrong = wrong or inaccuracy(errors)
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
+
+
+def _whole(error: TensorError) -> TensorError:
+    """Return the error of the tensor as a whole."""
+    return TensorError(
+        relative=error.relative, worst_row=error.worst_row, max_abs=error.max_abs, tolerance=error.tolerance
+    )
 
 
 def malformed(

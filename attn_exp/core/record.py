@@ -80,6 +80,15 @@ class TensorError:
         max_abs: the largest difference.
         tolerance: the bound on `relative`, None if nothing was checked.
         row_tolerance: the bound on `worst_row`, None if nothing was checked.
+        own_row: the same as `worst_row`, relative to each row's own norm; None if it is not checked.
+        own_row_tolerance: the bound on `own_row`.
+        worst_tile: |x - ref| / |ref| of the worst tile of 64 rows, or of its rows that were looked at.
+        tile_tolerance: the bound on `worst_tile`.
+        bias: <x, ref> / <ref, ref> - 1 of the head where it is furthest beyond its noise.
+        bias_tolerance: the bound on the magnitude of `bias`.
+        least_row: the least <x, ref> / <ref, ref> of a row that is not small: 1 if it is right, 0 if it is lost.
+        least_row_tolerance: the least `least_row` that is allowed.
+        where: of what is beyond its bound, the place, by field.
     """
 
     relative: float | None
@@ -87,6 +96,15 @@ class TensorError:
     max_abs: float | None
     tolerance: float | None = None
     row_tolerance: float | None = None
+    own_row: float | None = None
+    own_row_tolerance: float | None = None
+    worst_tile: float | None = None
+    tile_tolerance: float | None = None
+    bias: float | None = None
+    bias_tolerance: float | None = None
+    least_row: float | None = None
+    least_row_tolerance: float | None = None
+    where: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

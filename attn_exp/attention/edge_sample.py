@@ -1,0 +1,120 @@
+"""Rows of some heads in float64: what a query's result is, and what each key adds to it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from attn_exp.attention.formula import seen_keys
+from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.sampling import boundary_rows, fresh_dice
+from attn_exp.core.case import Case
+
+# Scores of one head's sampled rows, and boundary keys of all heads: limits of float64 memory and of time.
+_SCORES = {"cuda": 1 << 21, "cpu": 1 << 16}
+_KEYS = 1 << 17
+_MOST_ROWS = {"cuda": 256, "cpu": 96}
+_MOST_HEADS = {"cuda": 8, "cpu": 4}
+# Beside the boundary rows, this many at random at least.
+_RANDOM_ROWS = 12
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The backward at the sampled rows: dq, and what each key adds to it, `d_scores` x `keys` (heads, kv_len, dim).
+
+    `d_scores` (heads, rows, kv_len) of hidden keys are those that they would have if they were visible.
+    """
+
+    dq: torch.Tensor
+    d_scores: torch.Tensor
+    keys: torch.Tensor
+
+
+@dataclass(frozen=True)
+class EdgeSample:
+    """Sampled rows of some heads.
+
+    Attributes:
+        heads: of which row of the batch and which query head.
+        rows: which queries.
+        first: the first key that each query sees.
+        last: the last one.
+        weights: (heads, rows, kv_len); those of hidden keys are what they would have among the visible ones.
+        values: (heads, kv_len, value_dim).
+        out: (heads, rows, value_dim).
+        by_scale: the derivative of `out` with respect to the logarithm of the scores' scale.
+        spread: the number of keys with the weight, 1 / sum(p^2); 0 for a query that sees no key. (heads, rows).
+        gradient: the backward, None if it is not asked for.
+    """
+
+    heads: tuple[torch.Tensor, torch.Tensor]
+    rows: torch.Tensor
+    first: torch.Tensor
+    last: torch.Tensor
+    weights: torch.Tensor
+    values: torch.Tensor
+    out: torch.Tensor
+    by_scale: torch.Tensor
+    spread: torch.Tensor
+    gradient: Gradient | None
+
+    def error(self, out_bhsd: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return the error of a backend's output at the sampled rows."""
+        return _picked(out_bhsd, self.heads, self.rows) * scale - self.out
+
+    def dq_error(self, dq_bhsd: torch.Tensor) -> torch.Tensor:
+        """Return the error of a backend's dq at the sampled rows."""
+        assert self.gradient is not None
+        return _picked(dq_bhsd, self.heads, self.rows) - self.gradient.dq
+
+
+def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSample:
+    """Draw rows and heads, and compute them."""
+    inputs = inputs.numbers()
+    device = inputs.q_bhsd.device
+    dice = fresh_dice()
+    most = max(1, min(_MOST_HEADS[device.type], _KEYS // case.kv_len))
+    heads = torch.randperm(case.batch * case.q_heads, generator=dice)[:most]
+    rows = _rows(case, device.type, dice).to(device)
+    batch, q_head = (heads // case.q_heads).to(device), (heads % case.q_heads).to(device)
+    kv_head = q_head // (case.q_heads // case.kv_heads)
+    q = _picked(inputs.q_bhsd, (batch, q_head), rows)
+    k, v = inputs.k_bhsd[batch, kv_head].double(), inputs.v_bhsd[batch, kv_head].double()
+    scores = q @ k.mT * case.head_dim**-0.5
+    # The derivatives of the capped scores with respect to scores and to the logarithm of their scale.
+    slope, by_scale = None, scores
+    if case.softcap is not None:
+        bent = torch.tanh(scores / case.softcap)
+        slope = 1 - bent.square()
+        by_scale, scores = scores * slope, case.softcap * bent
+    first, last = seen_keys(case, rows)
+    key = torch.arange(case.kv_len, device=device)
+    hidden = (key < first[:, None]) | (key > last[:, None])
+    seen = scores.masked_fill(hidden, -torch.inf)
+    weights = (scores - seen.logsumexp(-1, keepdim=True)).exp()
+    visible = weights.masked_fill(hidden, 0.0)
+    out = visible @ v
+    keyless = (first > last)[:, None]
+    spread = (1 / visible.square().sum(-1)).masked_fill(keyless.squeeze(-1), 0.0)
+    mean = (visible * by_scale).sum(-1, keepdim=True)
+    gradient = None
+    if with_gradients:
+        d_out = _picked(inputs.d_out_bhsd, (batch, q_head), rows)
+        d_scores = weights * (d_out @ v.mT - (d_out * out).sum(-1, keepdim=True)) * case.head_dim**-0.5
+        d_scores = d_scores if slope is None else d_scores * slope
+        gradient = Gradient(d_scores.masked_fill(hidden, 0.0) @ k, d_scores, k)
+    moved = (visible * (by_scale - mean)) @ v
+    return EdgeSample((batch, q_head), rows, first, last, weights, v, out, moved, spread, gradient)
+
+
+def _rows(case: Case, device: str, dice: torch.Generator) -> torch.Tensor:
+    """Return the rows at boundaries and others at random, ascending."""
+    always = torch.tensor(boundary_rows(case.q_len))
+    count = min(case.q_len, _MOST_ROWS[device], max(len(always) + _RANDOM_ROWS, _SCORES[device] // case.kv_len))
+    order = torch.randperm(case.q_len, generator=dice)
+    others = order[~torch.isin(order, always)][: count - len(always)]
+    return torch.cat([always, others]).sort().values
+
+
+def _picked(tensor: torch.Tensor, heads: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()[heads][:, rows].double()

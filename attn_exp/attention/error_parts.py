@@ -1,0 +1,134 @@
+"""The errors of parts of a tensor: of a row and a tile by their own norm, and of the mean along the reference."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+# Rows of a tile.
+TILE = 64
+# From this many rows on the noise of their mean is known. It may reach so many standard errors: those of honest
+# backends' heads reached 4.1 in 16-bit dtypes and 6.5 at fp8, where `Tolerance.bias` is far above it.
+_LEAST_ROWS = 32
+_STANDARD_ERRORS = 10.0
+# A row of less than this share of the typical norm is small.
+_SMALL = 0.5
+_BHSD = 4
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Bounds on a `TensorError`; None for what is not checked.
+
+    Attributes:
+        relative: on `relative`.
+        worst_row: on `worst_row`.
+        own_row: on `own_row`.
+        tile: on `worst_tile`.
+        bias: on the magnitude of `bias`, beside its noise.
+        least_row: the least `least_row`.
+        small: in `own_row` and `worst_tile`, rows of a smaller share of the typical norm are judged by this share.
+    """
+
+    relative: float
+    worst_row: float
+    own_row: float | None = None
+    tile: float | None = None
+    bias: float | None = None
+    least_row: float | None = None
+    small: float = 1.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What errors are relative to where a reference vanishes, as dq and dk do where a query sees one key.
+
+    Attributes:
+        least: the root mean square below which a reference is rounding noise.
+        scale: what errors of elements are then relative to.
+    """
+
+    least: float
+    scale: float
+
+
+# For inputs of unit scale.
+UNIT = Unit(least=1e-5, scale=1.0)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a comparison knows of each row, (heads, rows); tensors without heads have one.
+
+    Attributes:
+        error: |x - ref|.
+        norm: |ref|.
+        along: <x - ref, ref>.
+        typical: the root-mean-square norm of all rows, without dimensions.
+        largest: the largest error of an element, without dimensions.
+    """
+
+    error: torch.Tensor
+    norm: torch.Tensor
+    along: torch.Tensor
+    typical: torch.Tensor
+    largest: torch.Tensor
+
+
+def own_errors(rows: Rows, small: float, tile: int) -> tuple[float, int, float, int]:
+    """Return the worst row's error by its own norm, this row, the worst tile's error, and this tile, counted flat."""
+    norm = rows.norm.clamp(min=small * rows.typical.item())
+    own = rows.error / norm
+    missing = -rows.norm.shape[-1] % tile
+    error, of = (
+        torch.nn.functional.pad(one.square(), (0, missing)).unflatten(-1, (-1, tile)).sum(-1)
+        for one in (rows.error, norm)
+    )
+    of_tile = (error / of).sqrt()
+    return own.max().item(), int(own.argmax()), of_tile.max().item(), int(of_tile.argmax())
+
+
+def bias_error(rows: Rows) -> tuple[float, float, int] | None:
+    """Return the bias of the head that is furthest beyond its noise, what the noise explains, and the head.
+
+    The noise of a head's mean is measured on how much its rows differ. None if there are too few rows.
+    """
+    along, norm = rows.along.double(), rows.norm.double()
+    if norm.shape[-1] < _LEAST_ROWS:
+        along, norm = along.reshape(1, -1), norm.reshape(1, -1)
+    if norm.shape[-1] < _LEAST_ROWS:
+        return None
+    total = norm.square().sum(-1)
+    # A head whose reference vanishes has no scale.
+    scaled = total > 1e-2 * norm.shape[-1] * rows.typical.double().square()
+    total = total.masked_fill(~scaled, math.inf)
+    bias = along.sum(-1) / total
+    noise = _STANDARD_ERRORS * (along - bias[:, None] * norm.square()).square().sum(-1).sqrt() / total
+    head = int((bias.abs() - noise).argmax())
+    return bias[head].item(), noise[head].item(), head
+
+
+def least_row(rows: Rows) -> tuple[float, int]:
+    """Return the least <x, ref> / <ref, ref> of a row that is not small, 1 if it is right, and the row counted flat."""
+    follows = 1 + rows.along / rows.norm.square().clamp(min=torch.finfo(rows.norm.dtype).tiny)
+    follows = follows.masked_fill(rows.norm < _SMALL * rows.typical, 1.0)
+    return follows.min().item(), int(follows.argmin())
+
+
+def place_of_row(field: str, at: int, shape: tuple[int, ...], places: torch.Tensor | None, tile: int) -> str:
+    """Return where row, tile or head `at` of a field of `TensorError` is, with {} for the tensor's name."""
+    if len(shape) != _BHSD:
+        return "{}" if field == "bias" else "a tile of {}" if field == "worst_tile" else f"row {at} of {{}}"
+    _, heads, length, _ = shape
+    if field == "bias":
+        return f"head {at % heads} of {{}} in batch row {at // heads}"
+    of_head = -(-length // tile) if field == "worst_tile" else length
+    head, first = at // of_head, at % of_head
+    last = first
+    if field == "worst_tile":
+        first, last = first * tile, min(first * tile + tile, length) - 1
+    if places is not None:
+        of = places[head // heads, head % heads]
+        first, last = int(of[first]), int(of[last])
+    rows = f"rows {first} to {last}" if last > first else f"row {first}"
+    return f"{rows} of {{}} in head {head % heads} of batch row {head // heads}"
