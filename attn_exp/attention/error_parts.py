@@ -52,8 +52,10 @@ class Unit:
     scale: float
 
 
+# A reference whose root mean square is a smaller share of what its inputs could give is rounding noise.
+VANISHING = 1e-5
 # For inputs of unit scale.
-UNIT = Unit(least=1e-5, scale=1.0)
+UNIT = Unit(least=VANISHING, scale=1.0)
 
 
 @dataclass(frozen=True)

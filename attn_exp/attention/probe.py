@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attn_exp.attention.error import VANISHING
+from attn_exp.attention.error_parts import VANISHING
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.fresh_inputs import State, every_channel, flip_signs
 from attn_exp.attention.inputs import Inputs

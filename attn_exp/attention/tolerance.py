@@ -12,7 +12,7 @@ import torch
 
 from attn_exp.attention.autograd import autograd_backward
 from attn_exp.attention.error import judged_error, tensor_error
-from attn_exp.attention.error_parts import TILE, UNIT, Tolerance, Unit
+from attn_exp.attention.error_parts import TILE, UNIT, VANISHING, Tolerance, Unit
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.fp8_formula import fp8_formula
 from attn_exp.attention.fused_formula import fused_formula
@@ -37,9 +37,8 @@ SMALL_OUTPUT, SMALL_GRADIENT = 0.1, 0.25
 BIAS_UNITS = 0.1
 # Of rows that are not small, the formula's followed the reference by 0.88 at fp8, and by 0.97 in 16-bit dtypes.
 LEAST_ROW = 0.25
-# A reference whose root mean square is a smaller share of what its inputs could give is rounding noise; or smaller than
-# this over the number of keys, if these are many.
-VANISHING, VANISHING_OF_KEYS = 1e-5, 1e-2
+# A reference is noise below this over the number of keys, if these are so many that it is below `VANISHING`.
+VANISHING_OF_KEYS = 1e-2
 # Unit roundoff of float32, in which every backend sums.
 _ROUNDOFF = 2.0**-24
 # The dimensions of an output of attention without a block.

@@ -1,7 +1,8 @@
 """The workload `attention`: the backend's calls, without a transformer block."""
 
+from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.inputs import Inputs, make_inputs
-from attn_exp.attention.tolerance import Expected, Tolerance, expected
+from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.backends.base import Backend, Calls
 from attn_exp.core.case import Case
 from attn_exp.core.record import Work

@@ -2,7 +2,8 @@
 
 from typing import Any, Protocol
 
-from attn_exp.attention.tolerance import Expected, Tolerance
+from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.tolerance import Expected
 from attn_exp.backends.base import Backend, Calls
 from attn_exp.core.case import Case
 from attn_exp.core.record import Work
