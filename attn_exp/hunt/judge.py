@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.tolerance import Expected, Tolerance, expected, measured_tolerances
+from attn_exp.attention.tolerance import Expected, expected, measured_tolerances
 from attn_exp.attention.verdict import Verdict, malformed, verdict
 from attn_exp.backends.base import Backend
 from attn_exp.core.hunting import Example, Outcome
