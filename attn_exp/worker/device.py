@@ -5,6 +5,7 @@ import itertools
 import os
 import platform
 import re
+import secrets
 import statistics
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.inputs import DifferentiableInputs, make_inputs
+from attn_exp.attention.hard_values import hard_inputs
+from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs
 from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import E4M3, Case
@@ -152,6 +154,7 @@ class Machine:
         ceilings: by dtype.
         canaries: microseconds of fixed work, measured once.
         expected: the last case's reference, and what it belongs to.
+        hard: the same on hard values, with the seed of these.
         loaded: whether the GPU has been under load.
     """
 
@@ -162,6 +165,7 @@ class Machine:
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
     canaries: dict[str, float] = field(default_factory=dict)
     expected: tuple[Any, Expected] | None = None
+    hard: tuple[Any, int, Expected] | None = None
     loaded: bool = False
 
     @classmethod
@@ -225,11 +229,29 @@ class Machine:
             self.expected = key, made
         return self.expected[1]
 
+    def hard_for(self, request: Request, *, with_gradients: bool) -> tuple[Inputs, Expected]:
+        """Return hard values for a case and their reference; the next rival of the same case gets the same."""
+        key = (request.case, request.measuring.seed, with_gradients)
+        like = make_inputs(request.case, self.device, request.measuring.seed, with_gradients=with_gradients)
+        if self.hard is not None and self.hard[0] == key:
+            return hard_inputs(request.case, like, self.hard[1]), self.hard[2]
+        self.hard = None
+        # Another one in each process, so that no backend can be right on these values alone.
+        seed = secrets.randbits(63)
+        values = hard_inputs(request.case, like, seed)
+        for tensor in values.qkv:
+            tensor.requires_grad_(with_gradients)
+        made = expected(request.case, values, with_gradients=with_gradients, sampled=True)
+        self.hard = key, seed, made
+        return values, made
+
     def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
         """Free the kept reference unless this job can use it."""
         key = (request.case, request.measuring.seed, with_gradients)
         if self.expected and self.expected[0] != key:
             self.expected = None
+        if self.hard and self.hard[0] != key:
+            self.hard = None
 
     def reading(self) -> list[dict[str, Any]]:
         """Return what NVML, or on a CPU Linux, reports now; empty if neither is available."""

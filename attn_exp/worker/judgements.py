@@ -9,6 +9,7 @@ from attn_exp.attention.tolerance import Expected
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
 from attn_exp.core.record import Form, Judged, TensorError
+from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.judge import Judge, Results, form_of
@@ -46,6 +47,34 @@ class Judgements:
         for name, error in made.errors.items():
             errors[_pass_of(name)][name] = error
         return errors, made.wrong
+
+    def hard(self) -> None:
+        """Call each pass once on hard values, untimed, and compare; the inputs are then those of the seed again.
+
+        Values that are a block's inputs reach its attention only through projections: blocks are not called.
+
+        Raises:
+            Stopped: a result is inaccurate.
+        """
+        request, attempt = self.attempt.request, self.attempt
+        if request.case.workload is not None:
+            return
+        with attempt.stage("accuracy"):
+            values, expected = self.machine.hard_for(request, with_gradients=attempt.with_gradients)
+            self.judge.fresh.write(values)
+            synchronize(request.device)
+        with attempt.stage("first_call"):
+            out = self.calls.forward()
+            results = self.judge.results("forward", out)
+            if attempt.with_gradients:
+                results |= self.judge.results("backward", self.calls.backward(out)())
+            synchronize(request.device)
+        with attempt.stage("accuracy"):
+            made = self._verdict(values, expected, results)
+            self._add("hard", results, expected, made, "hard values")
+            self.judge.fresh.write(self._seeded())
+        if made.wrong:
+            raise Stopped("inaccurate", f"on hard values (docs/accuracy.md): {made.wrong}")
 
     def timed(self) -> None:
         """Compare the drawn and the last call of each pass with one reference of their inputs.

@@ -112,6 +112,8 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         )
     if wrong:
         raise Stopped("inaccurate", wrong)
+    with calls.scope():
+        judgements.hard()
     return PreparedBackend(
         backend=backend,
         calls=runs,
