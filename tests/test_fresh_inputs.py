@@ -7,7 +7,7 @@ import pytest
 import torch
 from fakes import CASE
 
-from attn_exp.attention.fresh_inputs import FreshInputs, State, flip_signs
+from attn_exp.attention.fresh_inputs import ROWS, FreshInputs, State, flip_signs
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.probe import Place, allowed_error, probe_error, usual_size
 from attn_exp.attention.reference import reference
@@ -60,6 +60,18 @@ def test_every_renewal_changes_every_score(case):
         earlier = now
 
 
+def test_every_renewal_of_the_gradient_changes_all_gradients_truly(case):
+    read, seeded, fresh = fresh_and_seeded(case)
+    earlier = reference(case, seeded, with_gradients=True)
+    for _ in range(4):
+        fresh.renew_gradient()
+        now = reference(case, read, with_gradients=True)
+        for name in ("dq", "dk", "dv"):
+            # Not by signs of its channels alone.
+            assert (now[name].abs() - earlier[name].abs()).norm() > 0.1 * earlier[name].norm()
+        earlier = now
+
+
 def test_versions_of_the_tensors_stay_so_that_a_graph_can_be_differentiated_again():
     read, _, fresh = fresh_and_seeded(WIDE)
     before = [tensor._version for tensor in read.qkv]
@@ -93,7 +105,7 @@ def test_writing_other_values_and_back_leaves_the_inputs_of_the_seed(case):
     assert fresh.written(seeded) == "q"
     fresh.write(seeded)
     assert fresh.written(seeded) is None
-    assert fresh.state == State({"q": 0, "k": 0, "v": 0, "d_out": 0})
+    assert fresh.state == State({"q": 0, "k": 0, "v": 0, "d_out": 0, ROWS: 0})
 
 
 def test_a_subclass_of_a_tensor_is_no_input():

@@ -1,13 +1,14 @@
 """New inputs for every timed call: signs of channels change in place, so that no earlier result is right.
 
 A change is one kernel a tensor, allocates nothing, keeps the distribution (a normal one is symmetric), and is exact:
-changing the same signs again restores the numbers. Changing q or k alone changes every score. Changing the same
-channels of q and k changes no score, and changing channels of v changes those of the output: such a *relative* of
-inputs shares their reference.
+changing the same signs again restores the numbers. A forward gets other channels of q, of k and of v, so that every
+score is another one; a backward gets other rows and channels of the output's gradient, so that dq, dk and dv all are.
+Changing the same channels of q and k changes no score, and changing channels of v changes those of the output: such a
+*relative* of inputs shares their reference.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,17 +18,19 @@ from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 
 # Drawn once: drawing signs on the device would take a kernel for each call.
 _PATTERNS = 64
-_CHANGES_V = 0.25
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# The changed channels of each tensor as the bits of a number: bit c stands for channel c.
+# The changed channels of each tensor as the bits of a number: bit c stands for channel c. Those of `ROWS` are rows of
+# the output's gradient.
 Signs = Mapping[str, int]
+ROWS = "rows of d_out"
 
 
-def flip_signs(tensor: torch.Tensor, bits: int) -> None:
-    """Change in place the signs of the channels, those of the last dimension, whose bits are set."""
-    integers = _integers(tensor)
-    integers.bitwise_xor_(_mask(bits, integers))
+def flip_signs(tensor: torch.Tensor, bits: int, dim: int = -1) -> None:
+    """Change in place the signs where bits are set: of channels, or of what else lies along `dim`, -1 or -2."""
+    if bits:
+        integers = _integers(tensor)
+        integers.bitwise_xor_(_along(_masks([bits], integers, dim)[0], dim))
 
 
 def every_channel(tensor: torch.Tensor) -> int:
@@ -41,27 +44,28 @@ def _integers(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.data.view(_INTEGERS[tensor.element_size()])
 
 
-def _mask(bits: int, integers: torch.Tensor) -> torch.Tensor:
-    """Return the sign bit at the channels whose bits are set, else 0, in the integers' dtype."""
-    dtype = integers.dtype
+def _masks(several: Sequence[int], integers: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the sign bit where bits are set, else 0, in the integers' dtype: (numbers, length of `dim`)."""
+    length, dtype = integers.shape[dim], integers.dtype
+    octets = b"".join(bits.to_bytes(-(-length // 8), "little") for bits in several)
+    packed = torch.frombuffer(bytearray(octets), dtype=torch.uint8).reshape(len(several), -1, 1)
+    unpacked = (packed >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)[:, :length]
     sign = 1 << 7 if dtype == torch.uint8 else torch.iinfo(dtype).min
-    return (_unpacked(bits, integers.shape[-1]) * sign).to(dtype).to(integers.device)
+    return (unpacked.long() * sign).to(dtype).to(integers.device)
 
 
-def _unpacked(bits: int, channels: int) -> torch.Tensor:
-    """Return the bits of a number, the lowest first, as int64 (channels,)."""
-    octets = torch.tensor(list(bits.to_bytes(-(-channels // 8), "little")), dtype=torch.int64)
-    return (octets[:, None] >> torch.arange(8) & 1).flatten()[:channels]
+def _along(mask: torch.Tensor, dim: int) -> torch.Tensor:
+    return mask if dim == -1 else mask[:, None]
 
 
 class _Changeable:
-    """A tensor as integers, with masks of sign bits that a kernel applies."""
+    """A tensor as integers, with masks of sign bits along one dimension that a kernel applies."""
 
-    def __init__(self, tensor: torch.Tensor, dice: random.Random) -> None:
-        self.channels = tensor.shape[-1]
+    def __init__(self, tensor: torch.Tensor, dice: random.Random, dim: int = -1) -> None:
+        self.length = tensor.shape[dim]
         self._integers = _integers(tensor)
-        self.bits = [dice.getrandbits(self.channels) or 1 for _ in range(_PATTERNS)]
-        self._masks = [_mask(bits, self._integers) for bits in self.bits]
+        self.bits = [dice.getrandbits(self.length) or 1 for _ in range(_PATTERNS)]
+        self._masks = [_along(mask, dim) for mask in _masks(self.bits, self._integers, dim)]
 
     def change(self, pattern: int) -> int:
         torch.bitwise_xor(self._integers, self._masks[pattern], out=self._integers)
@@ -74,6 +78,14 @@ class State:
 
     signs: Signs
     negated: bool = False
+
+
+def apply_signs(tensor: torch.Tensor, state: State, name: str) -> None:
+    """Change a tensor of the inputs of the seed, `q`, `k`, `v`, `d_out` or a block's, into that of a state."""
+    flip_signs(tensor, state.signs[name])
+    if name == "d_out":
+        flip_signs(tensor, state.signs[ROWS], dim=-2)
+        flip_signs(tensor, every_channel(tensor) if state.negated else 0)
 
 
 class FreshInputs:
@@ -99,7 +111,8 @@ class FreshInputs:
                 raise TypeError(f"{name} of the backend's inputs is a {type(tensor).__name__}, not a torch.Tensor")
         self.tensors: dict[str, torch.Tensor] = tensors
         self._changeable = {name: _Changeable(tensor, self._dice) for name, tensor in tensors.items()}
-        self._bits = dict.fromkeys(tensors, 0)
+        self._changeable[ROWS] = _Changeable(read.d_out, self._dice, dim=-2)
+        self._bits = dict.fromkeys(self._changeable, 0)
         self._negated = False
 
     @property
@@ -108,17 +121,14 @@ class FreshInputs:
         return State(dict(self._bits), self._negated)
 
     def renew(self) -> None:
-        """Change what a forward reads: q or k, so that every score is another one, and sometimes v; a block's first."""
-        if not self._attention:
-            self._change("operand 0")
-            return
-        self._change("q" if self._dice.random() < 0.5 else "k")
-        if self._dice.random() < _CHANGES_V:
-            self._change("v")
+        """Change all that a forward reads, but not a block's weights."""
+        for name in self.tensors.keys() - {"d_out"}:
+            self._change(name)
 
     def renew_gradient(self) -> None:
         """Change the output's gradient, which is all that a backward of a given forward may read anew."""
         self._change("d_out")
+        self._change(ROWS)
 
     def _change(self, name: str) -> None:
         self._bits[name] ^= self._changeable[name].change(self._dice.randrange(_PATTERNS))
@@ -127,8 +137,8 @@ class FreshInputs:
         """Return another state whose output is that of `state` but for the signs of channels; a block's has none."""
         if not self._attention:
             return state
-        both = self._dice.getrandbits(self._changeable["q"].channels) or 1
-        values = self._dice.getrandbits(self._changeable["v"].channels) or 1
+        both = self._dice.getrandbits(self._changeable["q"].length) or 1
+        values = self._dice.getrandbits(self._changeable["v"].length) or 1
         signs = state.signs
         return State(dict(signs) | {"q": signs["q"] ^ both, "k": signs["k"] ^ both, "v": signs["v"] ^ values})
 
@@ -142,14 +152,16 @@ class FreshInputs:
         """Change the output's gradient into that of `state`, or into its negative."""
         turned = every_channel(self.tensors["d_out"]) if negated != self._negated else 0
         flip_signs(self.tensors["d_out"], self._bits["d_out"] ^ state.signs["d_out"] ^ turned)
-        self._bits["d_out"], self._negated = state.signs["d_out"], negated
+        flip_signs(self.tensors["d_out"], self._bits[ROWS] ^ state.signs[ROWS], dim=-2)
+        self._bits |= {name: state.signs[name] for name in ("d_out", ROWS)}
+        self._negated = negated
 
     @torch.no_grad()
     def write(self, values: DifferentiableInputs) -> None:
         """Write other values of the same shapes into the tensors, which are then those of a seed, unchanged."""
         for name, tensor in zip(self.tensors, (*values.operands, values.d_out), strict=True):
             self.tensors[name].data.copy_(tensor.detach())
-            self._bits[name] = 0
+        self._bits = dict.fromkeys(self._bits, 0)
         self._negated = False
 
     def written(self, seeded: Any) -> str | None:
@@ -170,9 +182,7 @@ class FreshInputs:
         made = {}
         for name, tensor in zip(self.tensors, (*seeded.operands, seeded.d_out), strict=True):
             copy = tensor.detach().clone()
-            flip_signs(copy, state.signs[name])
-            if name == "d_out" and state.negated:
-                flip_signs(copy, every_channel(copy))
+            apply_signs(copy, state, name)
             made[name] = copy.requires_grad_(tensor.requires_grad)
         *operands, d_out = made.values()
         if isinstance(seeded, Inputs):

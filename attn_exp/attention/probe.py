@@ -11,7 +11,7 @@ import torch
 
 from attn_exp.attention.error_parts import VANISHING
 from attn_exp.attention.formula import seen_keys
-from attn_exp.attention.fresh_inputs import State, every_channel, flip_signs
+from attn_exp.attention.fresh_inputs import State, apply_signs
 from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case import Case
 
@@ -38,7 +38,7 @@ class Place:
 
     def of(self, tensor_bhsd: torch.Tensor) -> torch.Tensor:
         """Return a copy of the rows, (n, dim), made by one kernel on the current stream."""
-        rows = tensor_bhsd.detach()[self.batch, self.q_head]
+        rows = torch.Tensor.detach(tensor_bhsd)[self.batch, self.q_head]
         if rows.element_size() == 1:
             # Codes cannot be indexed on every device; their bits can.
             return rows.view(torch.uint8).index_select(0, self.rows).view(rows.dtype)
@@ -105,7 +105,5 @@ def allowed_error(relative: float) -> float:
 
 def _changed(tensor: torch.Tensor, state: State, name: str) -> torch.Tensor:
     changed = tensor.detach().float().clone()
-    flip_signs(changed, state.signs[name])
-    if name == "d_out" and state.negated:
-        flip_signs(changed, every_channel(changed))
+    apply_signs(changed, state, name)
     return changed

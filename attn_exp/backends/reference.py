@@ -19,6 +19,7 @@ class Reference(DeclarativeBackend):
 
     supports = replace(Eager.supports, keyless=True)
     claims = Eager.claims
+    claimed_share = Eager.claimed_share
     a_function = False
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:

@@ -104,6 +104,7 @@ class Judge:
         self._shapes = {name: tuple(leaf.shape) for name, leaf in ({"out": inputs.d_out} | leaves).items()}
         # Seeded by the system, so that no seed that a backend sets foretells what is drawn.
         self._dice = random.Random(random.SystemRandom().getrandbits(128))
+        self._has_graph: bool | None = None
         self.passes: dict[str, TimedPass] = {}
         # Made now: copying indices to a GPU between timed calls would make the host wait for it.
         places = range(_PLACES if case.workload is None else 0)
@@ -122,12 +123,27 @@ class Judge:
             raise Stopped(
                 "inaccurate", f"the backward returned {count}, not the {len(names)} gradients {', '.join(names)}"
             )
-        results = dict(zip(names, tensors, strict=True))
-        for name, tensor in results.items():
-            wrong = malformed(name, tensor, shape=self._shapes[name], like=self._like, scales=self._calls.scales)
+        results: Results = {}
+        for name, tensor in zip(names, tensors, strict=True):
+            # Not a method of the tensor itself: an object can have its own `detach`.
+            plain = torch.Tensor.detach(tensor) if type(tensor) is torch.Tensor else tensor
+            wrong = malformed(name, plain, shape=self._shapes[name], like=self._like, scales=self._calls.scales)
             if wrong:
                 raise Stopped("inaccurate", f"{direction}: {wrong}")
+            results[name] = plain
+        if direction == "forward":
+            self._check_graph(returned)
         return results
+
+    def _check_graph(self, out: torch.Tensor) -> None:
+        """Raise Stopped unless an output has a graph as the first one had: without one there is less to do."""
+        if self._has_graph is None:
+            self._has_graph = out.requires_grad
+        elif out.requires_grad != self._has_graph:
+            which = "without" if self._has_graph else "with"
+            raise Stopped(
+                "inaccurate", f"forward: the output of a later call is {which} a graph, unlike the first one"
+            )
 
     def timed(self, direction: str, run: Callable[[], Any]) -> TimedCall:
         """Return a call as a timer makes it, with new inputs before each call and a look at each result."""
@@ -154,7 +170,7 @@ class Judge:
                 known.like, first = {name: _form_only(tensor) for name, tensor in results.items()}, False
             forms = {name: form_of(tensor) for name, tensor in results.items()}
             # Copied on the call's own stream, without waiting: work that this stream does not wait for is missing.
-            copies = {name: tensor.detach().clone() for name, tensor in results.items()}
+            copies = {name: tensor.clone() for name, tensor in results.items()}
             kept = Kept(copies, self.fresh.state, known.count, forms)
             if known.wants_last:
                 known.last, known.result = kept, returned
@@ -191,6 +207,8 @@ class Judge:
         for tensor, like in zip(tensors, known.like.values(), strict=False):
             if type(tensor) is not torch.Tensor or tensor.shape != like.shape or tensor.dtype != like.dtype:
                 self.results(direction, returned)
+        if direction == "forward":
+            self._check_graph(returned)
 
     def make_last(self, direction: str, timer: Timer, call: TimedCall) -> None:
         """Let the timer make one call more, and keep its results."""
