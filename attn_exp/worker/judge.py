@@ -141,9 +141,7 @@ class Judge:
             self._has_graph = out.requires_grad
         elif out.requires_grad != self._has_graph:
             which = "without" if self._has_graph else "with"
-            raise Stopped(
-                "inaccurate", f"forward: the output of a later call is {which} a graph, unlike the first one"
-            )
+            raise Stopped("inaccurate", f"forward: the output of a later call is {which} a graph, unlike the first one")
 
     def timed(self, direction: str, run: Callable[[], Any]) -> TimedCall:
         """Return a call as a timer makes it, with new inputs before each call and a look at each result."""
