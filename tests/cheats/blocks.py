@@ -10,7 +10,7 @@ from cheats.ways import Plain, Run, Tensor, attend
 
 LAYER = case_of(64, head_dim=16, value_dim=16, kv_heads=2, causal=True, workload="decoder_layer", mlp_dim=128)
 DIT = case_of(64, head_dim=16, value_dim=16, workload="dit_block", mlp_dim=128)
-OUT = r"\bout\b"
+OUT = r"\bout\b|result of the first call"
 
 
 class _KeptAttention(Plain):
@@ -193,7 +193,7 @@ class CachedRival(_KeptAttention):
     """Returns its first output for ever, in a duel with an honest rival."""
 
 
-@cheat("duel", "inaccurate", r"\bd[qkv]\b", passes=BOTH, rival=True)
+@cheat("duel", "inaccurate", r"\bd[qkv]\b|result of the first call", passes=BOTH, rival=True)
 class FirstGradientsRival(Plain):
     """Returns its first gradients for ever, in a duel with an honest rival."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import signal
 import sys
 import time
 
@@ -11,9 +12,18 @@ import torch
 from cheats.corpus import load
 from cheats.run import outcome, shared_machine
 
+LIMIT_S = 40
+
+
+def too_long(*_: object) -> None:
+    raise TimeoutError(f"it took longer than {LIMIT_S} s")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    machine, words, bad, total = shared_machine(), sys.argv[1:], 0, 0.0
+    signal.signal(signal.SIGALRM, too_long)
+    machine, bad, total = shared_machine(), 0, 0.0
+    words, every = [word for word in sys.argv[1:] if word != "-v"], "-v" in sys.argv
     for entry in load():
         if (
             entry.worker
@@ -22,14 +32,16 @@ if __name__ == "__main__":
         ):
             continue
         began = time.perf_counter()
+        signal.alarm(LIMIT_S)
         with contextlib.redirect_stderr(io.StringIO()) as errors:
             record, good = outcome(entry, machine)
+        signal.alarm(0)
         spent = time.perf_counter() - began
         total += spent
         right = record.status in entry.statuses and (entry.words is None or re.search(entry.words, record.reason or ""))
         right = right and (good is None or good.status == "ok")
         bad += not right
-        if not right or "-v" in words:
+        if not right or every:
             print(f"{'   ' if right else 'BAD'} {entry.group:10} {entry.name:34} {spent:5.2f} s {record.status}: "
                   f"{record.reason} {'' if good is None else good.reason}", flush=True)  # fmt: skip
             if record.status == "error":

@@ -7,7 +7,7 @@ import torch
 from cheats.corpus import case_of, cheat
 from cheats.ways import Plain, Run, Tensor, attend
 
-ANY = r"\bd[qkv]\b"
+ANY = r"\bd[qkv]\b|result of the first call"
 
 
 @cheat("gradients", "inaccurate", ANY, seen="tensara#238")

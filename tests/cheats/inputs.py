@@ -8,7 +8,7 @@ import torch
 from cheats.corpus import BOTH, FORWARD, cheat
 from cheats.ways import Plain, Run, Tensor, attend
 
-WRONG = r"\b(out|dq|dk|dv)\b|input"
+WRONG = r"result of the first call|\b(out|dq|dk|dv)\b|input"
 
 
 @cheat("inputs", "inaccurate", WRONG, passes=FORWARD, seen="KernelBench#82")

@@ -5,7 +5,7 @@ from typing import Any
 from cheats.corpus import FORWARD, cheat
 from cheats.ways import Plain, Run, Tensor
 
-OUT = r"\bout\b"
+OUT = r"\bout\b|result of the first call"
 
 
 class _Memo(Plain):

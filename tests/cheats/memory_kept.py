@@ -9,7 +9,7 @@ import torch
 from cheats.corpus import FORWARD, case_of, cheat
 from cheats.ways import Plain, Run, Tensor
 
-OUT = r"\bout\b"
+OUT = r"\bout\b|result of the first call"
 
 
 @cheat("memory", "inaccurate", OUT, passes=FORWARD, seen="reference-kernels#162")

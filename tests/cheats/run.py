@@ -43,6 +43,8 @@ def short() -> Iterator[None]:
     with (
         mock.patch("attn_exp.timers.loop.ROUND_US", 2_000.0),
         mock.patch("attn_exp.timers.loop.WARM_UP_US", 1_000.0),
+        # A call that does nothing would be made thousands of times to fill a millisecond.
+        mock.patch("attn_exp.timers.cpu.SAMPLE_US", 50.0),
         # Dynamo and AOTAutograd as they are, without the seconds of a C++ compiler behind them.
         mock.patch("torch.compile", lambda model, options=None, **rest: compile_(model, backend="aot_eager", **rest)),
     ):
