@@ -52,7 +52,7 @@ class PatchesTheRenewal(_Early):
 
 
 class _Watching(TorchDispatchMode):
-    """Computes after every operator that flips bits."""
+    """Computes after every operator that flips bits, and forgets that after one that writes anew."""
 
     def __init__(self, backend: _Early) -> None:
         super().__init__()
@@ -62,6 +62,8 @@ class _Watching(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         if "bitwise_xor" in str(func):
             self.backend.compute()
+        elif "copy_" in str(func):
+            self.backend.ready = None
         return made
 
 

@@ -163,7 +163,7 @@ class BackwardInTheForward(Plain):
         return self.made
 
 
-@cheat("gradients", ("inaccurate", "error"), r"(?i)grad")
+@cheat("gradients", ("inaccurate", "error"), r"(?i)grad|without a graph")
 class LaterForwardsWithoutGraph(Plain):
     """Saves nothing for a backward after its first forward, which makes forwards faster."""
 
@@ -175,7 +175,7 @@ class LaterForwardsWithoutGraph(Plain):
             return run()
 
 
-@cheat("gradients", ("inaccurate", "error"), r"(?i)grad")
+@cheat("gradients", ("inaccurate", "error"), r"(?i)grad|without a graph")
 class LaterForwardsWithoutGraphRedone(Plain):
     """Saves nothing for a backward after its first forward, and runs the forward again when a backward is asked for."""
 
@@ -199,7 +199,7 @@ class LaterForwardsWithoutGraphRedone(Plain):
         return replace(calls, backward=backward)
 
 
-@cheat("gradients", ("inaccurate", "error"), r"(?i)grad")
+@cheat("gradients", ("inaccurate", "error"), r"(?i)grad|without a graph")
 class Detached(Plain):
     """Returns a detached output where gradients are asked for."""
 
