@@ -22,7 +22,7 @@ from attn_exp.backends.reference import Reference
 from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math, Sdpa
 from attn_exp.core.case import Case
 from attn_exp.core.flops import unmasked_pairs
-from attn_exp.timers.trace import operators
+from attn_exp.timers.operators import operators
 
 ON_CPU = (Eager, Sdpa, Flash, Math, Reference)
 

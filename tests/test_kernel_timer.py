@@ -6,8 +6,9 @@ from fakes import MAIN_STREAM, FakeGpu, fake_activities
 
 from attn_exp.core.record import Kernel, Traced
 from attn_exp.timers.kernel import KernelTimer, ProfilerLost
+from attn_exp.timers.operators import operators
 from attn_exp.timers.timed_call import TimedCall
-from attn_exp.timers.trace import MARK, Activity, Trace, TracedCall, operators, split_calls, trace, union_us
+from attn_exp.timers.trace import MARK, Activity, Trace, TracedCall, split_calls, trace, union_us
 
 CALL = (("flash_fwd", 10.0), ("combine", 2.0), ("combine", 3.0))
 SIDE = 20

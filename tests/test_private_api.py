@@ -222,7 +222,7 @@ def test_the_cudnn_operator_takes_our_arguments():
 
 
 def test_sdpa_calls_the_flash_operator_on_a_cpu():
-    from attn_exp.timers.trace import operators
+    from attn_exp.timers.operators import operators
 
     q = torch.randn(1, 2, 32, 16)
     ran = operators(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)).kernels()

@@ -173,21 +173,6 @@ def activities(run: Callable[[], None]) -> list[Activity]:
     return sorted(activities, key=lambda activity: activity.start_ns)
 
 
-def operators(call: Call) -> Trace:
-    """Return all ATen operators of one call on the CPU, nested ones included, as a trace of one call."""
-    timed = as_timed(call)
-    timed.before()
-    with profile(use_cpu=True, use_kineto=True) as session:
-        result = timed.run()
-    timed.after(result)
-    ran = [
-        Activity(event.name(), event.start_ns(), event.duration_ns() / 1e3, event.start_thread_id())
-        for event in session.kineto_results.events()
-        if event.name().startswith("aten::")
-    ]
-    return Trace((TracedCall(tuple(sorted(ran, key=lambda activity: activity.start_ns))),), float(len(ran)))
-
-
 def trace(gpu: Gpu, l2: str, call: Call, calls: int) -> Trace:
     """Trace `calls` calls, each with new inputs and after a flush.
 

@@ -6,8 +6,9 @@ import torch
 
 from attn_exp.backends.base import CLAIMED_SHARE, Backend
 from attn_exp.core.record import Request
+from attn_exp.timers.operators import operators
 from attn_exp.timers.timed_call import Call
-from attn_exp.timers.trace import Trace, operators, trace
+from attn_exp.timers.trace import Trace, trace
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.prepare import PreparedBackend

@@ -1,0 +1,21 @@
+"""The operators of a call on a CPU, by PyTorch's profiler, as the trace of one call."""
+
+from torch.autograd.profiler import profile
+
+from attn_exp.timers.timed_call import Call, as_timed
+from attn_exp.timers.trace import Activity, Trace, TracedCall
+
+
+def operators(call: Call) -> Trace:
+    """Return all ATen operators of one call on the CPU, nested ones included, as a trace of one call."""
+    timed = as_timed(call)
+    timed.before()
+    with profile(use_cpu=True, use_kineto=True) as session:
+        result = timed.run()
+    timed.after(result)
+    ran = [
+        Activity(event.name(), event.start_ns(), event.duration_ns() / 1e3, event.start_thread_id())
+        for event in session.kineto_results.events()
+        if event.name().startswith("aten::")
+    ]
+    return Trace((TracedCall(tuple(sorted(ran, key=lambda activity: activity.start_ns))),), float(len(ran)))
