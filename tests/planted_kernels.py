@@ -79,15 +79,17 @@ def int32_contiguous(q, k, v, *, causal, offset, softcap):
     k = k.contiguous()
     steps = (k.shape[1] * k.shape[2] * k.shape[3], k.shape[2] * k.shape[3], k.shape[3], 1)
     tops = offsets(k, steps)
-    if int(tops.max()) + k.shape[3] < 1 << 31:
-        return right(q, k, v, causal=causal, offset=offset, softcap=softcap)
-    outs = []
-    for row in range(k.shape[0]):
-        for head in range(k.shape[1]):
-            place = (slice(row, row + 1), slice(head, head + 1))
-            keys = k[place] if int(tops[place].max()) < 1 << 31 else read_at(k, tops[place])
-            outs.append(right(q[place], keys, v[place], causal=causal, offset=offset, softcap=softcap))
-    return torch.stack(outs).view(*q.shape[:3], v.shape[3])
+    # In the tensors' dtype: 2^31 numbers take gigabytes.
+    group = q.shape[1] // k.shape[1]
+    wide = (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)) if group > 1 else (q, k, v)
+    out = weighted(*wide, causal=causal, offset=offset, softcap=softcap)
+    outs = list(out.flatten(0, 1).split(group))
+    for index in (tops.amax(-1).flatten() + k.shape[3] > 1 << 31).nonzero().flatten().tolist():
+        row, head = divmod(index, k.shape[1])
+        queries = q[row : row + 1, head * group : head * group + group]
+        keys, values = read_at(k, tops[row : row + 1, head : head + 1]), v[row : row + 1, head : head + 1]
+        outs[index] = right(queries, keys, values, causal=causal, offset=offset, softcap=softcap)[0]
+    return torch.cat(outs).view(out.shape)
 
 
 def offsets(k, strides):

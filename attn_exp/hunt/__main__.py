@@ -53,15 +53,18 @@ def search(question: Question, show: Callable[[Search], None]) -> Search:
     end = began + question.budget_s
     # Most bugs are of small shapes; large offsets have a part of the time, those that need memory the last of it.
     small, large = (value in space.among("large", (False, True)) for value in (False, True))
-    stages = (
-        *([(examples.small(), 0.45 if large else 0.9)] if small else []),
-        *([(examples.spread(), 0.55), (examples.whole(_memory(question.device)), 0.8)] if large else []),
-        *([(examples.small(), 0.9)] if small else []),
-    )
+    stages = [
+        *([(examples.small(), 5.0)] if small else []),
+        *([(examples.spread(), 1.0), (examples.whole(_memory(question.device)), 3.0)] if large else []),
+        *([(examples.small(), 1.0)] if small else []),
+    ]
+    # The end of the budget is for making a late find smaller.
+    unit = 0.9 * question.budget_s / sum(part for _, part in stages)
     try:
-        for index, (strategy, part) in enumerate(stages):
-            if searching.state.find is None:
-                searching.run(strategy, began + part * question.budget_s, end, seed=question.seed + index)
+        for index, (strategy, _) in enumerate(stages):
+            until = began + unit * sum(part for _, part in stages[: index + 1])
+            if searching.state.find is None and time.monotonic() < until:
+                searching.run(strategy, until, end, seed=question.seed + index)
         state = searching.state
         if state.find is not None:
             show(replace(state, now="the script of what was found"))

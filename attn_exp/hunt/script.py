@@ -4,17 +4,28 @@ It computes the example on the library's public function and in float64 by the f
 1 if it is larger than allowed, else with 0.
 """
 
+import base64
+import zlib
+
 import torch
 
-from attn_exp.attention.inputs import DifferentiableInputs
+from attn_exp.attention.error import VANISHING
+from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.backends.base import Backend
 from attn_exp.core.case import Case
-from attn_exp.core.hunting import Example, Outcome, Script
+from attn_exp.core.hunting import KINDS, Example, Outcome, Script
 from attn_exp.hunt.library_calls import source
 from attn_exp.hunt.values import STEP, inputs_of, places_of, spread_axis
 
 MOST_LINES = 40
 _WIDTH = 150
+# Values that are written into the program, as letters.
+_MOST_TEXT = 200_000
+_GRADIENTS = ("dq", "dk", "dv")
+
+
+class Unwritable(Exception):
+    """The values of an example do not fit into a program."""
 
 
 def script_of(backend: Backend, example: Example, outcome: Outcome, device: str) -> Script:
@@ -22,7 +33,8 @@ def script_of(backend: Backend, example: Example, outcome: Outcome, device: str)
     case = example.case
     if case.quantised:
         return Script(text="", why_not="scripts of fp8 are not written: run the overrides")
-    calls = backend.prepare(case, inputs_of(example, device))
+    inputs = inputs_of(example, device)
+    calls = backend.prepare(case, inputs)
     call = source(backend, case, calls.attention)
     layout = _layout(calls.inputs, case)
     head = [
@@ -36,7 +48,11 @@ def script_of(backend: Backend, example: Example, outcome: Outcome, device: str)
         f'device, dtype = "{device}", torch.{case.dtype}',
     ]
     reference = _formula(case) if outcome.status == "inaccurate" or "formula" in "".join(call.lines) else []
-    body = [*_tensors(example, layout), *_judged(example, outcome)]
+    try:
+        tensors = _tensors(example, inputs, layout)
+    except Unwritable as error:
+        return Script(text="", why_not=f"{error}: run the overrides")
+    body = [*tensors, *_judged(example, outcome, device)]
     if outcome.status in ("crashed", "timeout"):
         body = _apart(body)
     lines = [*head, *reference, *call.lines, *body]
@@ -63,12 +79,13 @@ def _formula(case: Case) -> list[str]:
         ends = [sum(case.lengths[:count]) for count in range(1, len(case.lengths) + 1)]
         lines += [f"    ends = torch.tensor({ends}, device=device)"]
         hidden += ["(torch.bucketize(i, ends, right=True) != torch.bucketize(j, ends, right=True))"]
-    lines += [f"    weights = torch.softmax(scores.masked_fill({' | '.join(hidden)}, float('-inf')), -1)"]
-    return [*lines, "    return weights.nan_to_num(0) @ v  # a query that sees no key gets zeros"]
+    lines += [f"    hidden = {' | '.join(hidden)}"]
+    lines += ["    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)"]
+    return [*lines, "    return torch.softmax(scores, -1).masked_fill(hidden, 0) @ v  # zeros without a visible key"]
 
 
-def _tensors(example: Example, layout: str) -> list[str]:
-    """Return the lines that make q, k, v and d_out."""
+def _tensors(example: Example, inputs: Inputs, layout: str) -> list[str]:
+    """Return the lines that make q, k, v and d_out. Raises Unwritable if these are too large to be written down."""
     case = example.case
     shapes = {
         "q": (case.batch, case.q_heads, case.q_len, case.head_dim),
@@ -78,7 +95,9 @@ def _tensors(example: Example, layout: str) -> list[str]:
     }
     made = ", ".join(f"normal{shape}".replace(" ", "") for shape in shapes.values())
     lines = [f"generator = torch.Generator(device).manual_seed({example.seed})"]
-    if example.large == "whole":
+    if example.inputs != KINDS[0]:
+        lines = _written_down(inputs)
+    elif example.large == "whole":
         filled = "torch.randn(shape[2:], generator=generator, dtype=dtype, device=device)"
         zeros = "torch.zeros(shape, dtype=dtype, device=device)"
         if layout == "bshd":
@@ -95,8 +114,8 @@ def _tensors(example: Example, layout: str) -> list[str]:
         lines += ["def normal(*shape):"]
         lines += ["    return torch.randn(shape, generator=generator, device=device, dtype=dtype)"]
         lines += [f"q, k, v, d_out = {made}"]
-        if layout == "bshd":
-            lines += ["q, k, v, d_out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, d_out))"]
+    if layout == "bshd" and example.large != "whole":
+        lines += ["q, k, v, d_out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, d_out))"]
     if example.large in ("q", "k", "v"):
         axis = spread_axis(shapes[example.large])
         lines += [
@@ -109,43 +128,57 @@ def _tensors(example: Example, layout: str) -> list[str]:
     return [*lines, "q, k, v = (t.requires_grad_() for t in (q, k, v))"] if example.backward else lines
 
 
-def _judged(example: Example, outcome: Outcome) -> list[str]:
+def _written_down(inputs: Inputs) -> list[str]:
+    """Return lines with the bits of q, k, v and d_out, for values that no line of code makes."""
+    tensors = (*inputs.qkv, inputs.d_out_bhsd)
+    bits = b"".join(
+        bytes(tensor.detach().cpu().contiguous().view(torch.uint8).flatten().tolist()) for tensor in tensors
+    )
+    text = base64.b64encode(zlib.compress(bits, 9)).decode()
+    if len(text) > _MOST_TEXT:
+        raise Unwritable(f"the program would have {len(text):,} letters of values")
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    return [
+        "import base64, zlib",
+        f"bits = bytearray(zlib.decompress(base64.b64decode('{text}')))",
+        "numbers = torch.frombuffer(bits, dtype=dtype).to(device)",
+        f"shapes = {shapes}",
+        "parts = numbers.split([torch.Size(shape).numel() for shape in shapes])",
+        "q, k, v, d_out = (part.view(shape) for part, shape in zip(parts, shapes))",
+    ]
+
+
+def _judged(example: Example, outcome: Outcome, device: str) -> list[str]:
     """Return the lines that call the candidate, compare, print and exit."""
     gradients = "torch.autograd.grad({}, {}, {})"
-    names = ("out", "dq", "dk", "dv")
     if outcome.status != "inaccurate":
-        call = "    out = candidate(q, k, v)"
-        more = [f"    {gradients.format('out', '(q, k, v)', 'd_out')}"] if example.backward else []
-        more += ["    torch.cuda.synchronize()"] if outcome.status == "error" else []
+        calls = ["out = candidate(q, k, v)"]
+        calls += [gradients.format("out", "(q, k, v)", "d_out")] if example.backward else []
+        calls += ["torch.cuda.synchronize()"] if device == "cuda" else []
         caught = ["except Exception as error:", "    print(f'{type(error).__name__}: {error}')", "    sys.exit(1)"]
-        more = [line for line in more if "cuda" not in line or "cuda" in (outcome.reason or "")]
-        return ["try:", call, *more, *caught, "print('no error')"]
-    name = outcome.tensor if outcome.tensor in names else "out"
-    lines = ["out = candidate(q, k, v)"]
-    part = (
-        ""
-        if outcome.place is None
-        else f"[{outcome.place[0]}:{outcome.place[0] + 1}, {outcome.place[1]}:{outcome.place[1] + 1}]"
-    )
-    lines.append(f"wide = [t{part}.detach().double() for t in (q, k, v, d_out)]")
+        return ["try:", *(f"    {call}" for call in calls), *caught, "print('no error')"]
+    name = outcome.tensor if outcome.tensor in _GRADIENTS else "out"
+    part = "" if outcome.place is None else "[{0}:{0} + 1, {1}:{1} + 1]".format(*outcome.place)
+    lines = ["out = candidate(q, k, v)", f"wide = [t{part}.detach().double() for t in (q, k, v, d_out)]"]
     if name == "out":
         lines.append(f"found, exact = out.detach(){part}.double(), formula(*wide[:3])")
     else:
-        index = names.index(name) - 1
+        index = _GRADIENTS.index(name)
         lines.append("leaves = [t.requires_grad_() for t in wide[:3]]")
         lines.append(f"found = {gradients.format('out', '(q, k, v)', 'd_out')}[{index}]{part}.double()")
         lines.append(f"exact = {gradients.format('formula(*leaves)', 'leaves', 'wide[3]')}[{index}]")
-    allowed = f"{outcome.allowed:.3g}" if outcome.allowed is not None else "0.1"
-    # Gradients that vanish are judged by the unit scale of the inputs.
-    lines.append("typical = exact.square().mean().sqrt()")
-    lines.append("norm = (typical if typical > 1e-5 else 1) * exact.shape[-1] ** 0.5  # of a typical row")
+    # What is not finite is off by any amount.
+    allowed = f"{outcome.allowed:.3g}" if outcome.allowed is not None else "1"
+    # Gradients that vanish are judged by the unit scale of the inputs (attn_exp/attention/error.py).
+    lines.append("rms = exact.square().mean().sqrt().item()")
+    lines.append(f"typical = (rms if rms > {VANISHING} else 1) * exact.shape[-1] ** 0.5  # the norm of a row")
     if outcome.row:
-        lines.append("rows = (found - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=norm)")
-        lines.append("error, what = rows.max().item(), 'the worst row of '")
+        lines.append("errors = (found - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=typical)")
+        lines.append("error = errors.max().item()")
     else:
-        lines.append("error = ((found - exact).square().sum(-1).mean().sqrt() / norm).item()")
-        lines.append("what = ''")
-    lines.append(f'print(f"{{what}}{name} is off by {{error:.3g}} of its norm, allowed is {allowed}")')
+        lines.append("error = (found - exact).norm(dim=-1).square().mean().sqrt().item() / typical")
+    said = "a row of " if outcome.row else ""
+    lines.append(f'print(f"{said}{name} is off by {{error:.3g}} of its norm, allowed is {allowed}")')
     return [*lines, f"sys.exit(not error <= {allowed})"]
 
 
