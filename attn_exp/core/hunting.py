@@ -93,9 +93,11 @@ class Outcome:
     Attributes:
         status: that of a job, and its reason.
         tensor: the wrong tensor, or `edge` for an output that is wrong at the boundary of the mask.
-        row: whether its worst row is wrong, and not the tensor as a whole.
-        off: how far it is off, relative to its norm; None if it is not finite.
+        error: which of its errors is too large, a field of `TensorError`.
+        off: how large it is; None if the tensor is not finite.
         allowed: the tolerance.
+        least_norm: rows of a smaller norm, relative to a typical row's, are judged as if they had this one.
+        vanishing: the root mean square below which the right values are noise, and what errors are then relative to.
         place: row of the batch and key-value head of the part that was judged; None if everything was.
         poisoned: whether the process can no longer use the device.
     """
@@ -103,9 +105,11 @@ class Outcome:
     status: str
     reason: str | None = None
     tensor: str | None = None
-    row: bool = False
+    error: str = "relative"
     off: float | None = None
     allowed: float | None = None
+    least_norm: float = 1.0
+    vanishing: tuple[float, float] = (0.0, 1.0)
     place: tuple[int, int] | None = None
     poisoned: bool = False
 

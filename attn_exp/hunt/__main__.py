@@ -28,6 +28,7 @@ from attn_exp.hunt.script import script_of
 from attn_exp.hunt.search import Missing, Searching
 from attn_exp.hunt.space import Examples
 from attn_exp.hunt.tester import Hello, Tester
+from attn_exp.worker.attempt import error_summary
 
 _SCRIPT_S = 120.0
 # Runs a script where this package cannot be imported.
@@ -92,7 +93,10 @@ def _made(question: Question) -> tuple[Hello, Callable[[Task], Outcome | Script]
     def done(task: Task) -> Outcome | Script:
         if task.outcome is None:
             return judge.outcome(task.example)
-        return script_of(backend, task.example, task.outcome, question.device)
+        try:
+            return script_of(backend, task.example, task.outcome, question.device)
+        except Exception as error:  # the backend's preparation may raise anything
+            return Script(text="", why_not=error_summary(error))
 
     return Hello(supports=supports if isinstance(supports, Supports) else None), done
 

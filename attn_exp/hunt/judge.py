@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.error_parts import UNIT, Tolerance
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.tolerance import Expected, expected, measured_tolerances
 from attn_exp.attention.verdict import Verdict, malformed, verdict
 from attn_exp.backends.base import Backend
 from attn_exp.core.hunting import Example, Outcome
-from attn_exp.core.record import TensorError
 from attn_exp.hunt.values import Part, inputs_of, judged_parts
 from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import status_of
@@ -98,26 +98,37 @@ def _judged(
         own = {name: part.of(name, tensor) for name, tensor in tensors.items()}
         found = verdict(part.case, part.inputs, expects, own, scales)
         if found.wrong is not None:
-            return _wrong(found, part)
+            return _wrong(found, expects, part)
     return Outcome(status="ok")
 
 
-def _wrong(found: Verdict, part: Part) -> Outcome:
-    """Return the outcome of a verdict: the first tensor that is wrong, else the mask's boundary."""
+def _wrong(found: Verdict, expects: Expected, part: Part) -> Outcome:
+    """Return the outcome of a verdict: the first tensor with an error that is too large, else the mask's boundary."""
     reason = f"{found.wrong}{part.where}"
     for name, error in found.errors.items():
-        whole = error.relative is None or (error.tolerance is not None and error.relative > error.tolerance)
-        if whole or _row_is_wrong(error):
-            off, allowed = (error.relative, error.tolerance) if whole else (error.worst_row, error.row_tolerance)
+        for field, (allowed, sign) in _BOUNDS.items():
+            off, most = getattr(error, field), getattr(error, allowed)
+            finite = error.relative is not None
+            if finite and (off is None or most is None or sign * off <= sign * most):
+                continue
+            unit = expects.units.get(name, UNIT)
             return Outcome(
-                status="inaccurate", reason=reason, tensor=name, row=not whole, off=off, allowed=allowed,
-                place=part.place,
+                status="inaccurate", reason=reason, tensor=name, error=field, off=off, allowed=most, place=part.place,
+                least_norm=1.0 if field == "worst_row" else expects.tolerances[name].small,
+                vanishing=(unit.least, unit.scale),
             )  # fmt: skip
     return Outcome(status="inaccurate", reason=reason, tensor="edge", place=part.place)
 
 
-def _row_is_wrong(error: TensorError) -> bool:
-    return error.worst_row is None or (error.row_tolerance is not None and error.worst_row > error.row_tolerance)
+# The bound on each error, and whether it is the most or (-1) the least that is allowed.
+_BOUNDS = {
+    "relative": ("tolerance", 1),
+    "worst_row": ("row_tolerance", 1),
+    "own_row": ("own_row_tolerance", 1),
+    "worst_tile": ("tile_tolerance", 1),
+    "least_row": ("least_row_tolerance", -1),
+    "bias": ("bias_tolerance", 1),
+}
 
 
 def _malformed(
@@ -133,14 +144,22 @@ def _malformed(
 
 
 def _widened(wanted: Expected, bounds: list[dict[str, Tolerance]]) -> Expected:
-    widest = {
-        name: Tolerance(
-            _FACTOR * max(own.relative, *(one[name].relative for one in bounds), 0.0),
-            _FACTOR * max(own.worst_row, *(one[name].worst_row for one in bounds), 0.0),
-        )
-        for name, own in wanted.tolerances.items()
-    }
+    """Return what is expected with the widest tolerances, times a factor."""
+    widest = {name: _widest([own, *(one[name] for one in bounds)]) for name, own in wanted.tolerances.items()}
     return replace(wanted, tolerances=widest)
+
+
+def _widest(bounds: list[Tolerance]) -> Tolerance:
+    def most(field: str) -> Any:
+        values = [getattr(one, field) for one in bounds]
+        return None if None in values else _FACTOR * max(values)
+
+    least = bounds[0].least_row
+    return replace(
+        bounds[0],
+        **{field: most(field) for field in ("relative", "worst_row", "own_row", "tile", "bias")},
+        least_row=None if least is None else least / _FACTOR,
+    )
 
 
 @contextmanager

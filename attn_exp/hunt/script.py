@@ -9,7 +9,6 @@ import zlib
 
 import torch
 
-from attn_exp.attention.error import VANISHING
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.backends.base import Backend
 from attn_exp.core.case import Case
@@ -21,6 +20,8 @@ MOST_LINES = 40
 _WIDTH = 150
 # Values that are written into the program, as letters.
 _MOST_TEXT = 200_000
+# What the lines of `_errors` need.
+_IMPORTS = {"worst_tile": ["import torch.nn.functional as F"]}
 _GRADIENTS = ("dq", "dk", "dv")
 
 
@@ -44,7 +45,9 @@ def script_of(backend: Backend, example: Example, outcome: Outcome, device: str)
         *(["import subprocess"] if outcome.status in ("crashed", "timeout") else []),
         "import sys",
         "import torch",
-        *call.imports,
+        *dict.fromkeys(
+            [*call.imports, *(["import torch.nn.functional as F"] if outcome.error == "worst_tile" else [])]
+        ),
         f'device, dtype = "{device}", torch.{case.dtype}',
     ]
     reference = _formula(case) if outcome.status == "inaccurate" or "formula" in "".join(call.lines) else []
@@ -169,17 +172,37 @@ def _judged(example: Example, outcome: Outcome, device: str) -> list[str]:
         lines.append(f"exact = {gradients.format('formula(*leaves)', 'leaves', 'wide[3]')}[{index}]")
     # What is not finite is off by any amount.
     allowed = f"{outcome.allowed:.3g}" if outcome.allowed is not None else "1"
-    # Gradients that vanish are judged by the unit scale of the inputs (attn_exp/attention/error.py).
+    least, scale = (f"{value:.3g}" for value in outcome.vanishing)
     lines.append("rms = exact.square().mean().sqrt().item()")
-    lines.append(f"typical = (rms if rms > {VANISHING} else 1) * exact.shape[-1] ** 0.5  # the norm of a row")
-    if outcome.row:
-        lines.append("errors = (found - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=typical)")
-        lines.append("error = errors.max().item()")
-    else:
-        lines.append("error = (found - exact).norm(dim=-1).square().mean().sqrt().item() / typical")
-    said = "a row of " if outcome.row else ""
-    lines.append(f'print(f"{said}{name} is off by {{error:.3g}} of its norm, allowed is {allowed}")')
-    return [*lines, f"sys.exit(not error <= {allowed})"]
+    # Where the right values vanish, errors are relative to what the inputs could give (attn_exp/attention/error.py).
+    lines.append(f"typical = (rms if rms >= {least} else {scale}) * exact.shape[-1] ** 0.5  # the norm of a row")
+    lines += _errors(outcome)
+    lines.append(f'print(f"{name}: {{what}} {{error:.3g}}, allowed is {allowed}")')
+    return [*lines, f"sys.exit(not error {'>=' if outcome.error == 'least_row' else '<='} {allowed})"]
+
+
+def _errors(outcome: Outcome) -> list[str]:
+    """Return the lines that set `error` and say `what` it is, as attn_exp/attention/error_parts.py has it."""
+    rows = [f"norms = exact.norm(dim=-1).clamp(min={outcome.least_norm:.3g} * typical)"]
+    rows.append("errors = (found - exact).norm(dim=-1)")
+    match outcome.error:
+        case "worst_row" | "own_row":
+            last = "what, error = 'a row is off, relative to its norm, by', (errors / norms).max().item()"
+        case "worst_tile":
+            rows.append("squares = [F.pad(t.square(), (0, -t.shape[-1] % 64)) for t in (errors, norms)]")
+            rows.append("tiles = [t.unflatten(-1, (-1, 64)).sum(-1) for t in squares]")
+            last = "what, error = 'a tile is off by', (tiles[0] / tiles[1]).sqrt().max().item()"
+        case "least_row":
+            rows = ["follows = (found * exact).sum(-1) / exact.square().sum(-1)"]
+            rows.append("follows = follows[exact.norm(dim=-1) > typical / 2]")
+            last = "what, error = 'a row is this share of what is right:', follows.min().item()"
+        case "bias":
+            rows = ["along = (found * exact).sum((-2, -1)) / exact.square().sum((-2, -1))"]
+            last = "what, error = 'the mean is off by', (along - 1).abs().max().item()"
+        case _:
+            rows = []
+            last = "what, error = 'off by', (found - exact).norm(dim=-1).square().mean().sqrt().item() / typical"
+    return [*rows, last]
 
 
 def _apart(body: list[str]) -> list[str]:
