@@ -49,7 +49,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "mine_here.py").write_text(MINE)
     (tmp_path / "helper_of_mine.py").write_text("WHICH = 'the first'\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loaded, "_LOADED", {})
+    monkeypatch.setattr(loaded, "_loaded", {})
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     return tmp_path
 
@@ -221,7 +221,7 @@ def test_a_source_that_is_not_the_requested_one_is_an_error(place):
     with pytest.raises(Stopped, match=r"helper_of_mine\.py was changed after this process had loaded it") as stopped:
         loaded.check_source(request(place))
     assert stopped.value.status == "error"
-    loaded._LOADED.clear()
+    loaded._loaded.clear()
     with pytest.raises(Stopped, match=rf"from {short(asked.source)} to {short(described('mine_here.Mine'))} before it"):
         loaded.check_source(asked)
     loaded.check_source(loaded.with_present_source(asked))

@@ -9,7 +9,7 @@ from attn_exp.core.source import Source, described, identity, short, source_of
 from attn_exp.worker.attempt import Stopped
 
 # The files of the backends that this process has loaded, and their hashes at that time.
-_LOADED: dict[Path, str] = {}
+_loaded: dict[Path, str] = {}
 
 
 def with_present_source(request: Request) -> Request:
@@ -33,7 +33,7 @@ def check_source(request: Request) -> None:
         return
     if differing := _differing(found):
         raise Stopped("error", f"{differing[0].name} was changed after this process had loaded it: start again")
-    _LOADED.update(found.files)
+    _loaded.update(found.files)
     # A request that was written by hand names no source.
     if request.source and identity(found.facts) != identity(request.source):
         change = f"from {short(request.source)} to {short(found.facts)}"
@@ -42,4 +42,4 @@ def check_source(request: Request) -> None:
 
 def _differing(found: Source | None) -> list[Path]:
     files = found.files if found is not None else {}
-    return [path for path, sha256 in files.items() if _LOADED.get(path, sha256) != sha256]
+    return [path for path, sha256 in files.items() if _loaded.get(path, sha256) != sha256]

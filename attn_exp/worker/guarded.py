@@ -1,0 +1,69 @@
+"""What judging and timing use of Python and PyTorch, and must find as it was before a backend was loaded.
+
+Only what no library is known to replace for good reasons stands here; importing Dynamo, Inductor or Triton replaces none
+of it. `tests/test_guard.py` compares the list with what the package's modules use.
+"""
+
+# Names by the module or class that has them.
+NAMES: dict[str, str] = {
+    "time": "monotonic monotonic_ns perf_counter perf_counter_ns process_time sleep time time_ns",
+    "math": "ceil exp expm1 floor fsum inf isfinite isnan log prod sqrt",
+    "statistics": "fmean mean median stdev",
+    "secrets": "randbelow randbits token_bytes",
+    "random": "Random SystemRandom random",
+    "gc": "collect disable enable freeze isenabled",
+    "os": "_exit close dup2 fdopen open urandom",
+    "contextlib": "contextmanager nullcontext suppress",
+    "functools": "cache lru_cache partial wraps",
+    "dataclasses": "dataclass field replace",
+    "torch": (
+        "Generator Tensor abs all allclose amax any arange argmax aminmax argsort as_strided bfloat16 bitwise_xor bool "
+        "cat clamp clone cumsum device div dtype empty empty_like empty_strided equal exp finfo float16 float32 float64 "
+        "float8_e4m3fn from_numpy full full_like gather get_float32_matmul_precision get_num_threads index_select inf "
+        "int16 int32 int64 int8 iinfo isclose isfinite isin isinf isnan log logsumexp matmul max maximum "
+        "mean median min minimum mm mul no_grad nonzero norm ones ones_like outer promote_types rand rand_like randint "
+        "randn randn_like randperm repeat_interleave reshape searchsorted set_grad_enabled sin softmax sort split sqrt "
+        "stack strided sub sum tanh tensor topk tril triu uint8 unique vdot where zeros zeros_like"
+    ),
+    "torch.linalg": "norm vector_norm",
+    "torch.autograd": "Function grad",
+    "torch.autograd.profiler": "profile",
+    "torch.autograd.profiler.profile": "__enter__ __exit__ __init__",
+    "torch.nn": "functional",
+    "torch.nn.functional": "gelu layer_norm linear rms_norm scaled_dot_product_attention silu softmax",
+    "torch.backends": "cudnn",
+    "torch.version": "cuda",
+    "torch.cuda": (
+        "CUDAGraph Event Stream current_device current_stream default_stream get_device_properties graph is_available "
+        "max_memory_allocated memory_allocated reset_peak_memory_stats set_stream stream synchronize _sleep"
+    ),
+    "torch.cuda.CUDAGraph": "__new__ capture_begin capture_end replay",
+    "torch.cuda.Event": "__new__ elapsed_time query record synchronize wait",
+    "torch.cuda.Stream": "__new__ query record_event synchronize wait_event wait_stream",
+    "torch.cuda.graph": "__enter__ __exit__ __init__",
+    "torch.cuda.nvtx": "range_pop range_push",
+    "torch.Tensor": (
+        "__add__ __and__ __bool__ __eq__ __float__ __ge__ __getitem__ __gt__ __index__ __int__ __invert__ __itruediv__ "
+        "__le__ __len__ __lt__ __matmul__ __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rmul__ __rsub__ __rtruediv__ "
+        "__setitem__ __sub__ __torch_dispatch__ __torch_function__ __truediv__ __xor__ abs abs_ add add_ all amax amin "
+        "aminmax any argmax argmin as_strided backward bfloat16 bitwise_xor bitwise_xor_ bool ceil chunk clamp clamp_ "
+        "clone contiguous copy_ cos cpu cuda cumsum data data_ptr detach detach_ device dim div div_ double dtype "
+        "element_size eq exp exp_ expand fill_ flatten float floor gather grad grad_fn half index_copy_ index_select "
+        "is_complex is_conj is_contiguous is_cuda is_floating_point is_leaf is_neg isfinite isnan item layout log "
+        "logsumexp long mT masked_fill masked_fill_ masked_select matmul max maximum mean median min minimum mm movedim "
+        "mul mul_ nan_to_num nan_to_num_ narrow nbytes ndim neg neg_ new_empty new_tensor new_zeros nonzero norm normal_ "
+        "numel permute pow prod random_ repeat repeat_interleave requires_grad requires_grad_ reshape select shape sin "
+        "size softmax sort split sqrt square squeeze stride sub sub_ sum t take_along_dim tanh to tolist transpose type "
+        "unbind unflatten unsqueeze untyped_storage values view view_as where zero_"
+    ),
+}
+# Built in functions that programs replace for their own output or loading; no number depends on them.
+FREE_BUILTINS = frozenset(
+    "__build_class__ __import__ breakpoint compile copyright credits eval exec exit help input license open print quit".split()
+)
+# Hooks that run around the modules of every block.
+MODULE_HOOKS = (
+    *("_global_backward_hooks", "_global_backward_pre_hooks", "_global_buffer_registration_hooks"),
+    *("_global_forward_hooks", "_global_forward_pre_hooks", "_global_module_registration_hooks"),
+    "_global_parameter_registration_hooks",
+)
