@@ -291,6 +291,47 @@ def test_dynamo_counts_graphs_and_breaks(dynamo):
     assert all(isinstance(reason, str) for reason in counters["graph_break"]), "a break's reason is no text any more"
 
 
+def test_modes_that_are_active_are_listed():
+    from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+    from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+    before = len(_get_current_function_mode_stack()), len(_get_current_dispatch_mode_stack())
+    with TorchFunctionMode() as one, TorchDispatchMode() as other:
+        assert _get_current_function_mode_stack()[-1] is one
+        assert _get_current_dispatch_mode_stack()[-1] is other
+    assert (len(_get_current_function_mode_stack()), len(_get_current_dispatch_mode_stack())) == before
+
+
+def test_hooks_of_all_modules_are_listed():
+    from torch.nn.modules import module
+
+    handles = [
+        module.register_module_forward_hook(print),
+        module.register_module_forward_pre_hook(print),
+        module.register_module_full_backward_hook(print),
+        module.register_module_full_backward_pre_hook(print),
+    ]
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+    try:
+        for name in (*names, "_global_backward_pre_hooks"):
+            assert print in getattr(module, name).values(), name
+    finally:
+        for handle in handles:
+            handle.remove()
+        # The kind of the last backward hook stays, and refuses hooks of the other kind.
+        module._global_is_full_backward_hook = None
+
+
+def test_an_operator_that_python_computes_is_listed():
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("digamma", lambda x: x, "CPU")
+    try:
+        assert "aten/digamma/CPU" in torch.library._impls
+    finally:
+        library._destroy()
+    assert "aten/digamma/CPU" not in torch.library._impls
+
+
 def test_dynamo_numbers_recompilations(dynamo):
     call = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
     for size in (2, 3):

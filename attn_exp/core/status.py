@@ -73,11 +73,12 @@ STATUSES: dict[Status, StatusInfo] = {
         why="the first call, or a call after the timing, exceeds a tolerance or is wrong at the mask's boundary",
     ),
     "implausible": StatusInfo(
-        "faster than this machine can be, or timed without a part of its work",
+        "faster than this machine can be, timed without a part of its work, or with a clock that was replaced",
         final=True,
-        set_by=("worker/limits.py", "worker/kernels.py"),
+        set_by=("worker/limits.py", "worker/kernels.py", "worker/guard.py"),
         why="the time is below what the GPU's datasheet, 1.5 times the machine's matrix product, or the call's own "
-        "kernels allow, or the call's stream does not wait for all of its work",
+        "kernels allow, the call's stream does not wait for all of its work, or the backend replaced a clock or a "
+        "function that judges it",
     ),
     "out_of_memory": StatusInfo(
         "the case does not fit",
@@ -109,8 +110,9 @@ STATUSES: dict[Status, StatusInfo] = {
     "error": StatusInfo(
         "the backend raised an exception",
         final=False,
-        set_by=("worker/attempt.py", "run/job_queue.py"),
-        why="an exception that no other status describes, or a worker that ended without a record",
+        set_by=("worker/attempt.py", "worker/loaded.py", "run/job_queue.py"),
+        why="an exception that no other status describes, a worker that ended without a record, or a backend whose "
+        "files were changed between the command and its job",
     ),
 }
 

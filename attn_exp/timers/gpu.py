@@ -1,7 +1,8 @@
 """The GPU's clock and queue for the timers: the one interface that tests replace with a fake."""
 
 import itertools
-import time
+from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,12 @@ SLEEP_CYCLES_PER_US = 1980
 # thread, and autograd launches backward kernels from its own.
 MARK = "spin_kernel"
 _EVENTS = 512
+# Bound before a backend is loaded: what replaces them later, and puts them back in time, does not reach the timers.
+_record: Callable[..., None] = torch.cuda.Event.record
+_query: Callable[..., bool] = torch.cuda.Event.query
+_elapsed_time: Callable[..., float] = torch.cuda.Event.elapsed_time
+_sleep: Callable[[int], None] = torch.cuda._sleep
+_synchronize: Callable[[], None] = torch.cuda.synchronize
 _FLUSH_ROW = 4096
 
 
@@ -73,29 +80,29 @@ class Cuda:
 
     def now_us(self) -> float:
         """Return the host time in microseconds."""
-        return time.perf_counter_ns() / 1e3
+        return perf_counter_ns() / 1e3
 
     def event(self) -> torch.cuda.Event:
         """Record and return a timing event; it is reused after some hundred others."""
         event = next(self._events)
-        event.record()
+        _record(event)
         return event
 
     def passed(self, event: torch.cuda.Event) -> bool:
         """Query the event with `cudaEventQuery`."""
-        return bool(event.query())
+        return _query(event)
 
     def elapsed_us(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
         """Return `cudaEventElapsedTime` in microseconds."""
-        return float(first.elapsed_time(second)) * 1e3
+        return _elapsed_time(first, second) * 1e3
 
     def sleep_us(self, duration_us: float) -> None:
         """Enqueue PyTorch's spinning kernel, which cannot deadlock."""
-        torch.cuda._sleep(int(duration_us * SLEEP_CYCLES_PER_US))
+        _sleep(int(duration_us * SLEEP_CYCLES_PER_US))
 
     def mark(self) -> None:
         """Enqueue PyTorch's spinning kernel for one cycle."""
-        torch.cuda._sleep(1)
+        _sleep(1)
 
     def flush(self, l2: str) -> None:
         """Read the flush buffer, or overwrite it if `l2` is `written`."""
@@ -106,4 +113,4 @@ class Cuda:
 
     def synchronize(self) -> None:
         """Wait for the whole device."""
-        torch.cuda.synchronize()
+        _synchronize()

@@ -55,6 +55,7 @@ def run_folder(
     """
     from attn_exp.backends.package import Unavailable
     from attn_exp.worker.device import Machine
+    from attn_exp.worker.guard import Guard
     from attn_exp.worker.loaded import with_present_source
     from attn_exp.worker.measure import measure_and_keep, measure_interleaved
 
@@ -69,6 +70,7 @@ def run_folder(
             os.environ["CUDA_VISIBLE_DEVICES"] = first.gpu_uuid
         try:
             machine = Machine.open(first.device)
+            machine.guard = Guard.snapshot()
         except Unavailable as error:
             for request, target in jobs:
                 _write(Record(request=request, status="unavailable", reason=str(error)), target)
@@ -90,7 +92,9 @@ def run_folder(
         records = [profile_job(records[0], prepared, machine, folder, announce)]
     profiles = [profile for record in records for profile in record.profiles.values()]
     failed = any(record.status == "error" for record in records) or any(one.status == "failed" for one in profiles)
-    return machine, not (failed and _poisoned(first.device))
+    machine.settings.restore()
+    replaced = machine.guard is not None and machine.guard.violation() is not None
+    return machine, not (replaced or (failed and _poisoned(first.device)))
 
 
 def _write(record: Record, folder: Path) -> None:

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from attn_exp.core.record import CompileRecord, Judged, PassRecord, Record, Requ
 from attn_exp.core.status import Status
 from attn_exp.worker.device import Machine, versions
 from attn_exp.worker.nvtx import marked
+
+if TYPE_CHECKING:
+    from attn_exp.worker.guard import Guard
 
 # The message of PyTorch's CPU allocator; on a GPU it raises torch.OutOfMemoryError.
 _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
@@ -53,6 +56,7 @@ class Attempt:
     judged: list[Judged] = field(default_factory=list)
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
+    guard: "Guard | None" = None
     # Seconds of stages that ended inside the current one.
     _inner_s: float = 0.0
 
@@ -99,6 +103,9 @@ class Attempt:
             "gradients_enabled": self.with_gradients,
             "flops_convention": CONVENTION,
         }
+        if changed := machine.settings.changed():
+            # The backend's own: they hold while it is timed, not for the reference or for other jobs.
+            added["changed_settings"] = changed
         return Record(
             request=self.request,
             status=self.status,

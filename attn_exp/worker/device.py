@@ -18,7 +18,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,7 +33,11 @@ from attn_exp.core.nvml import GpuState
 from attn_exp.core.record import Request
 from attn_exp.timers.gpu import Cuda, Gpu
 from attn_exp.worker.ceilings import canaries, copy_ceiling, matmul_ceiling
+from attn_exp.worker.settings import Settings
 from attn_exp.workloads import workload_of
+
+if TYPE_CHECKING:
+    from attn_exp.worker.guard import Guard
 
 # Recorded if they are set. No other variable enters a record.
 _VARIABLES = re.compile(
@@ -156,6 +160,8 @@ class Machine:
         expected: the last case's reference, and what it belongs to.
         hard: the same on hard values, with the seed of these.
         loaded: whether the GPU has been under load.
+        settings: PyTorch's settings before any backend was loaded.
+        guard: what judging and timing use, as it was then; None if each job takes it anew.
     """
 
     device: str
@@ -167,6 +173,8 @@ class Machine:
     expected: tuple[Any, Expected] | None = None
     hard: tuple[Any, int, Expected] | None = None
     loaded: bool = False
+    settings: Settings = field(default_factory=Settings.now)
+    guard: "Guard | None" = None
 
     @classmethod
     def open(cls, device: str) -> "Machine":
@@ -225,7 +233,8 @@ class Machine:
         key = (request.case, request.measuring.seed, with_gradients)
         if self.expected is None or self.expected[0] != key:
             self.expected = None
-            made = workload_of(request.case).expected(request.case, inputs, with_gradients=with_gradients)
+            with self.settings.again():
+                made = workload_of(request.case).expected(request.case, inputs, with_gradients=with_gradients)
             self.expected = key, made
         return self.expected[1]
 

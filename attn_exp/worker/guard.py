@@ -21,7 +21,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from attn_exp.worker.attempt import Stopped
-from attn_exp.worker.guarded import FREE_BUILTINS, MODULE_HOOKS, NAMES
+from attn_exp.worker.guarded import COMPUTING, FREE_BUILTINS, NAMES
 
 _PACKAGE = "attn_exp"
 _CALLABLES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, type)
@@ -62,12 +62,13 @@ class Guard:
                     for key, value in vars(module).items()
                     if key.isupper() and type(value) is dict
                 ]
-        functions = {}
+        functions: dict[int, tuple[FunctionType, Any, Any, Any, str]] = {}
         for one in kept:
             function = _function(one.value)
             if function is not None:
+                # Under the table's name, where a module of the package has bound it too.
                 known = (function, function.__code__, function.__defaults__, function.__kwdefaults__, one.place)
-                functions[id(function)] = known
+                functions.setdefault(id(function), known)
         return cls(tuple(kept), tuple(functions.values()), tuple(tables), _state())
 
     def violation(self) -> str | None:
@@ -168,12 +169,18 @@ def _dispatch_modes() -> list[str]:
 
 
 def _hooks() -> list[str]:
-    return [name for name in MODULE_HOOKS if getattr(modules, name, None)]
+    hooks = {
+        "forward hooks": modules._global_forward_hooks,
+        "forward pre-hooks": modules._global_forward_pre_hooks,
+        "backward hooks": modules._global_backward_hooks,
+        "backward pre-hooks": modules._global_backward_pre_hooks,
+    }
+    return [name for name, there in hooks.items() if there]
 
 
 def _operators() -> frozenset[str]:
-    """Return PyTorch's operators for which Python code is registered, apart from shapes without data."""
-    return frozenset(one for one in torch.library._impls if one.startswith("aten/") and not one.endswith("/Meta"))
+    """Return PyTorch's operators of which Python code computes tensors with data; importing torch.func adds others."""
+    return frozenset(one for one in torch.library._impls if one.endswith(COMPUTING) and one.startswith("aten/"))
 
 
 def _state() -> dict[str, Any]:
@@ -193,6 +200,6 @@ _SENTENCES: dict[str, Callable[[Any, Any], str]] = {
     "profile": lambda before, now: "sys.setprofile was called",
     "functions": lambda before, now: f"a TorchFunctionMode ({', '.join(now) or 'none'}) was left active",
     "dispatch": lambda before, now: f"a TorchDispatchMode ({', '.join(now) or 'none'}) was left active",
-    "hooks": lambda before, now: f"hooks of all modules ({', '.join(now) or 'none'}) were left",
+    "hooks": lambda before, now: f"{', '.join(now) or 'no hooks'} of all modules were left",
     "operators": lambda before, now: f"the operator {', '.join(sorted(now ^ before)[:2])} was replaced",
 }

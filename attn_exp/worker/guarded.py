@@ -1,7 +1,7 @@
 """What judging and timing use of Python and PyTorch, and must find as it was before a backend was loaded.
 
-Only what no library is known to replace for good reasons stands here; importing Dynamo, Inductor or Triton replaces none
-of it. `tests/test_guard.py` compares the list with what the package's modules use.
+Only what no library is known to replace for good reasons stands here: importing Dynamo, Inductor or Triton replaces
+none of it. `tests/test_guard.py` compares the names with those that the package's modules use.
 """
 
 # Names by the module or class that has them.
@@ -17,13 +17,14 @@ NAMES: dict[str, str] = {
     "functools": "cache lru_cache partial wraps",
     "dataclasses": "dataclass field replace",
     "torch": (
-        "Generator Tensor abs all allclose amax any arange argmax aminmax argsort as_strided bfloat16 bitwise_xor bool "
-        "cat clamp clone cumsum device div dtype empty empty_like empty_strided equal exp finfo float16 float32 float64 "
-        "float8_e4m3fn from_numpy full full_like gather get_float32_matmul_precision get_num_threads index_select inf "
-        "int16 int32 int64 int8 iinfo isclose isfinite isin isinf isnan log logsumexp matmul max maximum "
-        "mean median min minimum mm mul no_grad nonzero norm ones ones_like outer promote_types rand rand_like randint "
-        "randn randn_like randperm repeat_interleave reshape searchsorted set_grad_enabled sin softmax sort split sqrt "
-        "stack strided sub sum tanh tensor topk tril triu uint8 unique vdot where zeros zeros_like"
+        "Generator Tensor _scaled_mm abs all allclose amax any arange argmax aminmax argsort as_strided bfloat16 "
+        "bitwise_xor bool cat clamp clone cumsum device div dtype empty empty_like empty_strided equal exp finfo float16 "
+        "float32 float64 float8_e4m3fn from_numpy full full_like gather get_float32_matmul_precision get_num_threads "
+        "index_select inf int16 int32 int64 int8 iinfo isclose isfinite isin isinf isnan log logsumexp matmul max "
+        "maximum mean median min minimum mm mul no_grad nonzero norm ones ones_like outer promote_types rand "
+        "rand_like randint randn randn_like randperm repeat_interleave reshape searchsorted set_grad_enabled sin "
+        "softmax sort split sqrt stack strided sub sum tanh tensor topk tril triu uint8 unique vdot where zeros "
+        "zeros_like"
     ),
     "torch.linalg": "norm vector_norm",
     "torch.autograd": "Function grad",
@@ -43,27 +44,28 @@ NAMES: dict[str, str] = {
     "torch.cuda.graph": "__enter__ __exit__ __init__",
     "torch.cuda.nvtx": "range_pop range_push",
     "torch.Tensor": (
-        "__add__ __and__ __bool__ __eq__ __float__ __ge__ __getitem__ __gt__ __index__ __int__ __invert__ __itruediv__ "
-        "__le__ __len__ __lt__ __matmul__ __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rmul__ __rsub__ __rtruediv__ "
-        "__setitem__ __sub__ __torch_dispatch__ __torch_function__ __truediv__ __xor__ abs abs_ add add_ all amax amin "
-        "aminmax any argmax argmin as_strided backward bfloat16 bitwise_xor bitwise_xor_ bool ceil chunk clamp clamp_ "
-        "clone contiguous copy_ cos cpu cuda cumsum data data_ptr detach detach_ device dim div div_ double dtype "
-        "element_size eq exp exp_ expand fill_ flatten float floor gather grad grad_fn half index_copy_ index_select "
-        "is_complex is_conj is_contiguous is_cuda is_floating_point is_leaf is_neg isfinite isnan item layout log "
-        "logsumexp long mT masked_fill masked_fill_ masked_select matmul max maximum mean median min minimum mm movedim "
-        "mul mul_ nan_to_num nan_to_num_ narrow nbytes ndim neg neg_ new_empty new_tensor new_zeros nonzero norm normal_ "
-        "numel permute pow prod random_ repeat repeat_interleave requires_grad requires_grad_ reshape select shape sin "
-        "size softmax sort split sqrt square squeeze stride sub sub_ sum t take_along_dim tanh to tolist transpose type "
-        "unbind unflatten unsqueeze untyped_storage values view view_as where zero_"
+        "__add__ __and__ __bool__ __eq__ __float__ __ge__ __getitem__ __gt__ __index__ __int__ __invert__ "
+        "__itruediv__ __le__ __len__ __lt__ __matmul__ __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rmul__ "
+        "__rsub__ __rtruediv__ __setitem__ __sub__ __torch_dispatch__ __torch_function__ __truediv__ __xor__ abs abs_ "
+        "add add_ all amax amin aminmax any argmax argmin as_strided backward bfloat16 bitwise_xor bitwise_xor_ bool "
+        "ceil chunk clamp clamp_ clone contiguous copy_ cos cpu cuda cumsum data data_ptr detach detach_ device dim "
+        "div div_ double dtype element_size eq exp exp_ expand fill_ flatten float floor gather grad grad_fn half "
+        "index_copy_ index_select is_complex is_conj is_contiguous is_cuda is_floating_point is_leaf is_neg isfinite "
+        "isnan item layout log logsumexp long mT masked_fill masked_fill_ masked_select matmul max maximum mean "
+        "median min minimum mm movedim mul mul_ nan_to_num nan_to_num_ narrow nbytes ndim neg neg_ new_empty "
+        "new_tensor new_zeros nonzero norm normal_ numel permute pow prod random_ repeat repeat_interleave "
+        "requires_grad requires_grad_ reshape select shape sin size softmax sort split sqrt square squeeze stride sub "
+        "sub_ sum t take_along_dim tanh to tolist transpose type unbind unflatten unsqueeze untyped_storage values "
+        "view view_as where zero_"
     ),
 }
-# Built in functions that programs replace for their own output or loading; no number depends on them.
-FREE_BUILTINS = frozenset(
-    "__build_class__ __import__ breakpoint compile copyright credits eval exec exit help input license open print quit".split()
-)
-# Hooks that run around the modules of every block.
-MODULE_HOOKS = (
-    *("_global_backward_hooks", "_global_backward_pre_hooks", "_global_buffer_registration_hooks"),
-    *("_global_forward_hooks", "_global_forward_pre_hooks", "_global_module_registration_hooks"),
-    "_global_parameter_registration_hooks",
+# Built-in functions that programs replace for their own output or imports; no number depends on them.
+FREE_BUILTINS = frozenset({"__build_class__", "__import__", "compile", "eval", "exec", "input", "open", "print"})
+# How the keys of implementations end that compute what a CPU and a GPU compute.
+COMPUTING = tuple(
+    f"/{key}"
+    for key in (
+        *("Autograd", "AutogradCPU", "AutogradCUDA", "BackendSelect", "CPU", "CUDA"),
+        *("CompositeExplicitAutograd", "CompositeImplicitAutograd"),
+    )
 )

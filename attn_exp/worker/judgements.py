@@ -83,7 +83,7 @@ class Judgements:
             Stopped: a result is inaccurate, or the backend wrote into its inputs.
         """
         request = self.attempt.request
-        with self.attempt.stage("accuracy"):
+        with self.attempt.stage("accuracy"), self.machine.settings.again():
             seeded = self._seeded()
             written = self.judge.fresh.written(seeded)
             if written:

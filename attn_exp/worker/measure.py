@@ -91,8 +91,10 @@ def _check_again(attempt: Attempt, prepared: PreparedBackend) -> None:
     """Compare the results of timed calls with a reference of their inputs.
 
     Raises:
-        Stopped: a result is inaccurate.
+        Stopped: a result is inaccurate, or a clock was replaced.
     """
+    if attempt.guard is not None:
+        attempt.guard.check("while it was timed")
     with prepared.scope():
         prepared.judgements.timed()
 

@@ -15,6 +15,7 @@ from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call, TimedCall
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
+from attn_exp.worker.guard import Guard
 from attn_exp.worker.judge import Judge, Results
 from attn_exp.worker.judgements import Judgements
 from attn_exp.worker.loaded import check_source
@@ -66,8 +67,10 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         Stopped: the case is unsupported, or a result inaccurate.
     """
     request, case, device = attempt.request, attempt.request.case, machine.device
+    attempt.guard = guard = machine.guard or Guard.snapshot()
     backend, workload = load_backend(request.backend), workload_of(case)
     check_source(request)
+    guard.check("while the backend was loaded")
     with attempt.stage("unsupported"):
         reason = backend.unsupported(case, device)
     if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend, case):
@@ -100,7 +103,8 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     judgements = Judgements(attempt, machine, workload, calls, judge)
     with calls.scope():
         runs, results, first_s = _first_calls(attempt, calls, judge, device, prepared_s)
-        with attempt.stage("accuracy"):
+        guard.check("while the backend was prepared and called for the first time")
+        with attempt.stage("accuracy"), machine.settings.again():
             errors, wrong = judgements.first(inputs, results)
         del results
         attempt.compiled, attempt.notes = compile_record(), calls.notes

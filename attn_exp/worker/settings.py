@@ -1,0 +1,69 @@
+"""PyTorch's settings of a whole process: a backend may set them for itself, not for the judge or another job."""
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_Setting = tuple[Callable[[], Any], Callable[[Any], object]]
+
+
+def _attribute(owner: Any, name: str) -> _Setting:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+_SETTINGS: dict[str, _Setting] = {
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "num_threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "flash_sdp": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "mem_efficient_sdp": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    "math_sdp": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    "cudnn_sdp": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    # Set by `torch.set_float32_matmul_precision`, by `allow_tf32`, or one by one.
+    "cuda_matmul_precision": _attribute(torch.backends.cuda.matmul, "fp32_precision"),
+    "cpu_matmul_precision": _attribute(torch.backends.mkldnn.matmul, "fp32_precision"),  # type: ignore[attr-defined]
+    "bf16_reduction": _attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    "fp16_reduction": _attribute(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    "cudnn": _attribute(torch.backends.cudnn, "enabled"),
+    "gc": (gc.isenabled, lambda wanted: gc.enable() if wanted else gc.disable()),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings as they were."""
+
+    values: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> "Settings":
+        """Return the present settings."""
+        return cls({name: get() for name, (get, _) in _SETTINGS.items()})
+
+    def changed(self) -> dict[str, str]:
+        """Return those that are others now, with their present values."""
+        return {name: str(value) for name, value in Settings.now().values.items() if value != self.values[name]}
+
+    def restore(self) -> None:
+        """Set what was changed back."""
+        for name in self.changed():
+            with warnings.catch_warnings():
+                # PyTorch warns of settings that it will drop.
+                warnings.simplefilter("ignore")
+                _SETTINGS[name][1](self.values[name])
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Have these settings inside, for a reference that must not depend on what a backend set."""
+        present = Settings.now()
+        self.restore()
+        try:
+            yield
+        finally:
+            present.restore()
