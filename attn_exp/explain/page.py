@@ -16,6 +16,7 @@ from attn_exp.core.record import LOG_NAME, Record, RecordError, write_whole
 from attn_exp.core.roofline import Roof, roof_of
 from attn_exp.core.text import SHORT, WIDTH, figures, grid
 from attn_exp.explain.find import Found
+from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
 from attn_exp.explain.rivals import against_fastest, kind, short
 from attn_exp.plots.roofline import roofline_chart
@@ -177,6 +178,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
         parts.append([f"{record.status}: {record.reason}", f"its output is in {user_path(job.path.parent / LOG_NAME)}"])
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
+    parts += [["What was judged", *lines] for lines in [judged_lines(record)] if lines]
     parts += [["What ran", *tables] for tables in [kernel_tables(record)] if tables]
     if record.status == "ok":
         parts.append(["What limits it", *_bounds(record)])

@@ -19,12 +19,12 @@ NAMES: dict[str, str] = {
     "torch": (
         "Generator Tensor _scaled_mm abs all allclose amax any arange argmax aminmax argsort as_strided bfloat16 "
         "bitwise_xor bool cat clamp clone cumsum device div dtype empty empty_like empty_strided equal exp finfo "
-        "float16 float32 float64 float8_e4m3fn from_numpy full full_like gather get_float32_matmul_precision get_num_threads "
-        "index_select inf int16 int32 int64 int8 iinfo isclose isfinite isin isinf isnan log logsumexp matmul max "
-        "maximum mean median min minimum mm mul no_grad nonzero norm ones ones_like outer promote_types rand "
-        "rand_like randint randn randn_like randperm repeat_interleave reshape searchsorted set_grad_enabled sin "
-        "softmax sort split sqrt stack strided sub sum tanh tensor topk tril triu uint8 unique vdot where zeros "
-        "zeros_like"
+        "float16 float32 float64 float8_e4m3fn from_numpy full full_like gather get_float32_matmul_precision "
+        "get_num_threads index_select inf int16 int32 int64 int8 iinfo isclose isfinite isin isinf isnan log "
+        "logsumexp matmul max maximum mean median min minimum mm mul no_grad nonzero norm ones ones_like outer "
+        "promote_types rand rand_like randint randn randn_like randperm repeat_interleave reshape searchsorted "
+        "set_grad_enabled sin softmax sort split sqrt stack strided sub sum tanh tensor topk tril triu uint8 unique "
+        "vdot where zeros zeros_like"
     ),
     "torch.linalg": "norm vector_norm",
     "torch.autograd": "Function grad",

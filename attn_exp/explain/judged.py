@@ -1,0 +1,79 @@
+"""What was judged, in at most four lines: calls and inputs, rows and results, streams and kernels, and the source."""
+
+from collections.abc import Sequence
+
+from attn_exp.core.record import Form, Judged, Record
+from attn_exp.core.source import commit, short
+from attn_exp.core.text import SHORT, figures
+
+
+def judged_lines(record: Record) -> list[str]:
+    """Return what is known about how a job was judged; nothing of records from before that was kept."""
+    if not record.judged:
+        return []
+    lines = [_calls(record.judged), _looked_at(record.judged), _kernels(record), _source(record)]
+    return [line for line in lines if line]
+
+
+def _calls(judged: Sequence[Judged]) -> str:
+    """`first on normal(0, 1); fwd call 37 of 120 (drawn) and 121 (last) on normal(0, 1), signs changed`."""
+    by_inputs: dict[str, list[str]] = {}
+    for one in judged:
+        by_inputs.setdefault(one.inputs, []).append(_call(one))
+    several = [f"{', '.join(calls)} on {inputs}" for inputs, calls in by_inputs.items()]
+    return f"calls: {'; '.join(several)}"
+
+
+def _call(one: Judged) -> str:
+    if one.index is None:
+        return one.call
+    passes = "+".join(SHORT.get(name, name) for name in one.passes)
+    return f"{one.call} {passes} ({one.index:,} of {one.of or one.index:,})"
+
+
+def _looked_at(judged: Sequence[Judged]) -> str:
+    """How much of the results was compared at least, and what the results were."""
+    least = min(judged, key=lambda one: one.rows / one.rows_of if one.rows_of else 1.0)
+    rows = f"all {least.rows_of:,} rows" if least.rows == least.rows_of else f"{least.rows:,} of {least.rows_of:,} rows"
+    heads = f" in {least.heads:,} heads" if least.heads else ""
+    scores = [one.largest_score for one in judged if one.largest_score is not None]
+    score = f", scores up to {figures(max(scores))}" if scores else ""
+    return f"of each: {rows}{heads}{score}; torch.Tensor {_forms(judged)}"
+
+
+def _forms(judged: Sequence[Judged]) -> str:
+    """`out, dq bfloat16 (1024, 64, 1)`: dtype and strides of each result, those of the last call that had it."""
+    forms: dict[str, Form] = {}
+    for one in judged:
+        forms |= one.form
+    names: dict[str, list[str]] = {}
+    for name, form in forms.items():
+        names.setdefault(f"{form.dtype} strides ({', '.join(map(str, form.strides))})", []).append(name)
+    return "; ".join(f"{', '.join(several)} {form}" for form, several in names.items())
+
+
+def _kernels(record: Record) -> str:
+    """Streams, and what a traced call's kernels took; empty on a CPU."""
+    parts, streams = [], dict[int, None]()
+    for direction, measured in record.passes.items():
+        if (took := measured.activity) is None:
+            continue
+        streams |= dict.fromkeys(took.streams)
+        times = ", ".join(figures(us) for us in (took.sum_us, took.union_us, took.span_us))
+        left = f", {figures(took.left_behind_us)} not waited for" if took.left_behind_us >= 0.05 else ""
+        differ = ", calls differ" if took.calls_differ else ""
+        parts.append(f"{SHORT.get(direction, direction)} {times} us{left}{differ}")
+    if not parts:
+        return ""
+    on = f"stream{'s' * (len(streams) > 1)} {', '.join(map(str, streams))}"
+    return f"kernels on {on}: sum, union and span {'; '.join(parts)}"
+
+
+def _source(record: Record) -> str:
+    facts = record.request.source
+    if not facts:
+        own = str(record.environment.get("git_commit") or "")
+        return f"source: attn_exp's own{f', commit {own}' if own else ''}"
+    files = f"{facts.get('module', '?')}, {facts.get('files', '?')} file{'s' * (facts.get('files') != '1')}"
+    parts = [f"{short(facts)} ({files})", facts.get("package", ""), f"commit {commit(facts)}" if commit(facts) else ""]
+    return f"source: {', '.join(filter(None, parts))}"

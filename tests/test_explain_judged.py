@@ -1,0 +1,90 @@
+"""The lines about what was judged: which calls on which inputs, how much of them, their form, kernels and source."""
+
+from dataclasses import replace
+
+import pytest
+import sweeps
+
+from attn_exp.commands.explain import main
+from attn_exp.core.record import Form, Judged, Traced
+from attn_exp.core.text import WIDTH
+from attn_exp.explain.judged import judged_lines
+
+SHAPE, STRIDES = (4, 16, 1024, 128), (2097152, 131072, 128, 1)
+FORM = Form(dtype="bfloat16", shape=SHAPE, strides=STRIDES)
+GRADIENTS = dict.fromkeys(("dq", "dk", "dv"), FORM)
+CHANGED = "normal(0, 1), signs changed"
+BOTH = ("forward", "backward")
+JUDGED = (
+    Judged(
+        call="first", passes=BOTH, inputs="normal(0, 1)", largest_score=5.25, rows=65536, rows_of=65536, heads=64,
+        form={"out": FORM, **GRADIENTS},
+    ),
+    Judged(call="hard", passes=BOTH, inputs="hard", largest_score=93.1, rows=65536, rows_of=65536, heads=64),
+    Judged(
+        call="drawn", passes=("forward",), index=37, of=1200, inputs=CHANGED, largest_score=5.0, rows=2048,
+        rows_of=65536, heads=64, form={"out": replace(FORM, strides=(1, 2, 3, 4))},
+    ),
+    Judged(call="last", passes=("backward",), index=901, of=901, inputs=CHANGED, rows=65536, rows_of=65536, heads=64),
+)  # fmt: skip
+SOURCE = {"module": "pkg.mine", "sha256": "1a2b3c4" + "f" * 57, "files": "3", "commit": "c" * 40, "changes": "none"}
+
+
+def record(**changes):
+    made = sweeps.job("mine")
+    passes = {
+        name: replace(one, activity=Traced(sum_us=us, union_us=us - 1, span_us=us + 1, streams=(7, stream)))
+        for (name, one), us, stream in zip(made.passes.items(), (268.25, 837.5), (7, 13), strict=True)
+    }
+    return replace(made, judged=JUDGED, passes=passes, request=replace(made.request, source=SOURCE), **changes)
+
+
+def test_four_lines_say_what_was_judged():
+    assert judged_lines(record()) == [
+        "calls: first on normal(0, 1); hard on hard; drawn fwd (37 of 1,200), last bwd (901 of 901) on "
+        "normal(0, 1), signs changed",
+        "of each: 2,048 of 65,536 rows in 64 heads, scores up to 93.10; torch.Tensor out bfloat16 strides "
+        "(1, 2, 3, 4); dq, dk, dv bfloat16 strides (2097152, 131072, 128, 1)",
+        "kernels on streams 7, 13: sum, union and span fwd 268.2, 267.2, 269.2 us; bwd 837.5, 836.5, 838.5 us",
+        f"source: 1a2b3c4 (pkg.mine, 3 files), commit {'c' * 40}",
+    ]
+
+
+def test_what_is_not_known_is_left_out():
+    own = record()
+    first = replace(JUDGED[0], largest_score=None, heads=0)
+    own = replace(own, judged=(first,), passes={}, request=replace(own.request, source={}))
+    calls, looked, source = judged_lines(own)
+    assert calls == "calls: first on normal(0, 1)"
+    assert looked.startswith("of each: all 65,536 rows; torch.Tensor out, dq, dk, dv bfloat16 strides (")
+    assert source == "source: attn_exp's own"
+    assert judged_lines(replace(own, judged=())) == []
+
+
+@pytest.mark.parametrize("facts", [{"sha256": "a" * 64}, SOURCE | {"package": "mine==1.2", "changes": "uncommitted"}])
+def test_a_source_is_shown_as_far_as_it_is_known(facts):
+    made = record()
+    line = judged_lines(replace(made, request=replace(made.request, source=facts)))[-1]
+    assert line.startswith(f"source: {facts['sha256'][:7]} (")
+    assert line.endswith(
+        "file" if "files" in facts and facts["files"] == "1" else ("-dirty" if len(facts) > 2 else ")")
+    )
+    assert ("mine==1.2" in line) == ("package" in facts)
+
+
+def test_work_that_is_not_waited_for_and_calls_that_differ_are_told():
+    made = record()
+    took = Traced(sum_us=2.0, union_us=1.0, span_us=1.0, streams=(3,), left_behind_us=0.5, calls_differ=True)
+    made = replace(made, passes={"forward": replace(made.passes["forward"], activity=took)})
+    assert judged_lines(made)[2] == (
+        "kernels on stream 3: sum, union and span fwd 2.000, 1.000, 1.000 us, 0.5000 not waited for, calls differ"
+    )
+
+
+def test_the_page_has_the_lines(tmp_path, monkeypatch, capsys):
+    sweeps.write(tmp_path / "multirun" / "first", [record()])
+    monkeypatch.chdir(tmp_path)
+    assert main(["first"]) == 0
+    page = capsys.readouterr().out
+    assert "What was judged\ncalls: first on normal(0, 1);" in page
+    assert max(map(len, page[page.index("What was judged") :].splitlines()[:7])) <= WIDTH
