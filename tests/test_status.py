@@ -11,7 +11,7 @@ from attn_exp.core.status import STATUSES, Status
 
 PACKAGE = Path(attn_exp.__file__).parent
 # How a status is set: given to Stopped, Outcome or Record, or assigned.
-SETS = r'(?:Stopped\(|Outcome\(folder, |status=|status = |status: Status = |self.reason = ).*"%s"|or "%s"'
+SETS = r'(?:Stopped\(|Untrusted\(|Outcome\(folder, |status=|status = |status: Status = |self.reason = ).*"%s"|or "%s"'
 
 
 def test_the_table_has_every_status():

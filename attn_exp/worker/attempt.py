@@ -39,6 +39,10 @@ class Stopped(Exception):
         self.reason = reason
 
 
+class Untrusted(Stopped):
+    """Ends the job because this process no longer has the clocks and functions that judge it."""
+
+
 @dataclass
 class Attempt:
     """The results of a job so far. `run` sets the status, `record` makes the record."""
@@ -69,12 +73,23 @@ class Attempt:
         """Run a part of the job and turn any exception into a status."""
         try:
             work()
+        except Untrusted as stopped:
+            self.status, self.reason = stopped.status, stopped.reason
+            return
         except Stopped as stopped:
             self.status, self.reason = stopped.status, stopped.reason
         except Exception as error:  # a backend may raise anything, and the job must end with a status
             self.status, self.reason = status_of(error, self.request.backend["name"])
             if self.status == "error":
                 traceback.print_exc()
+        else:
+            return
+        # Whatever was seen follows from what was replaced, if anything was.
+        try:
+            if self.guard is not None:
+                self.guard.check("while the backend ran")
+        except Untrusted as stopped:
+            self.status, self.reason = stopped.status, stopped.reason
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -20,7 +20,7 @@ from torch.nn.modules import module as modules
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from attn_exp.worker.attempt import Stopped
+from attn_exp.worker.attempt import Untrusted
 from attn_exp.worker.guarded import COMPUTING, FREE_BUILTINS, NAMES
 
 _PACKAGE = "attn_exp"
@@ -28,6 +28,8 @@ _CALLABLES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDe
 _CONSTANTS = (int, float, str, tuple, frozenset, re.Pattern, type(None))
 _WRAPPERS = (staticmethod, classmethod, property, cached_property)
 _MISSING = object()
+# Bound now: a backend may replace the built-in one.
+_look_up = getattr
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Guard:
     def violation(self) -> str | None:
         """Return what is no longer as it was, such as `torch.cuda.Event.record was replaced`; None if all is."""
         for one in self.kept:
-            if getattr(one.owner, one.name, _MISSING) is not one.value and not _same(one):
+            if _look_up(one.owner, one.name, _MISSING) is not one.value and not _same(one):
                 return f"{one.place} was replaced"
         for function, code, defaults, kwdefaults, place in self.functions:
             if function.__code__ is not code or function.__defaults__ is not defaults:
@@ -93,11 +95,11 @@ class Guard:
             when: the end of the sentence, such as `while the backend was loaded`.
 
         Raises:
-            Stopped: something was: no number from this process can be trusted.
+            Untrusted: something was: no number from this process can be trusted.
         """
         found = self.violation()
         if found is not None:
-            raise Stopped("implausible", f"{found} {when}, so that no time or check of this process can be trusted")
+            raise Untrusted("implausible", f"{found} {when}, so that no time or check of this process can be trusted")
 
     def _changed_state(self) -> str | None:
         for name, read in _STATE.items():

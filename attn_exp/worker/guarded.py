@@ -17,21 +17,25 @@ NAMES: dict[str, str] = {
     "functools": "cache lru_cache partial wraps",
     "dataclasses": "dataclass field replace",
     "torch": (
-        "Generator Tensor _scaled_mm abs all allclose amax any arange argmax aminmax argsort as_strided bfloat16 "
-        "bitwise_xor bool cat clamp clone cumsum device div dtype empty empty_like empty_strided equal exp finfo "
-        "float16 float32 float64 float8_e4m3fn from_numpy full full_like gather get_float32_matmul_precision "
-        "get_num_threads index_select inf int16 int32 int64 int8 iinfo isclose isfinite isin isinf isnan log "
-        "logsumexp matmul max maximum mean median min minimum mm mul no_grad nonzero norm ones ones_like outer "
-        "promote_types rand rand_like randint randn randn_like randperm repeat_interleave reshape searchsorted "
-        "set_grad_enabled sin softmax sort split sqrt stack strided sub sum tanh tensor topk tril triu uint8 unique "
-        "vdot where zeros zeros_like"
+        "Generator Size Tensor _scaled_mm abs all allclose amax aminmax any arange "
+        "are_deterministic_algorithms_enabled argmax argsort as_strided as_tensor baddbmm bfloat16 bitwise_and "
+        "bitwise_or bitwise_xor bmm bool broadcast_to cat ceil clamp clone count_nonzero cumsum device div dtype "
+        "einsum empty empty_like empty_strided equal exp finfo flatten flip float16 float32 float64 float8_e4m3fn "
+        "floor from_numpy frombuffer full full_like gather get_default_dtype get_float32_matmul_precision "
+        "get_num_threads iinfo index_select inf int16 int32 int64 int8 is_grad_enabled isclose isfinite isin isinf "
+        "isnan linspace log logical_and logical_not logical_or logsumexp masked_select matmul max maximum mean median "
+        "min minimum mm mul neg no_grad nonzero norm ones ones_like outer permute promote_types rand rand_like "
+        "randint randn randn_like randperm repeat_interleave reshape roll round scatter searchsorted "
+        "set_default_dtype set_float32_matmul_precision set_grad_enabled set_num_threads sign sin softmax sort split "
+        "sqrt squeeze stack strided sub sum tanh tensor topk transpose tril triu uint8 unique "
+        "use_deterministic_algorithms vdot where zeros zeros_like"
     ),
     "torch.linalg": "norm vector_norm",
     "torch.autograd": "Function grad",
     "torch.autograd.profiler": "profile",
     "torch.autograd.profiler.profile": "__enter__ __exit__ __init__",
     "torch.nn": "functional",
-    "torch.nn.functional": "gelu layer_norm linear rms_norm scaled_dot_product_attention silu softmax",
+    "torch.nn.functional": "gelu layer_norm linear pad rms_norm scaled_dot_product_attention silu softmax",
     "torch.backends": "cudnn",
     "torch.version": "cuda",
     "torch.cuda": (
@@ -47,15 +51,18 @@ NAMES: dict[str, str] = {
         "__add__ __and__ __bool__ __eq__ __float__ __ge__ __getitem__ __gt__ __index__ __int__ __invert__ "
         "__itruediv__ __le__ __len__ __lt__ __matmul__ __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rmul__ "
         "__rsub__ __rtruediv__ __setitem__ __sub__ __torch_dispatch__ __torch_function__ __truediv__ __xor__ abs abs_ "
-        "add add_ all amax amin aminmax any argmax argmin as_strided backward bfloat16 bitwise_xor bitwise_xor_ bool "
-        "ceil chunk clamp clamp_ clone contiguous copy_ cos cpu cuda cumsum data data_ptr detach detach_ device dim "
-        "div div_ double dtype element_size eq exp exp_ expand fill_ flatten float floor gather grad grad_fn half "
-        "index_copy_ index_select is_complex is_conj is_contiguous is_cuda is_floating_point is_leaf is_neg isfinite "
-        "isnan item layout log logsumexp long mT masked_fill masked_fill_ masked_select matmul max maximum mean "
-        "median min minimum mm movedim mul mul_ nan_to_num nan_to_num_ narrow nbytes ndim neg neg_ new_empty "
-        "new_tensor new_zeros nonzero norm normal_ numel permute pow prod random_ repeat repeat_interleave "
-        "requires_grad requires_grad_ reshape select shape sin size softmax sort split sqrt square squeeze stride sub "
-        "sub_ sum t take_along_dim tanh to tolist transpose type unbind unflatten unsqueeze untyped_storage values "
+        "add add_ all amax amin aminmax any argmax argmin argsort as_strided backward bfloat16 bitwise_and "
+        "bitwise_and_ bitwise_not bitwise_or bitwise_or_ bitwise_xor bitwise_xor_ bmm bool ceil chunk clamp clamp_ "
+        "clone contiguous copy_ cos cpu cuda cummax cumsum data data_ptr detach detach_ device diff dim div div_ "
+        "double dtype einsum element_size eq eq_ exp exp_ expand fill_ flatten flip float floor gather ge grad "
+        "grad_fn gt half index_add_ index_copy_ index_fill_ index_select is_complex is_conj is_contiguous is_cuda "
+        "is_floating_point is_leaf is_neg isfinite isinf isnan item layout le lerp log logical_and logical_not "
+        "logical_or logsumexp long lt mT masked_fill masked_fill_ masked_select matmul max maximum mean median min "
+        "minimum mm movedim mul mul_ nan_to_num nan_to_num_ nansum narrow nbytes ndim ne neg neg_ negative new_empty "
+        "new_tensor new_zeros nonzero norm normal_ numel permute positive pow prod random_ ravel repeat "
+        "repeat_interleave requires_grad requires_grad_ reshape roll rot90 round scatter scatter_ select shape sign "
+        "sin size softmax sort split sqrt square squeeze std stride sub sub_ sum swapaxes t take_along_dim tanh tile "
+        "to tolist topk transpose tril triu trunc type unbind unflatten unfold unsqueeze untyped_storage values var "
         "view view_as where zero_"
     ),
 }

@@ -59,7 +59,7 @@ class Judgements:
         request, attempt = self.attempt.request, self.attempt
         if request.case.workload is not None:
             return
-        with attempt.stage("accuracy"):
+        with attempt.stage("accuracy"), self.machine.settings.again():
             values, expected = self.machine.hard_for(request, with_gradients=attempt.with_gradients)
             self.judge.fresh.write(values)
             synchronize(request.device)
@@ -69,7 +69,7 @@ class Judgements:
             if attempt.with_gradients:
                 results |= self.judge.results("backward", self.calls.backward(out)())
             synchronize(request.device)
-        with attempt.stage("accuracy"):
+        with attempt.stage("accuracy"), self.machine.settings.again():
             made = self._verdict(values, expected, results)
             self._add("hard", results, expected, made, "hard values")
             self.judge.fresh.write(self._seeded())

@@ -16,6 +16,14 @@ def _attribute(owner: Any, name: str) -> _Setting:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
+def _precision(owner: Any) -> _Setting:
+    """Products of float32 matrices; `none`, which PyTorch starts with, is `ieee` once it was set and set back."""
+    return (
+        lambda: "ieee" if owner.fp32_precision == "none" else owner.fp32_precision,
+        lambda value: setattr(owner, "fp32_precision", value),
+    )
+
+
 _SETTINGS: dict[str, _Setting] = {
     "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -26,8 +34,8 @@ _SETTINGS: dict[str, _Setting] = {
     "math_sdp": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "cudnn_sdp": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     # Set by `torch.set_float32_matmul_precision`, by `allow_tf32`, or one by one.
-    "cuda_matmul_precision": _attribute(torch.backends.cuda.matmul, "fp32_precision"),
-    "cpu_matmul_precision": _attribute(torch.backends.mkldnn.matmul, "fp32_precision"),  # type: ignore[attr-defined]
+    "cuda_matmul_precision": _precision(torch.backends.cuda.matmul),
+    "cpu_matmul_precision": _precision(torch.backends.mkldnn.matmul),  # type: ignore[attr-defined]
     "bf16_reduction": _attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
     "fp16_reduction": _attribute(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
     "cudnn": _attribute(torch.backends.cudnn, "enabled"),
