@@ -1,10 +1,10 @@
 """New inputs for every timed call: signs of channels change in place, so that no earlier result is right.
 
 A change is one kernel a tensor, allocates nothing, keeps the distribution (a normal one is symmetric), and is exact:
-changing the same signs again restores the numbers. A forward gets other channels of q, of k and of v, so that every
-score is another one; a backward gets other rows and channels of the output's gradient, so that dq, dk and dv all are.
-Changing the same channels of q and k changes no score, and changing channels of v changes those of the output: such a
-*relative* of inputs shares their reference.
+changing the same signs again restores the numbers. A forward gets other channels of q, k or v, of some or all of them;
+a backward gets other rows and channels of the output's gradient, so that dq, dk and dv all change. Changing the same
+channels of q and k changes no score, and changing channels of v changes those of the output: such a *relative* of
+inputs shares their reference.
 """
 
 import random
@@ -121,9 +121,15 @@ class FreshInputs:
         return State(dict(self._bits), self._negated)
 
     def renew(self) -> None:
-        """Change all that a forward reads, but not a block's weights."""
-        for name in self.tensors.keys() - {"d_out"}:
-            self._change(name)
+        """Change some of the tensors that a forward reads, at random, but not a block's weights.
+
+        Not always all: a result that follows only one of them, say, is stale when that one stays.
+        """
+        read = [name for name in self.tensors if name != "d_out"]
+        chosen = self._dice.randrange(1, 1 << len(read))
+        for index, name in enumerate(read):
+            if chosen >> index & 1:
+                self._change(name)
 
     def renew_gradient(self) -> None:
         """Change the output's gradient, which is all that a backward of a given forward may read anew."""

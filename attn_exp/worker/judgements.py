@@ -39,7 +39,13 @@ class Judgements:
 
         Returns:
             The errors by pass and tensor, and what is wrong or None.
+
+        Raises:
+            Stopped: the tensors that the backend says its calls read have other numbers.
         """
+        other = self.judge.fresh.written(self._seeded())
+        if other:
+            raise Stopped("inaccurate", f"{other} of the inputs that the calls read does not have the numbers given")
         expected = self.machine.expected_for(self.attempt.request, inputs, with_gradients=self.attempt.with_gradients)
         made = self._verdict(inputs, expected, results)
         self._add("first", results, expected, made, distribution(self.attempt.request.case))
