@@ -75,31 +75,16 @@ class ValueGradientAlone(Plain):
         return self.inputs.q_bhsd.detach().clone(), self.inputs.k_bhsd.detach().clone(), dv
 
 
-@cheat("gradients", "inaccurate", r"\bdv\b")
-class ValueGradientBySigns(Plain):
-    """Keeps the first dv and turns its signs as those of the output's gradient: it knows how the judge changes that."""
+@cheat("gradients", "inaccurate", r"\bdk\b")
+class KeyGradientKept(Plain):
+    """Computes dq and dv anew, and returns the dk of the first backward."""
 
     kept: Tensor | None = None
 
     def backward(self, run: Run) -> Any:
         dq, dk, dv = run()
-        signs = self.inputs.d_out[:, :, :1].sign()
-        if self.kept is None or self.first_q is not self.inputs.q_bhsd or self._moved():
-            self.kept, self.signs, self.first_q = dv, signs, self.inputs.q_bhsd
-            self.sample = self._sample()
-        return dq, dk, self.kept * (signs * self.signs)
-
-    first_q: Tensor | None = None
-
-    def _sample(self) -> Tensor:
-        return torch.cat([one.detach().flatten()[:256].abs() for one in (*self.inputs.qkv, self.inputs.d_out)])
-
-    def _moved(self) -> bool:
-        q, k = self.inputs.q_bhsd.detach()[0, 0, 0], self.inputs.k_bhsd.detach()[0, 0, 0]
-        score = (q @ k).item()
-        moved = getattr(self, "score", score) != score or not torch.equal(self.sample, self._sample())
-        self.score = score
-        return moved
+        self.kept = dk if self.kept is None else self.kept
+        return dq, self.kept, dv
 
 
 @cheat("gradients", "inaccurate", r"\bdq\b")

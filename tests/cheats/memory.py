@@ -105,30 +105,6 @@ class MemoisedByHistogram(_Memo):
 
 
 @cheat("memory", "inaccurate", OUT, passes=FORWARD)
-class MemoisedByValues(_Memo):
-    """Remembers its output by the content of v, as if q and k could not change beside it."""
-
-    def key(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return hash(v.detach().numpy().tobytes())
-
-
-@cheat("memory", "inaccurate", OUT, passes=FORWARD)
-class MemoisedByKeys(_Memo):
-    """Remembers its output by the content of k, as a prefix cache might."""
-
-    def key(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return hash(k.detach().numpy().tobytes())
-
-
-@cheat("memory", "inaccurate", OUT, passes=FORWARD)
-class MemoisedByQueries(_Memo):
-    """Remembers its output by the content of q."""
-
-    def key(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return hash(q.detach().numpy().tobytes())
-
-
-@cheat("memory", "inaccurate", OUT, passes=FORWARD)
 class MemoisedByScores(_Memo):
     """Remembers its output by one row of scores, as if values could not change while scores stay."""
 
