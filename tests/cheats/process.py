@@ -83,16 +83,24 @@ class LeavesAModeOn(Plain):
         return run() * 2
 
 
+def _noisy(out: Tensor) -> Tensor:
+    return out + 0.1 * out.abs().mean() * torch.randn_like(out)
+
+
+def _expected() -> list[Any]:
+    """Return all references in this process, with their tolerances."""
+    return [one for one in gc.get_objects() if type(one).__name__ == "Expected"]
+
+
 @cheat("clock", FOUND, WRONG, passes=FORWARD, seen="pygpubench#7")
 class SpoilsTheReference(Plain):
-    """Finds reference tensors through the garbage collector and fills them with its own output."""
+    """Finds references through the garbage collector and fills them with its own output, which is noisy."""
 
     def forward(self, run: Run) -> Any:
-        out = run() * 2
-        for one in gc.get_objects():
-            tensors = getattr(one, "tensors", None) if type(one).__name__ == "Expected" else None
-            if tensors and "out" in tensors and tensors["out"].shape == out.shape:
-                tensors["out"].copy_(out)
+        out = _noisy(run())
+        for one in _expected():
+            if "out" in one.tensors and one.tensors["out"].shape == out.shape:
+                one.tensors["out"].copy_(out)
         return out
 
 
@@ -101,23 +109,21 @@ class CopiesTheReference(Plain):
     """Finds the reference through the garbage collector and returns a copy of it."""
 
     def forward(self, run: Run) -> Any:
-        for one in gc.get_objects():
-            tensors = getattr(one, "tensors", None) if type(one).__name__ == "Expected" else None
-            if tensors and "out" in tensors and tensors["out"].shape == self.inputs.d_out.shape:
-                return tensors["out"].clone()
+        for one in _expected():
+            if "out" in one.tensors and one.tensors["out"].shape == self.inputs.d_out.shape:
+                return one.tensors["out"].clone()
         return torch.zeros_like(self.inputs.d_out)
 
 
 @cheat("clock", FOUND, WRONG, passes=FORWARD, seen="pygpubench#7")
 class WidensTheTolerances(Plain):
-    """Finds tolerances through the garbage collector and makes them enormous."""
+    """Finds tolerances through the garbage collector and makes them enormous, for an output that is noisy."""
 
     def forward(self, run: Run) -> Any:
-        for one in gc.get_objects():
-            tolerances = getattr(one, "tolerances", None) if type(one).__name__ == "Expected" else None
-            for name in tolerances or {}:
-                tolerances[name] = replace(tolerances[name], relative=1e9, worst_row=1e9)
-        return run() * 1.5
+        for one in _expected():
+            for name in one.tolerances:
+                one.tolerances[name] = replace(one.tolerances[name], relative=1e9, worst_row=1e9)
+        return _noisy(run())
 
 
 @cheat("clock", FOUND, WRONG, passes=FORWARD)
