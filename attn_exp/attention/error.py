@@ -79,7 +79,8 @@ def judged_error(
     if bounds.bias is not None and (biased := bias_error(rows)) is not None:
         bias, noise, head = biased
         error = replace(error, bias=bias, bias_tolerance=bounds.bias + noise)
-        where["bias"] = head
+        if head is not None:
+            where["bias"] = head
     if bounds.least_row is not None:
         least, where["least_row"] = least_row(rows)
         error = replace(error, least_row=least, least_row_tolerance=bounds.least_row)
@@ -87,6 +88,12 @@ def judged_error(
         return error
     shape = tuple(tensor.shape)
     return replace(error, where={name: place_of_row(name, at, shape, places, tile) for name, at in where.items()})
+
+
+def measured_bias(tensor: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the magnitude of a tensor's bias beyond its noise; 0 where there is none, or where it is not known."""
+    found = bias_error(_by_row(tensor, reference, 1.0, UNIT))
+    return 0.0 if found is None else max(0.0, abs(found[0]) - found[1] / 2)
 
 
 def inaccuracy(errors: dict[str, TensorError]) -> str | None:

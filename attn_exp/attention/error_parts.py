@@ -1,16 +1,19 @@
 """The errors of parts of a tensor: of a row and a tile by their own norm, and of the mean along the reference."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 # Rows of a tile.
 TILE = 64
-# From this many rows on the noise of their mean is known. It may reach so many standard errors: those of honest
-# backends' heads reached 4.1 in 16-bit dtypes and 6.5 at fp8, where `Tolerance.bias` is far above it.
+# From this many rows on the noise of their mean is known. It may reach so many standard errors, beside
+# `Tolerance.bias`.
 _LEAST_ROWS = 32
-_STANDARD_ERRORS = 10.0
+_STANDARD_ERRORS = 8.0
+# Rows that rounding hit by less than this share of the usual do not count for more.
+_LEAST_NOISE = 0.1
+# A reference with less than this share of its scale squared vanishes, and errors have no direction.
+_LEAST_NORM = 1e-2
 # A row of less than this share of the typical norm is small.
 _SMALL = 0.5
 _BHSD = 4
@@ -90,24 +93,27 @@ def own_errors(rows: Rows, small: float, tile: int) -> tuple[float, int, float, 
     return own.max().item(), int(own.argmax()), of_tile.max().item(), int(of_tile.argmax())
 
 
-def bias_error(rows: Rows) -> tuple[float, float, int] | None:
-    """Return the bias of the head that is furthest beyond its noise, what the noise explains, and the head.
+def bias_error(rows: Rows) -> tuple[float, float, int | None] | None:
+    """Return the bias that is furthest beyond its noise, what its noise explains, and the head, None for all together.
 
-    The noise of a head's mean is measured on how much its rows differ. None if there are too few rows.
+    A row counts by the inverse square of its error: where all keys of a query are few, its norm is large and so is its
+    rounding. The noise of a mean is measured on how much its rows differ. None if there are too few rows.
     """
-    along, norm = rows.along.double(), rows.norm.double()
-    if norm.shape[-1] < _LEAST_ROWS:
-        along, norm = along.reshape(1, -1), norm.reshape(1, -1)
-    if norm.shape[-1] < _LEAST_ROWS:
+    error, norm, along = (one.double() for one in (rows.error, rows.norm, rows.along))
+    if norm.numel() < _LEAST_ROWS or norm.square().sum() < _LEAST_NORM * norm.numel() * rows.typical.double() ** 2:
         return None
-    total = norm.square().sum(-1)
-    # A head whose reference vanishes has no scale.
-    scaled = total > 1e-2 * norm.shape[-1] * rows.typical.double().square()
-    total = total.masked_fill(~scaled, math.inf)
-    bias = along.sum(-1) / total
-    noise = _STANDARD_ERRORS * (along - bias[:, None] * norm.square()).square().sum(-1).sqrt() / total
-    head = int((bias.abs() - noise).argmax())
-    return bias[head].item(), noise[head].item(), head
+    usual = error.square().sum() / norm.square().sum()
+    weight = 1 / (error.square() + _LEAST_NOISE**2 * usual * norm.square()).clamp(min=torch.finfo(torch.float64).tiny)
+    heads = [(along, norm, weight)] if norm.shape[-1] >= _LEAST_ROWS else []
+    biases, noises = [], []
+    for one, of, by in [*heads, tuple(part.reshape(1, -1) for part in (along, norm, weight))]:
+        total = (by * of.square()).sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        bias = (by * one).sum(-1, keepdim=True) / total
+        noises.append((by * (one - bias * of.square())).square().sum(-1).sqrt() / total.squeeze(-1))
+        biases.append(bias.squeeze(-1))
+    bias, noise = torch.cat(biases), _STANDARD_ERRORS * torch.cat(noises)
+    worst = int((bias.abs() - noise).argmax())
+    return bias[worst].item(), noise[worst].item(), worst if worst < len(bias) - 1 else None
 
 
 def least_row(rows: Rows) -> tuple[float, int]:

@@ -26,7 +26,8 @@ _LEAST_KEYS = 16.0
 # One key, and blocks of keys. The nearest size still shows most of a block of another size.
 _COUNTS = (1, 4, 16, 64)
 # Units of the dtype by which the scores' scale may be off beside its noise.
-_SCALE_UNITS = 0.1
+_LEAST_NOISE = 0.1
+_SCALE_UNITS, _SCALE_UNITS_OF_CODES = 0.05, 0.2
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,16 @@ def _wrong_scale(case: Case, sample: EdgeSample, error: torch.Tensor) -> str | N
     known = move.square().sum(-1)
     if not known.sum() > 0:
         return None
-    along = (error * move).sum(-1)
-    off = along.sum() / known.sum()
-    noise = (along - off * known).square().sum().sqrt() / known.sum()
+    # A row counts by the inverse square of its error, as for a bias (attn_exp/attention/error_parts.py).
+    square = error.square().sum(-1)
+    weight = 1 / (square + _LEAST_NOISE**2 * square.sum() / known.sum() * known).clamp(
+        min=torch.finfo(square.dtype).tiny
+    )
+    along, total = (error * move).sum(-1), (weight * known).sum()
+    off = (weight * along).sum() / total
+    noise = (weight * (along - off * known)).square().sum().sqrt() / total
     unit = torch.finfo(getattr(torch, case.dtype)).eps
-    if len(known) < _LEAST_DIM or off.abs() <= _SCALE_UNITS * unit + _ERRORS * noise:
+    units = _SCALE_UNITS_OF_CODES if case.quantised else _SCALE_UNITS
+    if len(known) < _LEAST_DIM or off.abs() <= units * unit + _ERRORS * noise:
         return None
     return f"out is as if scores were scaled by {float(1 + off):.4f} of what is right"
