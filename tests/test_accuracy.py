@@ -6,9 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attn_exp.attention import error as accuracy
-from attn_exp.attention.error import inaccuracy, tensor_error
-from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.tolerance import expected
+from attn_exp.attention.error import inaccuracy, judged_error, tensor_error
+from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.inputs import make_inputs, rounded
+from attn_exp.attention.reference import reference
+from attn_exp.attention.tolerance import Expected, expected
+from attn_exp.attention.verdict import verdict
 from attn_exp.core.case import Case
 from attn_exp.core.record import TensorError
 
@@ -111,3 +114,171 @@ def test_a_float32_result_may_sum_in_another_order_and_not_be_wrong():
 def test_zeros_where_the_reference_is_zero_are_right():
     # dq and dk of a case whose queries see one key each are exactly zero: a softmax over one key is constant.
     assert inaccuracy({"dq": tensor_error(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))}) is None
+
+
+PARTS = Tolerance(0.02, 0.3, own_row=0.1, tile=0.1, bias=4e-4, least_row=0.25, small=0.1)
+
+
+def rounding(*shape, size=2e-3):
+    """A reference, and the same with errors of `size` in every element."""
+    reference = normal(*shape)
+    return reference, reference * (1 + size * normal(*shape, seed=12))
+
+
+def test_noise_alone_is_within_the_bounds_of_all_parts():
+    reference, tensor = rounding(2, 3, 256, 64)
+    found = judged_error(tensor, reference, PARTS)
+    assert inaccuracy({"out": found}) is None
+    assert (found.where, found.own_row_tolerance, found.tile_tolerance) == ({}, 0.1, 0.1)
+    assert 0 < found.worst_tile < found.own_row < 0.01
+    assert abs(found.bias) < found.bias_tolerance < 1e-3
+    assert 0.98 < found.least_row < 1
+
+
+def test_small_rows_are_judged_by_their_own_norm_and_where_they_are_is_said():
+    reference, tensor = rounding(2, 3, 256, 64)
+    reference[1, 2, 100:] *= 0.2
+    tensor[1, 2, 100:] *= 0.2
+    one, tile = tensor.clone(), tensor.clone()
+    one[1, 2, 130] *= 0.8
+    tile[1, 2, 192:] += 0.08 * reference[1, 2, 192:].norm(dim=-1).mean() / 8 * normal(64, 64, seed=13)
+    bounds = replace(PARTS, bias=None)
+    said = inaccuracy({"out": judged_error(one, reference, bounds)})
+    assert said.startswith("row 130 of out in head 2 of batch row 1 is off by 0.2 of its norm, allowed is 0.1")
+    said = inaccuracy({"dk": judged_error(tile, reference, replace(bounds, own_row=None, tile=0.05))})
+    assert said.startswith(
+        "rows 192 to 255 of dk in head 2 of batch row 1 are off by 0.081 of their norm, allowed is 0.05"
+    )
+
+
+@pytest.mark.parametrize("factor", [1.001, 0.998, 1.01])
+def test_a_scale_that_is_off_by_less_than_rounding_is_found_in_one_head_and_in_all(factor):
+    reference, tensor = rounding(1, 3, 2048, 64)
+    assert tensor_error(tensor * factor, reference).relative < 0.0103
+    word = "large" if factor > 1 else "small"
+    in_all = inaccuracy({"out": judged_error(tensor * factor, reference, PARTS)})
+    assert in_all.startswith(f"out is too {word} by 0.0")
+    tensor[:, 1] *= factor
+    said = inaccuracy({"out": judged_error(tensor, reference, PARTS)})
+    assert said.startswith(f"head 1 of out in batch row 0 is too {word} by ")
+
+
+def test_a_row_that_is_lost_is_found_where_its_norm_would_be_allowed():
+    reference, tensor = rounding(1, 2, 64, 64, size=0.05)
+    bounds = Tolerance(1.0, 3.0, least_row=0.25)
+    assert inaccuracy({"dq": judged_error(tensor, reference, bounds)}) is None
+    for factor in (0.0, -1.0):
+        wrong = tensor.clone()
+        wrong[0, 1, 9] *= factor
+        said = inaccuracy({"dq": judged_error(wrong, reference, bounds)})
+        assert said.startswith("row 9 of dq in head 1 of batch row 0 is") and said.endswith(
+            "what is right, allowed is 0.25"
+        )
+
+
+LONG = Case(
+    batch=1, q_heads=2, kv_heads=2, q_len=2048, kv_len=2048, head_dim=64, value_dim=64, dtype="bfloat16", causal=True
+)  # fmt: skip
+CODES = replace(LONG, dtype="float8_e4m3fn", q_len=1024, kv_len=1024)
+
+
+def judged(case, wrong, **options):
+    """What the verdict says on a right result that `wrong` changed before it was rounded."""
+    inputs = make_inputs(case, "cpu", 7, with_gradients=False)
+    right = reference(case, inputs, with_gradients=False)
+    known = expected(case, inputs, with_gradients=False, **options)
+    out = wrong(case, inputs.numbers(), right["out"].clone())
+    out = rounded(out) if case.quantised else out.to(getattr(torch, case.dtype))
+    return verdict(case, inputs, known, {"out": out}, {}).wrong
+
+
+def unmasked(rows):
+    """The last rows see every key."""
+
+    def wrong(case, inputs, out):
+        full = reference(replace(case, causal=False, dtype="float32"), inputs, with_gradients=False)["out"]
+        out[:, :, -rows:] = full[:, :, -rows:]
+        return out
+
+    return wrong
+
+
+def scores_scaled(factor):
+    def wrong(case, inputs, out):
+        scaled = replace(inputs, q_bhsd=inputs.q_bhsd.float() * factor)
+        return reference(replace(case, dtype="float32"), scaled, with_gradients=False)["out"]
+
+    return wrong
+
+
+def padded(keys):
+    """Keys and values of zero beyond the last are not masked."""
+
+    def wrong(case, inputs, out):
+        k, v = (torch.nn.functional.pad(tensor.float(), (0, 0, 0, keys)) for tensor in (inputs.k_bhsd, inputs.v_bhsd))
+        longer = replace(case, kv_len=case.kv_len + keys, dtype="float32")
+        return reference(longer, replace(inputs, k_bhsd=k, v_bhsd=v), with_gradients=False)["out"]
+
+    return wrong
+
+
+def zeroed(step):
+    def wrong(case, inputs, out):
+        out[:, :, ::step] = 0
+        return out
+
+    return wrong
+
+
+def turned_around(case, inputs, out):
+    out[:, 1, -16:] *= -1
+    return out
+
+
+FULL = replace(LONG, causal=False)
+ODD = replace(FULL, q_len=1016, kv_len=1016)
+
+
+@pytest.mark.parametrize(
+    ("case", "wrong", "words"),
+    [
+        (LONG, unmasked(4), "after the last that a query sees were visible"),
+        (LONG, unmasked(32), "after the last that a query sees were visible"),
+        (LONG, scores_scaled(1.001), "out is as if scores were scaled by 1.001"),
+        (LONG, scores_scaled(0.992), "out is as if scores were scaled by 0.99"),
+        (FULL, scores_scaled(1.002), "out is as if scores were scaled by 1.002"),
+        (ODD, padded(8), "out"),
+        (replace(ODD, q_len=2020, kv_len=2020), padded(28), "out"),
+        (CODES, zeroed(200), "out"),
+        (CODES, turned_around, "in head 1 of batch row 0 is off by 2 of its norm"),
+        (CODES, lambda case, inputs, out: 1.05 * out, "out"),
+        (CODES, unmasked(32), "after the last that a query sees were visible"),
+    ],
+)
+def test_what_hides_in_a_norm_is_found_by_any_sampled_verdict(case, wrong, words):
+    assert judged(case, lambda case, inputs, out: out) is None
+    assert words in judged(case, wrong)
+    assert words in judged(case, wrong, sampled=True)
+
+
+@pytest.mark.parametrize(("name", "of"), [("q", "dq"), ("k", "dk"), ("v", "dv"), ("q", "out")])
+def test_zeros_are_wrong_also_where_inputs_are_tiny(name, of):
+    case = replace(LONG, dtype="float32", q_len=64, kv_len=64)
+    tiny = [1e-7 * tensor for tensor in (normal(1, 2, 64, 64, seed=seed) for seed in range(4))]
+    inputs = replace(make_inputs(case, "cpu", 7, with_gradients=True), v_bhsd=tiny[2].requires_grad_())
+    known = expected(case, inputs, with_gradients=True)
+    assert isinstance(known, Expected)
+    assert inaccuracy({of: known.judge(of, torch.zeros_like(known.tensors[of]))}), of
+
+
+def test_a_mask_that_is_off_in_the_backward_alone_is_inaccurate():
+    case = replace(LONG, q_len=1024, kv_len=1024)
+    inputs = make_inputs(case, "cpu", 7, with_gradients=True)
+    right = reference(case, inputs, with_gradients=True)
+    known = expected(case, inputs, with_gradients=True)
+    in_16_bits = {name: tensor.bfloat16() for name, tensor in right.items()}
+    assert verdict(case, inputs, known, in_16_bits, {}).wrong is None
+    narrow = reference(replace(case, window=1023), inputs, with_gradients=True)
+    wrong = in_16_bits | {name: narrow[name].bfloat16() for name in ("dq", "dk", "dv")}
+    said = verdict(case, inputs, known, wrong, {}).wrong
+    assert said.startswith("dq is as if in the backward the first key that a query sees were missing")

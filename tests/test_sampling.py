@@ -1,6 +1,7 @@
 """The rows that a judgement looks at: which, how many, drawn anew, and what an error in them comes to."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from attn_exp.attention.tolerance import expected
 from attn_exp.attention.verdict import malformed, verdict
 from attn_exp.core.case import Case
 
+DOCS = Path(__file__).parents[1] / "docs"
 CASE = Case(
     batch=2, q_heads=4, kv_heads=2, q_len=600, kv_len=600, head_dim=32, value_dim=16, dtype="bfloat16"
 )  # fmt: skip
@@ -154,3 +156,42 @@ def test_a_result_of_another_form_is_told_so():
     assert said(right.to(torch.float8_e4m3fn), codes) == "out is in codes without a scale"
     assert said(right.to(torch.float8_e4m3fn), codes, {"out": 2.0}) is None
     assert said(right.to(torch.float8_e5m2), codes) == "the dtype of out is float8_e5m2, not float8_e4m3fn"
+
+
+def chance(rows, judgements=1):
+    """The closed form: the probability that one of some judgements looks at one of some rows in groups of their own."""
+    return 1 - (1 - 1 / GROUP) ** (rows * judgements)
+
+
+DRAWS = 20_000
+
+
+def test_each_row_is_looked_at_as_often_as_every_other_and_boundaries_always():
+    drawn = draw_rows(DRAWS, 1, 256).flatten()
+    share = torch.bincount(drawn, minlength=256).double() / DRAWS
+    always = boundary_rows(256)
+    assert (share[always] == 1).all()
+    others = torch.tensor([row not in always for row in range(256)])
+    # The last group has fewer rows, and each of them a larger chance.
+    others[-(int(others.sum()) % GROUP or GROUP) - 40 :] = False
+    # Seven standard errors: beyond them once in 4e11 rows.
+    noise = (chance(1) * (1 - chance(1)) / DRAWS) ** 0.5
+    assert ((share[others] - chance(1)).abs() < 7 * noise).all()
+
+
+@pytest.mark.parametrize(("rows", "judgements"), [((5,), 1), ((5,), 3), ((5, 25, 45, 80), 1), ((5, 25, 45, 80), 2)])
+def test_wrong_rows_are_found_with_the_probability_of_the_closed_form(rows, judgements):
+    drawn = draw_rows(DRAWS, judgements, 256)
+    found = torch.stack([(drawn == row).any(-1) for row in rows]).any(0).any(-1).double().mean().item()
+    expected_share = chance(len(rows), judgements)
+    assert abs(found - expected_share) < 7 * (expected_share * (1 - expected_share) / DRAWS) ** 0.5
+
+
+def test_a_wrong_tile_or_head_is_always_found_and_the_page_has_these_figures():
+    drawn = draw_rows(1000, 1, 4096)
+    for first in range(0, 4096 - 64, 37):
+        assert ((drawn >= first) & (drawn < first + 64)).any(-1).all(), "64 rows anywhere"
+    page = (DOCS / "accuracy.md").read_text()
+    for rows in (1, 4, 16):
+        shares = " | ".join(f"{100 * chance(rows, judgements):.3g} %" for judgements in (1, 2, 10))
+        assert f"| {shares} |" in page, (rows, shares)

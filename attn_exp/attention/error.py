@@ -109,7 +109,9 @@ def inaccuracy(errors: dict[str, TensorError]) -> str | None:
             (error.where.get("worst_tile", "a tile of {}"), error.worst_tile, error.tile_tolerance),
         ):
             if _exceeds(found, allowed):
-                return f"{what.format(name)} is off by {found:.2g} of its norm, allowed is {allowed:.2g}"
+                several = what.startswith("rows ")
+                are, their = ("are", "their") if several else ("is", "its")
+                return f"{what.format(name)} {are} off by {found:.2g} of {their} norm, allowed is {allowed:.2g}"
         if error.bias is not None and _exceeds(abs(error.bias), error.bias_tolerance):
             what = error.where.get("bias", "{}").format(name)
             large = "large" if error.bias > 0 else "small"
