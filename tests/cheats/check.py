@@ -38,7 +38,9 @@ if __name__ == "__main__":
         signal.alarm(0)
         spent = time.perf_counter() - began
         total += spent
-        right = record.status in entry.statuses and (entry.words is None or re.search(entry.words, record.reason or ""))
+        right = record.status in entry.statuses and (
+            entry.words is None or re.search(entry.words, record.reason or "", re.IGNORECASE)
+        )
         right = right and (good is None or good.status == "ok")
         bad += not right
         if not right or every:

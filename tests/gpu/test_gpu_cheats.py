@@ -64,7 +64,9 @@ def assert_ended(entry: Entry, status: str, reason: str | None) -> None:
     """Fail unless the entry ended as it must."""
     assert status in entry.statuses, f"{entry.name} ({entry.about}) ended {status}: {reason}"
     if entry.words is not None:
-        assert re.search(entry.words, reason or ""), f"{entry.name} ended {status} for another reason: {reason}"
+        assert re.search(entry.words, reason or "", re.IGNORECASE), (
+            f"{entry.name} ended {status} for another reason: {reason}"
+        )
 
 
 @pytest.mark.parametrize("entry", HERE, ids=lambda entry: entry.name)

@@ -53,7 +53,7 @@ class DvOfTheFirstCall(OnGpu):
         return lambda: (*right()[:2], kept)
 
 
-@gpu_cheat("gradients", ("inaccurate", "error"), any_of(WRONG, "grad"), passes=BOTH)
+@gpu_cheat("gradients", ("inaccurate", "error"), any_of(WRONG, "graph"), passes=BOTH)
 class ForwardWithoutAGraphLater(OnGpu):
     """Later forwards save nothing for a backward, which goes on with the graph of the first."""
 

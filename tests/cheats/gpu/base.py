@@ -27,8 +27,8 @@ CODES = replace(DENSE, batch=2, q_heads=4, kv_heads=4, dtype=E4M3)
 
 # What a reason says of a result that is wrong, of work that nobody waits for, of functions that were replaced.
 WRONG = r"\b(out|dq|dk|dv)\b"
-UNAWAITED = r"(?i)stream|wait|above the|faster than|\bout\b"
-REPLACED = r"(?i)replac|patch|changed|clock|not the function"
+UNAWAITED = r"stream|wait|above the|faster than|\bout\b"
+REPLACED = r"replac|patch|changed|clock|not the function|device has .* where"
 CLAIM = r"claims"
 NOTHING = r"ran no kernel at all"
 

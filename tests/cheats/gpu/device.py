@@ -13,7 +13,7 @@ _HONEST_CALLS = 4
 _BOUND_S = 60.0
 
 
-@gpu_cheat("bad input", "error", r"(?i)cuda|assert|illegal|device", case=SHORT, worker=True)
+@gpu_cheat("bad input", "error", r"cuda|assert|illegal|device", case=SHORT, worker=True)
 class AssertsLater(OnGpu):
     """A device-side assert after the first calls, which leaves the device unusable for this process."""
 
@@ -31,7 +31,7 @@ class AssertsLater(OnGpu):
 @gpu_cheat(
     "bad input",
     ("error", "inaccurate", "crashed"),
-    r"(?i)cuda|illegal|storage|data|signal|out",
+    r"cuda|illegal|storage|data|signal|out",
     case=SHORT,
     worker=True,
 )
@@ -50,7 +50,7 @@ class FreesItsInputsOnGpu(OnGpu):
         return forward
 
 
-@gpu_cheat("bad input", "timeout", r"(?i)timeout|longer|seconds|limit", case=SHORT, worker=True)
+@gpu_cheat("bad input", "timeout", r"timeout|longer|seconds|limit", case=SHORT, worker=True)
 class WaitsForEverOnNewInputs(OnGpu):
     """Waits on the host for the first inputs to come back, as soon as they have changed; a minute at most."""
 
@@ -68,7 +68,7 @@ class WaitsForEverOnNewInputs(OnGpu):
         return forward
 
 
-@gpu_cheat("bad input", "crashed", r"(?i)signal|SIGKILL|killed|died|ended|exit", case=SHORT, worker=True)
+@gpu_cheat("bad input", "crashed", r"signal|SIGKILL|killed|died|ended|exit", case=SHORT, worker=True)
 class KillsItsProcessOnGpu(OnGpu):
     """Ends the process after the first calls, as a native library does that aborts."""
 

@@ -55,7 +55,7 @@ class MemoryOutside(OnGpu):
         return lambda: self.attention(case, *inputs.qkv)
 
 
-@gpu_cheat("inputs", ("inaccurate", "error"), any_of(WRONG, "(?i)input"))
+@gpu_cheat("inputs", ("inaccurate", "error"), any_of(WRONG, "input"))
 class NamesUnreadCopies(OnGpu):
     """Names copies of the inputs that no call reads."""
 
@@ -64,7 +64,7 @@ class NamesUnreadCopies(OnGpu):
         return replace(super().prepare(case, inputs), inputs=copies)
 
 
-@gpu_cheat("inputs", ("inaccurate", "error"), any_of(WRONG, "(?i)input"))
+@gpu_cheat("inputs", ("inaccurate", "error"), any_of(WRONG, "input"))
 class NamesEasyInputs(OnGpu):
     """Names tensors of zeros as its inputs, for which the output is zero, and computes it from the second call on."""
 
@@ -75,7 +75,7 @@ class NamesEasyInputs(OnGpu):
         return replace(first, forward=forward, inputs=zeros)
 
 
-@gpu_cheat("inputs", ("inaccurate", "error"), any_of(WRONG, "(?i)input"))
+@gpu_cheat("inputs", ("inaccurate", "error"), any_of(WRONG, "input"))
 class OverwritesItsInputs(OnGpu):
     """Clears v in place after the first call: zeros take less power, and every later output is zero."""
 
@@ -90,7 +90,7 @@ class OverwritesItsInputs(OnGpu):
         return forward
 
 
-@gpu_cheat("inputs", ("inaccurate", "error"), any_of(WRONG, "(?i)input"))
+@gpu_cheat("inputs", ("inaccurate", "error"), any_of(WRONG, "input"))
 class ConvertsOnlyOnce(OnGpu):
     """Converts the inputs to another layout in the preparation, and does not say so."""
 
@@ -111,7 +111,7 @@ class _Later(OnGpu):
         return lambda: right() if next(calls) < _HONEST_CALLS else self.later(case, inputs)
 
 
-@gpu_cheat("bad input", ("inaccurate", "error"), r"(?i)shape|size|\bout\b")
+@gpu_cheat("bad input", ("inaccurate", "error"), r"shape|size|\bout\b")
 class AnotherShapeLaterOnGpu(_Later):
     """Returns half of the queries after the first calls."""
 
@@ -120,7 +120,7 @@ class AnotherShapeLaterOnGpu(_Later):
         return attend(case, q[:, :, : case.q_len // 2], k, v)
 
 
-@gpu_cheat("bad input", ("inaccurate", "error"), r"(?i)dtype|float16|bfloat16")
+@gpu_cheat("bad input", ("inaccurate", "error"), r"dtype|float16|bfloat16")
 class AnotherDtypeLaterOnGpu(_Later):
     """Returns float16 after the first calls."""
 
@@ -128,7 +128,7 @@ class AnotherDtypeLaterOnGpu(_Later):
         return attend(case, *(tensor.half() for tensor in inputs.qkv))
 
 
-@gpu_cheat("bad input", ("inaccurate", "error"), r"(?i)device|cpu")
+@gpu_cheat("bad input", ("inaccurate", "error"), r"device|cpu")
 class OnTheCpuLater(_Later):
     """Returns a tensor of the CPU after the first calls."""
 

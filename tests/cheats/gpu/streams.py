@@ -55,10 +55,10 @@ class AllOnASideStream(OnGpu):
 
 @gpu_cheat("streams", _STATUSES, _WORDS)
 class OnlyTheNextCallWaits(OnGpu):
-    """Half of the batch is on a side stream, for which only the next call waits; two buffers take turns."""
+    """All but one row of the batch is on a side stream, for which only the next call waits; two buffers take turns."""
 
     def make(self, case: Case, inputs: Inputs) -> Forward:
-        side, half = torch.cuda.Stream(), case.batch // 2
+        side, own = torch.cuda.Stream(), 1
         outs = [like_output(inputs), like_output(inputs)]
 
         def forward() -> torch.Tensor:
@@ -68,8 +68,8 @@ class OnlyTheNextCallWaits(OnGpu):
             outs.reverse()
             out = outs[0]
             with torch.cuda.stream(side):
-                out[half:] = attend(case, *batches(case, inputs.qkv, half, case.batch))
-            out[:half] = attend(case, *batches(case, inputs.qkv, 0, half))
+                out[own:] = attend(case, *batches(case, inputs.qkv, own, case.batch))
+            out[:own] = attend(case, *batches(case, inputs.qkv, 0, own))
             return out
 
         return forward
@@ -77,10 +77,10 @@ class OnlyTheNextCallWaits(OnGpu):
 
 @gpu_cheat("streams", _STATUSES, _WORDS)
 class WaitsForTheWrongEvent(OnGpu):
-    """Half of the batch is on a side stream; the event that the call waits for was recorded before that work."""
+    """All but one row of the batch is on a side stream; the call waits for an event recorded before that work."""
 
     def make(self, case: Case, inputs: Inputs) -> Forward:
-        out, side, half = like_output(inputs), torch.cuda.Stream(), case.batch // 2
+        out, side, own = like_output(inputs), torch.cuda.Stream(), 1
         done = torch.cuda.Event()
 
         def forward() -> torch.Tensor:
@@ -88,8 +88,8 @@ class WaitsForTheWrongEvent(OnGpu):
             side.wait_stream(stream)
             with torch.cuda.stream(side):
                 done.record(side)
-                out[half:] = attend(case, *batches(case, inputs.qkv, half, case.batch))
-            out[:half] = attend(case, *batches(case, inputs.qkv, 0, half))
+                out[own:] = attend(case, *batches(case, inputs.qkv, own, case.batch))
+            out[:own] = attend(case, *batches(case, inputs.qkv, 0, own))
             stream.wait_event(done)
             return out
 
@@ -176,7 +176,7 @@ class _Flushes(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@gpu_cheat("streams", (*_STATUSES, "error"), any_of(_WORDS, "(?i)mode"))
+@gpu_cheat("streams", (*_STATUSES, "error"), any_of(_WORDS, "mode"))
 class TailInTheFlush(OnGpu):
     """Half of the batch is computed when the next flush of the caches is called, outside of the timed region."""
 
