@@ -100,6 +100,9 @@ REPLACED = {
     "torch.equal": (torch, "equal"),
     "math.isfinite": (math, "isfinite"),
     "random.random": (random, "random"),
+    "random.SystemRandom.getrandbits": (random.SystemRandom, "getrandbits"),
+    "random.Random._randbelow": (random.Random, "_randbelow"),
+    "torch.cuda.CUDAGraph.replay": (torch.cuda.CUDAGraph, "replay"),
     "builtins.abs": (builtins, "abs"),
     "builtins.float": (builtins, "float"),
     "attn_exp.timers.cpu.perf_counter_ns": (attn_exp.timers.cpu, "perf_counter_ns"),
@@ -143,6 +146,11 @@ def test_a_deleted_name_and_new_code_in_an_old_function_are_seen(guard, monkeypa
     with monkeypatch.context() as patch:
         patch.setitem(metrics.METRICS, "another", None)
         assert guard.violation() == "attn_exp.core.metrics.METRICS was changed"
+    assert guard.violation() is None
+
+
+def test_a_stream_that_a_graph_keeps_for_the_next_one_is_no_violation(guard, monkeypatch):
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", object())
     assert guard.violation() is None
 
 

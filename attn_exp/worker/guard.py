@@ -118,12 +118,18 @@ def _named() -> Iterator[_Kept]:
     """Yield the names of the table. What a build of torch lacks is left out."""
     for place, names in NAMES.items():
         owner = _resolve(place)
-        for name in names.split() if owner is not None else ():
+        listed = _all_of(owner) if names == "*" else names.split()
+        for name in listed if owner is not None else ():
             value = getattr(owner, name, _MISSING)
             if value is not _MISSING and getattr(owner, name) is value:
                 yield _Kept(owner, name, value, f"{place}.{name}")
             elif value is not _MISSING and isinstance(owner, type) and name in vars(owner):
                 yield _Kept(owner, name, vars(owner)[name], f"{place}.{name}")
+
+
+def _all_of(owner: Any) -> list[str]:
+    """Return the methods and properties that a class defines itself; `torch.cuda.graph` keeps a stream beside them."""
+    return [name for name, value in vars(owner or object).items() if isinstance(value, (*_CALLABLES, *_WRAPPERS))]
 
 
 def _resolve(place: str) -> Any:
