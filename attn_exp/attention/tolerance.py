@@ -163,7 +163,7 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     """Return the bounds for `out`, and with gradients for `dq`, `dk` and `dv`."""
     part, on_part = _part(case, inputs)
     exact = reference(part, on_part, with_gradients=with_gradients, precision=torch.float64)
-    single = reference(part, on_part, with_gradients=with_gradients)
+    single, largest = reference_and_largest_score(part, on_part, with_gradients=with_gradients)
     rounded = _eager(part, on_part, with_gradients=with_gradients)
     plain = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
     if inputs.kind == NORMAL or case.quantised:
@@ -172,7 +172,19 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     # On hard values fused kernels do not round less than the formula does, and rounding has parts of its own.
     otherwise = fused_formula(part, on_part, with_gradients=with_gradients)
     fused = {name: bounds(case, otherwise[name], single[name], exact[name]) for name in exact}
-    return {name: wider(plain[name], fused[name]) for name in exact}
+    again = weighed_again(case, largest)
+    return {name: wider(again, wider(plain[name], fused[name])) for name in exact}
+
+
+def weighed_again(case: Case, largest_score: float) -> Tolerance:
+    """Return what computing the weights again from a log-sum-exp in float32 may cost, as a fused backward does.
+
+    The log-sum-exp is as large as the largest score and rounded once, the score too: exp turns their absolute errors
+    into relative ones of the weights.
+    """
+    reached = largest_score if case.softcap is None else min(largest_score, case.softcap)
+    relative = FACTOR * 2 * reached * _ROUNDOFF
+    return Tolerance(relative, WORST_ROW_FACTOR * relative)
 
 
 def wider(one: Tolerance, other: Tolerance) -> Tolerance:
