@@ -138,3 +138,12 @@ def test_a_probe_tells_a_stale_result_from_a_right_one(case, name):
             for tensor in (right, stale, torch.full_like(stale, float("nan")))
         ]
         assert errors[0] < allowed < errors[1] < errors[2] == float("inf")
+
+
+def test_inputs_that_were_freed_or_put_elsewhere_are_not_read_but_named(case):
+    inputs, seeded, fresh = fresh_and_seeded(case)
+    inputs.k_bhsd.data = inputs.k_bhsd.detach().clone()
+    assert fresh.written(seeded) == "k"
+    inputs, seeded, fresh = fresh_and_seeded(case)
+    inputs.v_bhsd.untyped_storage().resize_(0)
+    assert fresh.written(seeded) == "v"

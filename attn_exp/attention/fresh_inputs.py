@@ -38,6 +38,11 @@ def every_channel(tensor: torch.Tensor) -> int:
     return (1 << tensor.shape[-1]) - 1
 
 
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where a tensor lies, and the bytes of the memory that it lies in."""
+    return tensor.data_ptr(), tensor.untyped_storage().nbytes()
+
+
 def _integers(tensor: torch.Tensor) -> torch.Tensor:
     # `data` has no version: no graph is told that a tensor it saved changed, just as when a serving engine writes a new
     # request into the tensors that a CUDA graph reads.
@@ -110,6 +115,7 @@ class FreshInputs:
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 raise TypeError(f"{name} of the backend's inputs is a {type(tensor).__name__}, not a torch.Tensor")
         self.tensors: dict[str, torch.Tensor] = tensors
+        self._places = {name: _place(tensor) for name, tensor in tensors.items()}
         self._changeable = {name: _Changeable(tensor, self._dice) for name, tensor in tensors.items()}
         self._changeable[ROWS] = _Changeable(read.d_out, self._dice, dim=-2)
         self._bits = dict.fromkeys(self._changeable, 0)
@@ -172,6 +178,10 @@ class FreshInputs:
 
     def written(self, seeded: Any) -> str | None:
         """Return the name of a tensor whose numbers are not those that were written into it, or None."""
+        for name, tensor in self.tensors.items():
+            # Freed memory must not be read.
+            if _place(tensor) != self._places[name]:
+                return name
         wanted = self.changed(seeded, self.state)
         for (name, tensor), like in zip(self.tensors.items(), (*wanted.operands, wanted.d_out), strict=True):
             if tensor.shape != like.shape or not torch.equal(_integers(tensor), _integers(like)):

@@ -117,7 +117,7 @@ class TheFirstRowOfTheBatch(Plain):
         return run()[:1]
 
 
-@cheat("laziness", "inaccurate", r"\bout\b|input q", passes=FORWARD)
+@cheat("laziness", "inaccurate", r"\bout\b|input", passes=FORWARD)
 class IntoItsInput(Plain):
     """Writes the output over q and returns q."""
 

@@ -87,40 +87,48 @@ def _noisy(out: Tensor) -> Tensor:
     return out + 0.1 * out.abs().mean() * torch.randn_like(out)
 
 
-def _expected() -> list[Any]:
-    """Return all references in this process, with their tolerances."""
-    return [one for one in gc.get_objects() if type(one).__name__ == "Expected"]
+class _Searches(Plain):
+    """Looks through all objects of the process, which is slow, in its first calls."""
+
+    calls = 0
+
+    def expected(self) -> list[Any]:
+        """Return all references, with their tolerances."""
+        self.calls += 1
+        if self.calls <= 4:
+            self.found = [one for one in gc.get_objects() if type(one).__name__ == "Expected"]
+        return self.found
 
 
 @cheat("clock", FOUND, WRONG, passes=FORWARD, seen="pygpubench#7")
-class SpoilsTheReference(Plain):
+class SpoilsTheReference(_Searches):
     """Finds references through the garbage collector and fills them with its own output, which is noisy."""
 
     def forward(self, run: Run) -> Any:
         out = _noisy(run())
-        for one in _expected():
+        for one in self.expected():
             if "out" in one.tensors and one.tensors["out"].shape == out.shape:
                 one.tensors["out"].copy_(out)
         return out
 
 
 @cheat("clock", FOUND, WRONG, passes=FORWARD, seen="pygpubench#7")
-class CopiesTheReference(Plain):
+class CopiesTheReference(_Searches):
     """Finds the reference through the garbage collector and returns a copy of it."""
 
     def forward(self, run: Run) -> Any:
-        for one in _expected():
+        for one in self.expected():
             if "out" in one.tensors and one.tensors["out"].shape == self.inputs.d_out.shape:
                 return one.tensors["out"].clone()
         return torch.zeros_like(self.inputs.d_out)
 
 
 @cheat("clock", FOUND, WRONG, passes=FORWARD, seen="pygpubench#7")
-class WidensTheTolerances(Plain):
+class WidensTheTolerances(_Searches):
     """Finds tolerances through the garbage collector and makes them enormous, for an output that is noisy."""
 
     def forward(self, run: Run) -> Any:
-        for one in _expected():
+        for one in self.expected():
             for name in one.tolerances:
                 one.tolerances[name] = replace(one.tolerances[name], relative=1e9, worst_row=1e9)
         return _noisy(run())
