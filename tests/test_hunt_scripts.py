@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted import Planted
 
+from attn_exp.attention import hard_values
+from attn_exp.attention.inputs import NORMAL, make_inputs
 from attn_exp.attention.reference import reference_attention
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.fa2 import FlashAttention2
@@ -17,7 +19,7 @@ from attn_exp.backends.flex import Flex
 from attn_exp.backends.sdpa import Flash, Priority, Sdpa
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
-from attn_exp.core.hunting import Example, Outcome, Space
+from attn_exp.core.hunting import KINDS, Example, Outcome, Space
 from attn_exp.hunt.own_function import source_of
 from attn_exp.hunt.script import MOST_LINES, script_of
 from attn_exp.hunt.space import Examples
@@ -137,6 +139,10 @@ def test_large_offsets_are_made_as_the_search_makes_them(where, layout):
     assert len(script.text.splitlines()) <= MOST_LINES
 
 
+def test_the_kinds_of_values_are_those_that_there_are():
+    assert (NORMAL, *hard_values.KINDS) == KINDS
+
+
 def test_fp8_and_calls_that_need_this_package_say_why_there_is_no_program():
     def closes_over(made):
         return lambda q, k, v: made(q, k, v)
@@ -147,8 +153,6 @@ def test_fp8_and_calls_that_need_this_package_say_why_there_is_no_program():
 
 
 def _inputs():
-    from attn_exp.attention.inputs import make_inputs
-
     return make_inputs(CASE, "cpu", 1, with_gradients=False)
 
 

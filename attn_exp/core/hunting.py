@@ -22,8 +22,11 @@ WORDS: dict[str, tuple[str, ...]] = {
     "align": ("top_left", "bottom_right"),
     "layout": LAYOUTS,
 }
-# Kinds of values.
-KINDS = ("normal",)
+# Kinds of values: those of attn_exp/attention/hard_values.py after the normal ones.
+KINDS = (
+    *("normal", "sharp", "negative", "positive", "abyss", "needles", "sinks", "ramps", "outliers", "constant", "zeros"),
+    *("large", "denormal", "mixed"),
+)
 TRUTHS = ("causal", "backward", "packed", "large")
 NUMBERS = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "seq_len", "head_dim", "value_dim", "window", "softcap")
 
@@ -74,7 +77,7 @@ class Example:
         case = self.case
         large = 2 if self.large == "whole" else int(self.large is not None)
         features = (case.lengths is not None, case.softcap is not None, case.window is not None, case.causal)
-        words = (WORDS["dtype"].index(case.dtype), WORDS["layout"].index(case.layout), self.inputs != "normal")
+        words = (WORDS["dtype"].index(case.dtype), WORDS["layout"].index(case.layout), KINDS.index(self.inputs))
         sizes = (case.batch * case.q_heads, max(case.q_len, case.kv_len), case.q_len + case.kv_len, case.head_dim)
         return (large, sum(features) + self.backward, sum(words), *sizes, case.value_dim, self.seed)
 

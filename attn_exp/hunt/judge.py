@@ -9,6 +9,7 @@ import torch
 
 from attn_exp.attention.error_parts import UNIT, Tolerance
 from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.reference import reference
 from attn_exp.attention.tolerance import Expected, expected, measured_tolerances
 from attn_exp.attention.verdict import Verdict, malformed, verdict
 from attn_exp.backends.base import Backend
@@ -21,6 +22,9 @@ from attn_exp.worker.attempt import status_of
 # wrong is judged again by the widest tolerance of this many other seeds, times a factor.
 _OTHER_SEEDS = 16
 _FACTOR = 2.0
+# The unit roundoff of float32. Hard values have scores of hundreds that some formulas compute without any rounding,
+# while those that scale q first round each: a weight is then off by this times the score.
+_ROUNDOFF = 2.0**-24
 # What seems wrong at the mask's boundary is so for other values too.
 _OTHER_VALUES = 2
 
@@ -44,6 +48,8 @@ class Judge:
                 parts = judged_parts(example, inputs)
                 # Before the backend runs: a backend that overwrites its inputs must not change the reference.
                 wanted = [expected(part.case, part.inputs, with_gradients=example.backward) for part in parts]
+            if not all(tensor.isfinite().all() for one in wanted for tensor in one.tensors.values()):
+                return Outcome(status="unsupported", reason="the right results are not finite")
             tensors, scales = self._computed(example, inputs)
             wrong = _malformed(example, inputs, tensors, scales)
             if wrong is not None:
@@ -75,11 +81,18 @@ class Judge:
         tensors: Mapping[str, torch.Tensor],
         scales: Mapping[str, float],
     ) -> Outcome:
-        """Judge once more, by the widest tolerances of other seeds, and the mask's boundary by other values too."""
+        """Judge once more, against float64, by the widest tolerances of other seeds.
+
+        The mask's boundary is judged on other values too.
+        """
         others = [replace(example, seed=example.seed + step, large=None) for step in range(1, _OTHER_SEEDS + 1)]
         drawn = [] if example.large == "whole" else [inputs_of(other, self.device) for other in others]
         bounds = [measured_tolerances(example.case, inputs, with_gradients=example.backward) for inputs in drawn]
-        outcome = _judged(parts, [_widened(one, bounds) for one in wanted], tensors, scales)
+        precise = [
+            _widened(_in_float64(part, one, with_gradients=example.backward), bounds)
+            for part, one in zip(parts, wanted, strict=True)
+        ]
+        outcome = _judged(parts, precise, tensors, scales)
         if outcome.tensor != "edge":
             return outcome
         for other, inputs in list(zip(others, drawn, strict=False))[:_OTHER_VALUES]:
@@ -143,16 +156,23 @@ def _malformed(
     return None
 
 
+def _in_float64(part: Part, wanted: Expected, *, with_gradients: bool) -> Expected:
+    """Return what is expected with a reference in float64, whose own rounding is nothing."""
+    exact = reference(part.case, part.inputs, with_gradients=with_gradients, precision=torch.float64)
+    return replace(wanted, tensors=exact)
+
+
 def _widened(wanted: Expected, bounds: list[dict[str, Tolerance]]) -> Expected:
-    """Return what is expected with the widest tolerances, times a factor."""
-    widest = {name: _widest([own, *(one[name] for one in bounds)]) for name, own in wanted.tolerances.items()}
+    """Return what is expected with the widest tolerances, times a factor, and what rounding a score may cost."""
+    score = _ROUNDOFF * (wanted.largest_score or 0.0)
+    widest = {name: _widest([own, *(one[name] for one in bounds)], score) for name, own in wanted.tolerances.items()}
     return replace(wanted, tolerances=widest)
 
 
-def _widest(bounds: list[Tolerance]) -> Tolerance:
+def _widest(bounds: list[Tolerance], score: float) -> Tolerance:
     def most(field: str) -> Any:
         values = [getattr(one, field) for one in bounds]
-        return None if None in values else _FACTOR * max(values)
+        return None if None in values else _FACTOR * (max(values) + score)
 
     least = bounds[0].least_row
     return replace(

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attn_exp.attention.inputs import Inputs, make_inputs
+from attn_exp.attention.hard_values import draw
+from attn_exp.attention.inputs import NORMAL, Inputs, make_inputs
 from attn_exp.core.case import DTYPE_BYTES, Case
 from attn_exp.core.hunting import Example
 
@@ -49,6 +50,10 @@ def inputs_of(example: Example, device: str) -> Inputs:
     if example.large == "whole":
         return _whole(example, device)
     inputs = make_inputs(example.case, device, example.seed, with_gradients=example.backward)
+    if example.inputs != NORMAL:
+        inputs = draw(example.inputs, example.case, torch.Generator(device).manual_seed(example.seed), like=inputs)
+        for tensor in inputs.qkv:
+            tensor.requires_grad_(example.backward)
     return inputs if example.large is None else _spread(example.large, inputs)
 
 
