@@ -282,3 +282,15 @@ def test_a_mask_that_is_off_in_the_backward_alone_is_inaccurate():
     wrong = in_16_bits | {name: narrow[name].bfloat16() for name in ("dq", "dk", "dv")}
     said = verdict(case, inputs, known, wrong, {}).wrong
     assert said.startswith("dq is as if in the backward the first key that a query sees were missing")
+
+
+def test_zeros_are_right_where_an_input_is_zeros_and_other_values_are_wrong():
+    # With k of zeros dq is zero, and the products of inputs that it is relative to are zero too.
+    case = Case(
+        batch=1, q_heads=1, kv_heads=1, q_len=3, kv_len=3, head_dim=2, value_dim=2, dtype="float32"
+    )  # fmt: skip
+    inputs = make_inputs(case, "cpu", 5, with_gradients=True)
+    inputs.k_bhsd.data.zero_()
+    wanted = expected(case, inputs, with_gradients=True)
+    assert inaccuracy({"dq": wanted.judge("dq", torch.zeros(1, 1, 3, 2))}) is None
+    assert inaccuracy({"dq": wanted.judge("dq", torch.full((1, 1, 3, 2), 0.1))}) is not None

@@ -151,6 +151,6 @@ def _by_row(tensor: torch.Tensor, reference: torch.Tensor, scale: float, unit: U
     heads = reference.shape[0] * reference.shape[1] if reference.ndim == _BHSD else 1
     error, norm, product = (torch.cat(parts).reshape(heads, -1) for parts in (errors, norms, along))
     total = norm.double().square().sum()
-    if (total / reference.numel()).sqrt() < unit.least:
+    if (total / reference.numel()).sqrt() <= unit.least:
         total = torch.full_like(total, reference.numel() * unit.scale**2)
     return Rows(error, norm, product, (total / norm.numel()).sqrt().to(norm.dtype), torch.stack(largest).max())

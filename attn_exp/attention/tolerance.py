@@ -156,7 +156,8 @@ def _units(case: Case, inputs: Inputs) -> dict[str, Unit]:
     share = min(VANISHING, VANISHING_OF_KEYS / keys)
     scales = {"out": v, "dq": k * v * d_out, "dk": q * v * d_out * summed, "dv": d_out * summed}
     factor = {"out": 1.0, "dq": terms, "dk": terms, "dv": 1.0}
-    return {name: Unit(share * scale, factor[name] * scale) for name, scale in scales.items()}
+    # A tensor of zeros gives no scale.
+    return {name: Unit(share * scale, factor[name] * scale or 1.0) for name, scale in scales.items()}
 
 
 def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, Tolerance]:

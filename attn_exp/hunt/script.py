@@ -175,7 +175,7 @@ def _judged(example: Example, outcome: Outcome, device: str) -> list[str]:
     least, scale = (f"{value:.3g}" for value in outcome.vanishing)
     lines.append("rms = exact.square().mean().sqrt().item()")
     # Where the right values vanish, errors are relative to what the inputs could give (attn_exp/attention/error.py).
-    lines.append(f"typical = (rms if rms >= {least} else {scale}) * exact.shape[-1] ** 0.5  # the norm of a row")
+    lines.append(f"typical = (rms if rms > {least} else {scale}) * exact.shape[-1] ** 0.5  # the norm of a row")
     lines += _errors(outcome)
     lines.append(f'print(f"{name}: {{what}} {{error:.3g}}, allowed is {allowed}")')
     return [*lines, f"sys.exit(not error {'>=' if outcome.error == 'least_row' else '<='} {allowed})"]
