@@ -23,9 +23,10 @@ from attn_exp.core.hunting import KINDS, Example, Outcome, Space
 from attn_exp.hunt.own_function import source_of
 from attn_exp.hunt.script import MOST_LINES, script_of
 from attn_exp.hunt.space import Examples
+from attn_exp.hunt.values import inputs_of
 
 SOME = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-SMALL = "q_len <= 40 and kv_len <= 40"
+SMALL = "q_len <= 40 and kv_len <= 40 and inputs = normal"
 CASE = Case(
     batch=2, q_heads=4, kv_heads=2, q_len=7, kv_len=9, head_dim=16, value_dim=16, dtype="float32", causal=True,
     align="top_left",
@@ -141,6 +142,19 @@ def test_large_offsets_are_made_as_the_search_makes_them(where, layout):
 
 def test_the_kinds_of_values_are_those_that_there_are():
     assert (NORMAL, *hard_values.KINDS) == KINDS
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_hard_values_are_written_down_as_they_are(dtype):
+    example = Example(case=replace(CASE, dtype=dtype, layout="bshd"), inputs="sharp", seed=3)
+    script = script_of(Eager("eager"), example, wrong(), "cpu")
+    assert len(script.text.splitlines()) <= MOST_LINES
+    lines = script.text.splitlines()
+    made = {}
+    exec("\n".join(lines[: lines.index("out = candidate(q, k, v)")]), made)
+    inputs = inputs_of(example, "cpu")
+    for name, tensor in zip(("q", "k", "v", "d_out"), (*inputs.qkv, inputs.d_out_bhsd), strict=True):
+        assert torch.equal(made[name], tensor) and made[name].stride() == tensor.stride()
 
 
 def test_fp8_and_calls_that_need_this_package_say_why_there_is_no_program():

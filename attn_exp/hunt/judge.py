@@ -13,6 +13,7 @@ from attn_exp.attention.reference import reference
 from attn_exp.attention.tolerance import Expected, expected, measured_tolerances
 from attn_exp.attention.verdict import Verdict, malformed, verdict
 from attn_exp.backends.base import Backend
+from attn_exp.core.case import Case
 from attn_exp.core.hunting import Example, Outcome
 from attn_exp.hunt.values import Part, inputs_of, judged_parts
 from attn_exp.timers.sync import synchronize
@@ -22,9 +23,11 @@ from attn_exp.worker.attempt import status_of
 # wrong is judged again by the widest tolerance of this many other seeds, times a factor.
 _OTHER_SEEDS = 16
 _FACTOR = 2.0
-# The unit roundoff of float32. Hard values have scores of hundreds that some formulas compute without any rounding,
-# while those that scale q first round each: a weight is then off by this times the score.
-_ROUNDOFF = 2.0**-24
+# Four unit roundoffs of float32. Hard values have scores of hundreds that some formulas compute without any rounding,
+# while others round each product: a weight is then off by this times the score.
+_OF_SCORES = 4 * 2.0**-24
+# Rows, tiles and means of fewer channels have errors of any size.
+_LEAST_DIM = 16
 # What seems wrong at the mask's boundary is so for other values too.
 _OTHER_VALUES = 2
 
@@ -89,7 +92,7 @@ class Judge:
         drawn = [] if example.large == "whole" else [inputs_of(other, self.device) for other in others]
         bounds = [measured_tolerances(example.case, inputs, with_gradients=example.backward) for inputs in drawn]
         precise = [
-            _widened(_in_float64(part, one, with_gradients=example.backward), bounds)
+            _widened(part.case, _in_float64(part, one, with_gradients=example.backward), bounds)
             for part, one in zip(parts, wanted, strict=True)
         ]
         outcome = _judged(parts, precise, tensors, scales)
@@ -162,22 +165,29 @@ def _in_float64(part: Part, wanted: Expected, *, with_gradients: bool) -> Expect
     return replace(wanted, tensors=exact)
 
 
-def _widened(wanted: Expected, bounds: list[dict[str, Tolerance]]) -> Expected:
+def _widened(case: Case, wanted: Expected, bounds: list[dict[str, Tolerance]]) -> Expected:
     """Return what is expected with the widest tolerances, times a factor, and what rounding a score may cost."""
-    score = _ROUNDOFF * (wanted.largest_score or 0.0)
-    widest = {name: _widest([own, *(one[name] for one in bounds)], score) for name, own in wanted.tolerances.items()}
+    score = _OF_SCORES * (wanted.largest_score or 0.0)
+    unit = torch.finfo(getattr(torch, case.dtype)).eps
+    widest = {
+        name: _widest([own, *(one[name] for one in bounds)], score, unit) for name, own in wanted.tolerances.items()
+    }
+    if min(case.head_dim, case.value_dim) < _LEAST_DIM:
+        widest = {name: Tolerance(one.relative, one.worst_row) for name, one in widest.items()}
     return replace(wanted, tolerances=widest)
 
 
-def _widest(bounds: list[Tolerance], score: float) -> Tolerance:
-    def most(field: str) -> Any:
+def _widest(bounds: list[Tolerance], score: float, unit: float) -> Tolerance:
+    def most(field: str, more: float = 0.0) -> Any:
         values = [getattr(one, field) for one in bounds]
-        return None if None in values else _FACTOR * (max(values) + score)
+        return None if None in values else _FACTOR * (max(values) + score) + more
 
     least = bounds[0].least_row
     return replace(
         bounds[0],
-        **{field: most(field) for field in ("relative", "worst_row", "own_row", "tile", "bias")},
+        **{field: most(field) for field in ("relative", "worst_row", "own_row", "tile")},
+        # Weights that are all equal are all rounded alike.
+        bias=most("bias", unit),
         least_row=None if least is None else least / _FACTOR,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from attn_exp.attention.inputs import NORMAL
 from attn_exp.backends.supports import DEVICES, Supports
 from attn_exp.core.case import DTYPE_BYTES, Case
 from attn_exp.core.errors import UserError
@@ -23,6 +24,7 @@ _MOST_SCORES = {"cpu": 1 << 18, "cuda": 1 << 26}
 _DIMS = (8, 16, 24, 32, 40, 64, 80, 96, 128, 160, 192, 256)
 _MOST_DIM = 256
 _MOST_SEQUENCES = 4
+_LEAST_HARD_DIM = 16
 _LARGE_HEADS = (64, 32, 16)
 
 
@@ -84,7 +86,7 @@ class Examples:
                 window=self._window(draw, causal, kv_len), softcap=self._softcap(draw),
                 align=self._pick(draw, "align", WORDS["align"]), layout=self._pick(draw, "layout", WORDS["layout"]),
             ),
-            inputs=self._pick(draw, "inputs", KINDS), backward=backward, seed=draw(st.integers(0, 1 << 16)),
+            inputs=self._inputs(draw, min(head_dim, value_dim)), backward=backward, seed=draw(st.integers(0, 1 << 16)),
         )  # fmt: skip
         if not self.space.fits(example):
             reject()
@@ -136,6 +138,14 @@ class Examples:
             # What it declares not to compute is not worth a count.
             reject()
         return case
+
+    def _inputs(self, draw: st.DrawFn, dim: int) -> str:
+        """Draw the kind of values, for the least of the head dimensions."""
+        # Of hard values each channel has a role, so that there have to be some.
+        fitting = [kind for kind in self.space.among("inputs", KINDS) if kind == NORMAL or dim >= _LEAST_HARD_DIM]
+        if not fitting:
+            reject()
+        return str(draw(st.sampled_from(fitting)))
 
     def _pick(self, draw: st.DrawFn, name: str, choices: Sequence[Any]) -> Any:
         return draw(st.sampled_from(self.space.among(name, choices)))
