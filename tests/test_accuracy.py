@@ -4,11 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp.attention import error as accuracy
 from attn_exp.attention.error import inaccuracy, judged_error, tensor_error
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.inputs import make_inputs, rounded
+from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.reference import reference
 from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.attention.verdict import verdict
@@ -294,3 +296,16 @@ def test_zeros_are_right_where_an_input_is_zeros_and_other_values_are_wrong():
     wanted = expected(case, inputs, with_gradients=True)
     assert inaccuracy({"dq": wanted.judge("dq", torch.zeros(1, 1, 3, 2))}) is None
     assert inaccuracy({"dq": wanted.judge("dq", torch.full((1, 1, 3, 2), 0.1))}) is not None
+
+
+@pytest.mark.parametrize("dim", [6, 80, 96])
+def test_a_scale_that_is_rounded_to_float32_is_right(dim):
+    # As SDPA's formula computes: q and k are each multiplied by the root of the scale.
+    case = Case(
+        batch=1, q_heads=3, kv_heads=1, q_len=130, kv_len=130, head_dim=dim, value_dim=dim, dtype="float32"
+    )  # fmt: skip
+    for seed in range(8):
+        inputs = make_inputs(case, "cpu", seed, with_gradients=False)
+        with sdpa_kernel(SDPBackend.MATH):
+            out = torch.nn.functional.scaled_dot_product_attention(*inputs.qkv, enable_gqa=True)
+        assert edge_error(case, inputs, out) is None
