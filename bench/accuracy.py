@@ -104,8 +104,8 @@ def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> l
 
     from attn_exp.attention.error import inaccuracy
     from attn_exp.attention.inputs import make_inputs
-    from attn_exp.attention.mask_edges import edge_error
     from attn_exp.attention.tolerance import expected
+    from attn_exp.attention.verdict import verdict
     from attn_exp.backends.base import load_backend, supported_passes
     from attn_exp.backends.compile import reset_dynamo
     from attn_exp.backends.package import Refused, Unavailable
@@ -134,12 +134,11 @@ def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> l
         return [{"status": "unsupported", "reason": str(error)}]
     except Unavailable as error:
         return [{"status": "unavailable", "reason": str(error)}]
-    found = {name: wanted.judge(name, tensor, calls.scales.get(name, 1.0)) for name, tensor in tensors.items()}
-    edges = edge_error(case, inputs, tensors["out"])
+    found = verdict(case, inputs, wanted, tensors, calls.scales)
     return [
         {
             "status": "inaccurate"
-            if (wrong := inaccuracy({name: error}) or (edges if name == "out" else None))
+            if (wrong := inaccuracy({name: error}) or (found.wrong if name == "out" else None))
             else "ok",
             "tensor": name,
             "error": error.relative,
@@ -148,7 +147,7 @@ def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> l
             "row_tolerance": error.row_tolerance,
             "reason": wrong or "",
         }
-        for name, error in found.items()
+        for name, error in found.errors.items()
     ]
 
 
