@@ -130,7 +130,7 @@ def test_the_same_options_find_each_other_first(against):
         ({"environment": sweeps.H200 | {"inputs": "zeros"}}, r"inputs normal\(0, 1\) -> zeros"),
         ({"measuring": {"timer": "event"}}, "timer device -> event"),
         ({"measuring": {"regime": "burst"}}, "regime sustained -> burst"),
-        ({"method_version": "3"}, "method_version 2 -> 3"),
+        ({"method_version": "4"}, "method_version 3 -> 4"),
     ],
 )
 def test_unlike_measurements_are_refused_unless_told_otherwise(against, changes, words):

@@ -191,7 +191,9 @@ def test_versions_are_those_of_the_records(house):
     kept = [record for sweep in COMMANDS for record in records(house / "multirun" / sweep).values()]
     assert len(kept) > 100
     assert {record["schema"] for record in kept} == {SCHEMA}
-    assert {record["method_version"] for record in kept} == {METHOD_VERSION}
+    # That of the commit that left them: a newer method measures otherwise, and reads what older ones left.
+    assert {record["method_version"] for record in kept} == {"2"}
+    assert int(METHOD_VERSION) >= 2
 
 
 def test_every_record_is_read_whole(house):

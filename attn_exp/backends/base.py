@@ -29,7 +29,8 @@ class Calls:
         scope: a context manager that is entered around all calls, outside the timed region.
         attention: what `forward` computes as a function of q, k and v, for `torch.compile` and for blocks; None if
             there is no such function. A block's calls have the block here.
-        inputs: what `attention` is called with, in the backend's layout.
+        inputs: the tensors that the calls read, in the backend's layout. They change in place between timed calls; None
+            if these are the inputs that were given.
         notes: figures for the record: preparation times, workspace bytes.
         scales: the factors of `out`, `dq`, `dk` and `dv` if these are codes. A pass that is built in its first call
             adds its factors then.
