@@ -62,7 +62,7 @@ def test_the_reference_equals_autograd_in_float64_in_slices_of_any_size(case, se
     inputs = make_inputs(case, "cpu", seed, with_gradients=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference_module, "SLICE_BYTES", {"cpu": slice_bytes})
-        patch.setattr(reference_module, "CAUSAL_ROWS", causal_rows)
+        patch.setattr(reference_module, "CAUSAL_ROWS", {"cpu": causal_rows})
         found = reference(case, inputs, with_gradients=True)
     assert list(found) == ["out", "dq", "dk", "dv"]
     assert all(tensor.dtype == torch.float32 for tensor in found.values())
