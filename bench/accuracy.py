@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from attn_exp.core.case import Case
+from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.conf import conf_folder, read_yaml
 
 FIELDS = ("index", "case", "backend", "status", "tensor", "error", "tolerance", "row_error", "row_tolerance", "reason")
@@ -80,7 +80,7 @@ def check(task: tuple[dict[str, object], list[tuple[int, Case]], int, str]) -> l
     for index, case in cases:
         head = {"index": index, "case": case.label(), "backend": config["name"]}
         try:
-            rows += [head | row for row in _checked(config, case, seed + index, device)]
+            rows += [head | row for row in checked(config, case, seed + index, device)]
         except Exception as error:  # every backend may fail in its own way, and the others are checked all the same
             traceback.print_exc()
             refused = beyond_this_gpu(error)
@@ -99,11 +99,14 @@ def not_done(task: tuple[dict[str, object], list[tuple[int, Case]], int, str], w
     ]
 
 
-def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> list[dict[str, object]]:
+def checked(
+    config: dict[str, object], case: Case, seed: int, device: str, kind: str = NORMAL
+) -> list[dict[str, object]]:
+    """A row for each tensor of one backend on one case, on inputs of a kind."""
     import torch
 
     from attn_exp.attention.error import inaccuracy
-    from attn_exp.attention.inputs import make_inputs
+    from attn_exp.attention.hard_values import make_inputs_of
     from attn_exp.attention.tolerance import expected
     from attn_exp.attention.verdict import verdict
     from attn_exp.backends.base import load_backend, supported_passes
@@ -117,7 +120,7 @@ def _checked(config: dict[str, object], case: Case, seed: int, device: str) -> l
         if reason:
             return [{"status": "unsupported", "reason": reason}]
         with_gradients = "backward" in supported_passes(backend, case)
-        inputs = make_inputs(case, device, seed, with_gradients=with_gradients)
+        inputs = make_inputs_of(kind, case, device, seed, with_gradients=with_gradients)
         wanted = expected(case, inputs, with_gradients=with_gradients)
         calls = backend.prepare(case, inputs)
         with calls.scope():

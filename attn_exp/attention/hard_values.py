@@ -21,8 +21,8 @@ import torch
 
 from attn_exp.attention import hard_rows
 from attn_exp.attention.hard_rows import Channels, Rows, Treatment
-from attn_exp.attention.inputs import Inputs, Scales, quantised
-from attn_exp.core.case import Case
+from attn_exp.attention.inputs import Inputs, Scales, make_inputs, quantised
+from attn_exp.core.case import NORMAL, Case
 
 # Magnitudes of k by role. At fp8 they are bounded by the scale of normal inputs, so offsets take more channels.
 _SIGNS, _OFFSET = 1.0, 4.0
@@ -82,6 +82,17 @@ def hard_inputs(case: Case, like: Inputs, seed: int) -> Inputs:
     """
     device = like.q_bhsd.device
     return draw("mixed", case, torch.Generator(device).manual_seed(seed), like=like)
+
+
+def make_inputs_of(kind: str, case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
+    """Return new inputs of a kind, `normal` or one of `KINDS`, from `seed`."""
+    normal = make_inputs(case, device, seed, with_gradients=with_gradients)
+    if kind == NORMAL:
+        return normal
+    made = draw(kind, case, torch.Generator(device).manual_seed(seed), like=normal)
+    for tensor in made.qkv:
+        tensor.requires_grad_(with_gradients)
+    return made
 
 
 @torch.no_grad()

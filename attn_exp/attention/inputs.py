@@ -5,12 +5,10 @@ from typing import Protocol
 
 import torch
 
-from attn_exp.core.case import Case
+from attn_exp.core.case import NORMAL, Case
 
 # The largest finite e4m3 number (arXiv:2209.05433, table 1).
 E4M3_MAX = 448.0
-# The kind of inputs that are normally distributed.
-NORMAL = "normal"
 
 
 @dataclass(frozen=True)
@@ -146,8 +144,10 @@ class Inputs:
         return Inputs(q, k, v, d_out, kind=self.kind)
 
 
-def distribution(case: Case) -> str:
-    """Describe the distribution of a case's inputs."""
+def distribution(case: Case, kind: str = NORMAL) -> str:
+    """Describe the distribution of a case's inputs of a kind."""
+    if kind != NORMAL:
+        return f"hard values: {kind}"
     return _QUANTISED if case.quantised else _DISTRIBUTION
 
 

@@ -99,8 +99,8 @@ def usual_size(tensor: torch.Tensor) -> float:
 
 
 def allowed_error(relative: float) -> float:
-    """Return the error that a probe may have where whole tensors may have `relative`."""
-    return min(_MOST, 12 * relative)
+    """Return the error that a probe may have where whole tensors may have `relative`, infinite if that is."""
+    return min(_MOST, 12 * relative) if math.isfinite(relative) else math.inf
 
 
 def _changed(tensor: torch.Tensor, state: State, name: str) -> torch.Tensor:

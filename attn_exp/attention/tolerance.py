@@ -15,12 +15,13 @@ from attn_exp.attention.error import judged_error, measured_bias, tensor_error
 from attn_exp.attention.error_parts import TILE, UNIT, VANISHING, Tolerance, Unit
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.fp8_formula import fp8_formula
-from attn_exp.attention.fused_formula import fused_formula
-from attn_exp.attention.inputs import NORMAL, Inputs
+from attn_exp.attention.fused_formula import FEW_ROWS, fused_formula, score_rounding
+from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.part import part_of
 from attn_exp.attention.reference import reference, reference_and_largest_score
 from attn_exp.attention.sampled import sampled_reference
 from attn_exp.attention.sampling import GROUP, rows_of, worth_sampling
-from attn_exp.core.case import Case
+from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.record import TensorError
 
 FACTOR = 3.0
@@ -44,8 +45,6 @@ VANISHING_OF_KEYS = 1e-2
 _ROUNDOFF = 2.0**-24
 # The dimensions of an output of attention without a block.
 _BHSD = 4
-# Scores of the part: 8,192 x 8,192 take 2 ms in float64 on an H200.
-PART_SCORES = {"cuda": 1 << 26, "cpu": 1 << 18}
 
 
 @dataclass(frozen=True)
@@ -162,35 +161,27 @@ def _units(case: Case, inputs: Inputs) -> dict[str, Unit]:
 
 def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, Tolerance]:
     """Return the bounds for `out`, and with gradients for `dq`, `dk` and `dv`."""
-    part, on_part = _part(case, inputs)
+    part, on_part = part_of(case, inputs)
     exact = reference(part, on_part, with_gradients=with_gradients, precision=torch.float64)
-    single, largest = reference_and_largest_score(part, on_part, with_gradients=with_gradients)
+    single = reference(part, on_part, with_gradients=with_gradients)
     rounded = _eager(part, on_part, with_gradients=with_gradients)
     plain = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
-    if inputs.kind == NORMAL or case.quantised:
+    if inputs.kind != NORMAL and case.quantised:
+        return plain
+    if inputs.kind == NORMAL:
         biases = {name: measured_bias(rounded[name], exact[name]) for name in exact}
         return {name: _with_parts(case, name, one, biases[name]) for name, one in plain.items()}
     # On hard values fused kernels do not round less than the formula does, and rounding has parts of its own.
     otherwise = fused_formula(part, on_part, with_gradients=with_gradients)
     fused = {name: bounds(case, otherwise[name], single[name], exact[name]) for name in exact}
-    again = weighed_again(case, largest)
-    return {name: wider(again, wider(plain[name], fused[name])) for name in exact}
+    least = FACTOR * score_rounding(part, on_part)
+    few = part.batch * part.q_heads * part.q_len < FEW_ROWS
+    return {name: _on_hard_values(plain[name], fused[name], least, 2.0 if few else 1.0) for name in exact}
 
 
-def weighed_again(case: Case, largest_score: float) -> Tolerance:
-    """Return what computing the weights again from a log-sum-exp in float32 may cost, as a fused backward does.
-
-    The log-sum-exp is as large as the largest score and rounded once, the score too: exp turns their absolute errors
-    into relative ones of the weights.
-    """
-    reached = largest_score if case.softcap is None else min(largest_score, case.softcap)
-    relative = FACTOR * 2 * reached * _ROUNDOFF
-    return Tolerance(relative, WORST_ROW_FACTOR * relative)
-
-
-def wider(one: Tolerance, other: Tolerance) -> Tolerance:
-    """Return the larger bounds of two."""
-    return Tolerance(max(one.relative, other.relative), max(one.worst_row, other.worst_row))
+def _on_hard_values(plain: Tolerance, fused: Tolerance, least: float, slack: float) -> Tolerance:
+    relative = slack * max(plain.relative, fused.relative, least)
+    return Tolerance(relative, max(slack * plain.worst_row, slack * fused.worst_row, WORST_ROW_FACTOR * relative))
 
 
 def _with_parts(case: Case, name: str, whole: Tolerance, bias: float) -> Tolerance:
@@ -256,45 +247,3 @@ def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, tor
     if with_gradients:
         tensors |= dict(zip(("dq", "dk", "dv"), autograd_backward(inputs, out)(), strict=True))
     return tensors
-
-
-def _part(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
-    """Return one row of the batch with as many heads as fit, and only the first tokens if one head does not fit."""
-    scores = PART_SCORES[inputs.q_bhsd.device.type]
-    side = max(1, int(scores**0.5))
-    q_len, kv_len = case.q_len, case.kv_len
-    if q_len * kv_len > scores:
-        q_len, kv_len = min(q_len, max(side, scores // kv_len)), min(kv_len, max(side, scores // q_len))
-    heads = max(1, min(case.kv_heads, scores // (q_len * kv_len)))
-    # One query head for each key-value head: a group's sum is rounded once more, never less.
-    part = replace(
-        case, batch=1, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, lengths=_first(case.lengths, q_len)
-    )
-    if part.keyless:
-        part = replace(part, align="top_left", window=None)
-    group = case.q_heads // case.kv_heads
-
-    def cut(tensor: torch.Tensor, step: int, length: int) -> torch.Tensor:
-        cut_out = tensor.detach()[:1, : heads * step : step, :length].contiguous()
-        return cut_out.requires_grad_(tensor.requires_grad)
-
-    return part, Inputs(
-        cut(inputs.q_bhsd, group, q_len),
-        cut(inputs.k_bhsd, 1, kv_len),
-        cut(inputs.v_bhsd, 1, kv_len),
-        cut(inputs.d_out_bhsd, group, q_len),
-        inputs.scales,
-        inputs.kind,
-    )
-
-
-def _first(lengths: tuple[int, ...] | None, tokens: int) -> tuple[int, ...] | None:
-    """Return the packed sequences of the first `tokens` tokens, the last one truncated."""
-    if lengths is None:
-        return None
-    kept, left = [], tokens
-    for length in lengths:
-        if left:
-            kept.append(min(length, left))
-            left -= kept[-1]
-    return tuple(kept)

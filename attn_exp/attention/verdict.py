@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from attn_exp.attention.error import inaccuracy
-from attn_exp.attention.inputs import NORMAL, DifferentiableInputs, Inputs
+from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.tolerance import Expected
-from attn_exp.core.case import Case
+from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.record import TensorError
 
 # The dtypes of results that need no scale: FlashAttention 3 takes codes and returns bfloat16.

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any
 
-from attn_exp.core.case import Case
+from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.record import Compile
 from attn_exp.core.text import flat, word
@@ -55,6 +55,8 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         words.append(f"timer={a.measuring.timer}")
     if a.measuring.regime != "sustained":
         words.append(f"regime={a.measuring.regime}")
+    if a.measuring.inputs != NORMAL:
+        words.append(f"inputs={a.measuring.inputs}")
     if a.device == "cuda" and a.measuring.l2 != "cold":
         words.append(f"l2={a.measuring.l2}")
     if not a.caches:

@@ -55,7 +55,8 @@ def comparable_groups(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 def method_key(result: Result) -> tuple[Any, ...]:
     """Return how a result was measured, as far as different ways are not comparable."""
-    return result.device, result.measuring.timer, result.measuring.regime, result.measuring.l2
+    way = result.measuring
+    return result.device, way.timer, way.regime, way.l2, way.inputs
 
 
 def machine(result: Result) -> tuple[Any, ...] | None:

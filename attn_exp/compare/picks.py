@@ -85,6 +85,7 @@ def _places(rows: Sequence[Ranking]) -> dict[int, tuple[tuple[str, Any], ...]]:
                 "timer": result.measuring.timer,
                 "regime": result.measuring.regime,
                 "l2": result.measuring.l2,
+                "inputs": result.measuring.inputs,
             }
     names = [name for name in next(iter(places.values()), {}) if len({place[name] for place in places.values()}) > 1]
     return {group: tuple((name, place[name]) for name in names) for group, place in places.items()}

@@ -105,6 +105,7 @@ _UNLIKE: dict[str, Callable[[Result], str]] = {
     "power limits": lambda result: str(result.environment.get("power_limit_w")),
     "timers": lambda result: result.measuring.timer,
     "regimes": lambda result: result.measuring.regime,
+    "kinds of inputs": lambda result: result.measuring.inputs,
     "methods": lambda result: result.method_version,
     "states of the L2 cache": lambda result: result.l2,
 }
@@ -115,6 +116,7 @@ _WAYS: dict[str, Callable[[Result], str]] = {
     "timer": _UNLIKE["timers"],
     "regime": _UNLIKE["regimes"],
     "l2": lambda result: result.measuring.l2,
+    "inputs": _UNLIKE["kinds of inputs"],
 }
 
 

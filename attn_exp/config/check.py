@@ -165,7 +165,7 @@ def _flat(path: Path, prefix: str) -> set[str]:
 
 
 # Groups that accept only the keys of our own files. A backend, a profiler and a launcher check theirs themselves.
-_CLOSED = ("model", "dtype", "compile", "timer", "tracker", "isolation", "stopping")
+_CLOSED = ("model", "dtype", "inputs", "compile", "timer", "tracker", "isolation", "stopping")
 
 
 def check_keys(config: Mapping[str, Any]) -> None:

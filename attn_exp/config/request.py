@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.core.case import PASSES, Case, case_from_config
-from attn_exp.core.catalogue import TimerChoice, about_backend, backend_options, timer_choice, timers
+from attn_exp.core.case import NORMAL, PASSES, WORKLOADS, Case, case_from_config
+from attn_exp.core.catalogue import TimerChoice, about_backend, backend_options, input_kinds, timer_choice, timers
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
@@ -25,7 +25,7 @@ REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
 # Every configuration has these groups and keys.
-_GROUPS = ("model", "dtype", "backend", "timer", "isolation", "tracker", "stopping", "compile")
+_GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
     "batch",
     "q_len",
@@ -50,7 +50,7 @@ _KEYS = (
     "profiler_timeout_s",
     "profiler_limit_mb",
 )
-_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"))
+_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
 # Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
 _NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots")
 # What is wrong with a profiler's option, by the type of its default.
@@ -145,9 +145,13 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         source=source,
         profilers=chosen_profilers(config),
         profiler_limit_mb=size_limit_mb(config),
-        label=f"{backend_label(backend['name'], compile_)} {case.label()}",
+        label=" ".join([backend_label(backend["name"], compile_), case.label(), *_unusual(measuring)]),
         config=kept,
     )
+
+
+def _unusual(measuring: Measuring) -> list[str]:
+    return [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
 
 
 def _check_whole(config: dict[str, Any]) -> None:
@@ -250,6 +254,7 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         "seed": config["seed"],
         "regime": config["regime"],
         "l2": config["l2"] if device == "cuda" else "warm",
+        "inputs": _inputs(config),
         **config["stopping"],
     }
     if config["regime"] not in REGIMES:
@@ -269,6 +274,19 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     if not 0 <= measuring.budget_s <= 3600:
         raise UserError(f"stopping.budget_s={measuring.budget_s} is not between 0 and 3600 seconds")
     return measuring
+
+
+def _inputs(config: dict[str, Any]) -> str:
+    """Return the kind of inputs."""
+    name, kinds = str(config["inputs"]["name"]), input_kinds()
+    if name not in kinds:
+        raise UserError(f"inputs.name={name} does not exist: {nearest(name, kinds)}the choices are {', '.join(kinds)}")
+    if name != NORMAL and config["workload"] != WORKLOADS[0]:
+        raise UserError(
+            f"inputs={name} are values of q, k and v, which workload={config['workload']} computes itself: "
+            "set inputs=normal, or workload=attention"
+        )
+    return name
 
 
 def _timers(chosen: dict[str, Any]) -> dict[str, TimerChoice]:
@@ -356,6 +374,9 @@ def _identity(
             "device": device,
         }
     )
+    if measuring.inputs == NORMAL:
+        # As before there were other inputs.
+        del parts["measuring"]["inputs"]
     if case.workload is None:
         # A case without a block around it keeps the identity that it had before there were workloads.
         del parts["case"]["workload"], parts["case"]["mlp_dim"]

@@ -14,6 +14,8 @@ LAYOUTS = ("bhsd", "bshd")
 # What is computed around the attention. The first is attention without a block, None in a case.
 WORKLOADS = ("attention", "dit_block", "decoder_layer")
 PASSES = ("forward", "backward")
+# The kind of inputs that are normally distributed; conf/inputs has the others.
+NORMAL = "normal"
 
 # A larger number is a typo, not an experiment.
 _LARGEST = {

@@ -103,6 +103,12 @@ def packages() -> tuple[str, ...]:
 
 
 @cache
+def input_kinds() -> tuple[str, ...]:
+    """Return the kinds of inputs, `normal` and hard ones, by name."""
+    return tuple(sorted(path.stem for path in (conf_folder() / "inputs").glob("*.yaml")))
+
+
+@cache
 def timers() -> dict[str, TimerChoice]:
     """Return the timers that come with the package, by name."""
     files = (read_yaml(path) for path in sorted((conf_folder() / "timer").glob("*.yaml")))

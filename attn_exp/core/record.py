@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attn_exp.core.case import PASSES, Case
+from attn_exp.core.case import NORMAL, PASSES, Case
 from attn_exp.core.errors import UserError, check_name
 from attn_exp.core.files import owner_mark
 from attn_exp.core.profile import Profile
@@ -216,6 +216,7 @@ class Measuring:
         regime: `sustained` or `burst`.
         passes: `forward`, `backward`.
         seed: of the inputs.
+        inputs: `normal`, or a kind of hard values (attn_exp/attention/hard_values.py).
         l2: what a GPU's caches hold before each call: `cold`, clean lines without the call's data, or `written`, dirty
             lines of other data. On a CPU it is `warm`, what the previous call left.
     """
@@ -230,6 +231,7 @@ class Measuring:
     passes: tuple[str, ...]
     seed: int
     l2: str = "cold"
+    inputs: str = NORMAL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.compare.join import method_key
+from attn_exp.core.case import NORMAL
 from attn_exp.core.errors import UserError
 from attn_exp.core.flags import flag_notes
 from attn_exp.core.profile import FOLDER
@@ -204,6 +205,7 @@ def _head(job: Result, record: Record) -> list[str]:
         f"CUDA {environment['cuda']}" if environment.get("cuda") else "",
         f"timer {request.measuring.timer}",
         f"L2 {job.l2}" if job.l2 else "",
+        f"inputs {job.measuring.inputs}" if job.measuring.inputs != NORMAL else "",
         f"regime {job.measuring.regime}" if job.measuring.regime != "sustained" else "",
         f"{when}, {duration(max(0.0, record.finished_at - record.started_at))}",
     ]

@@ -39,7 +39,8 @@ def family(result: "Result") -> tuple[Any, ...]:
     sizes = [getattr(case, name) for name in case_columns() if name not in ("q_len", "kv_len", "lengths")]
     # In a decoding step only the keys grow.
     shape = "square" if case.square else ("q_len", case.q_len) if case.q_len < case.kv_len else ("kv_len", case.kv_len)
-    return (*sizes, shape, result.model, result.device_name, result.measuring.timer, result.measuring.regime, result.l2)
+    way = result.measuring
+    return (*sizes, shape, result.model, result.device_name, way.timer, way.regime, way.inputs, result.l2)
 
 
 def families(results: "Iterable[Result]") -> "list[list[Result]]":

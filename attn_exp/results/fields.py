@@ -20,6 +20,7 @@ _OWN: dict[str, Getter] = {
     "timer": lambda cell: cell.result.measuring.timer,
     "regime": lambda cell: cell.result.measuring.regime,
     "l2": lambda cell: cell.result.measuring.l2,
+    "inputs": lambda cell: cell.result.measuring.inputs,
     "caches": lambda cell: cell.result.caches,
     "source": lambda cell: short(cell.result.source),
     "sweep": lambda cell: cell.result.sweep,

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.case import case_columns
+from attn_exp.core.case import NORMAL, case_columns
 from attn_exp.core.flags import flag_marks, flag_notes
 from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, plain, word
 from attn_exp.results.result import Result, named
 
-_CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "seed", "device")
+_CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "inputs", "seed", "device")
 # Columns that a narrow terminal may omit, the least important first.
 _DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
 
@@ -44,7 +44,8 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
     """
     own = flat(result.backend)
     shown_options = [f"{name}={word(own[name])}" for name in options if name in own]
-    head = " ".join([f"{result.status:<12}", f"{result.label} {result.case.label()}", *shown_options])
+    kind = [] if result.measuring.inputs == NORMAL else [f"inputs {result.measuring.inputs}"]
+    head = " ".join([f"{result.status:<12}", f"{result.label} {result.case.label()}", *kind, *shown_options])
     if result.status != "ok":
         return f"{head}: {result.reason}"
     passes = []
@@ -60,6 +61,9 @@ def table(results: Sequence[Result], width: int = WIDTH) -> str:
         return "no records"
     rows = [_row(result) for result in _ordered(results)]
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
+    if shared.get("inputs") == NORMAL:
+        del shared["inputs"]
+        rows = [{name: value for name, value in row.items() if name != "inputs"} for row in rows]
     shared.pop("backend", None)  # backends are listed in every row, even if there is only one
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
     text, left_out = fitted(rows, shown, _DISPENSABLE, width)
@@ -87,7 +91,7 @@ def csv_text(results: Sequence[Result]) -> str:
     buffer = io.StringIO()
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
-        *("device", "timer", "regime", "l2", "caches", "source", "source_commit", "seed", "flags"),
+        *("device", "timer", "regime", "l2", "inputs", "caches", "source", "source_commit", "seed", "flags"),
         *(f"{direction}/{metric}" for direction in SHORT for metric in _metric_names(results, direction)),
         *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]
@@ -115,7 +119,7 @@ def _ordered(results: Iterable[Result]) -> list[Result]:
 def _order(result: Result) -> tuple[Any, ...]:
     case = [getattr(result.case, name) for name in case_columns()]
     sizes = [(value is not None, value) for value in case]
-    return (result.model, *sizes, result.label, result.job)
+    return (result.model, *sizes, result.measuring.inputs, result.label, result.job)
 
 
 def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
@@ -131,7 +135,8 @@ def _row(result: Result) -> dict[str, Any]:
     row: dict[str, Any] = {"backend": result.label, "model": result.model}
     row |= {name: plain(getattr(result.case, name)) for name in case_columns()}
     way = result.measuring
-    row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2, "seed": way.seed, "device": result.device}
+    row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2}
+    row |= {"inputs": way.inputs, "seed": way.seed, "device": result.device}
     row["status"] = result.status if result.status == "ok" else f"{result.status}*"
     for name, short in SHORT.items():
         metrics = result.metrics
@@ -169,6 +174,7 @@ def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
         "timer": measuring.timer,
         "regime": measuring.regime,
         "l2": measuring.l2,
+        "inputs": measuring.inputs,
         "caches": result.caches,
         "source": result.source.get("sha256", "")[:16],
         "source_commit": commit(result.source),

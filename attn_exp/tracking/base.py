@@ -114,7 +114,7 @@ def params(record: Record) -> dict[str, str]:
     values |= flat(request.compile.options, "compile.") | flat(request.source, "source.")
     for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
         values[f"stopping.{name}"] = getattr(measuring, name)
-    values["regime"], values["l2"] = measuring.regime, measuring.l2
+    values |= {"regime": measuring.regime, "l2": measuring.l2, "inputs": measuring.inputs}
     return {key: str(value) for key, value in values.items()}
 
 

@@ -114,7 +114,7 @@ class Attempt:
     def record(self, machine: Machine) -> Record:
         """Return the record. It has metrics if and only if the status is `ok`."""
         added = {
-            "inputs": distribution(self.request.case),
+            "inputs": distribution(self.request.case, self.request.measuring.inputs),
             "gradients_enabled": self.with_gradients,
             "flops_convention": CONVENTION,
         }

@@ -230,7 +230,7 @@ class Machine:
 
     def expected_for(self, request: Request, inputs: DifferentiableInputs, *, with_gradients: bool) -> Expected:
         """Return the float32 reference and its tolerances, kept for the next rival of the same case."""
-        key = (request.case, request.measuring.seed, with_gradients)
+        key = (request.case, request.measuring.seed, request.measuring.inputs, with_gradients)
         if self.expected is None or self.expected[0] != key:
             self.expected = None
             with self.settings.again():
@@ -256,7 +256,7 @@ class Machine:
 
     def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
         """Free the kept reference unless this job can use it."""
-        key = (request.case, request.measuring.seed, with_gradients)
+        key = (request.case, request.measuring.seed, request.measuring.inputs, with_gradients)
         if self.expected and self.expected[0] != key:
             self.expected = None
         if self.hard and self.hard[0] != key:

@@ -48,7 +48,13 @@ class Judgements:
             raise Stopped("inaccurate", f"{other} of the inputs that the calls read does not have the numbers given")
         expected = self.machine.expected_for(self.attempt.request, inputs, with_gradients=self.attempt.with_gradients)
         made = self._verdict(inputs, expected, results)
-        self._add("first", results, expected, made, distribution(self.attempt.request.case))
+        self._add(
+            "first",
+            results,
+            expected,
+            made,
+            self._described(),
+        )
         errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
         for name, error in made.errors.items():
             errors[_pass_of(name)][name] = error
@@ -133,7 +139,7 @@ class Judgements:
         count = self.judge.passes[direction].count
         for call, kept in self.judge.kept(direction):
             made = self._verdict(inputs, expected, kept.results)
-            described = f"{distribution(self.attempt.request.case)}, signs changed"
+            described = f"{self._described()}, signs changed"
             self._add(call, kept.results, expected, made, described, forms=kept.forms, index=kept.index, of=count)
             if made.wrong is None:
                 continue
@@ -145,10 +151,17 @@ class Judgements:
     def _verdict(self, inputs: Any, expected: Expected, results: Results) -> Verdict:
         return verdict(self.attempt.request.case, inputs, expected, results, self.calls.scales)
 
+    def _described(self) -> str:
+        return distribution(self.attempt.request.case, self.attempt.request.measuring.inputs)
+
     def _seeded(self) -> Any:
         request = self.attempt.request
         return self.workload.make_inputs(
-            request.case, request.device, request.measuring.seed, with_gradients=self.attempt.with_gradients
+            request.case,
+            request.device,
+            request.measuring.seed,
+            with_gradients=self.attempt.with_gradients,
+            kind=request.measuring.inputs,
         )
 
     def _add(

@@ -85,7 +85,10 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         # hold what jobs make. A full collection would scan all imported modules for 14 ms.
         gc.collect(1)
         held_before = machine.held_bytes()
-        inputs = workload.make_inputs(case, device, request.measuring.seed, with_gradients=attempt.with_gradients)
+        measuring = request.measuring
+        inputs = workload.make_inputs(
+            case, device, measuring.seed, with_gradients=attempt.with_gradients, kind=measuring.inputs
+        )
         synchronize(device)
     with attempt.stage("accuracy"):
         # Before the backend runs: a backend that overwrites its inputs must not change the reference.

@@ -30,7 +30,10 @@ def run_once(request: Request) -> None:
         torch.cuda.set_stream(torch.cuda.Stream())
     with_gradients = "backward" in request.measuring.passes
     backend, workload = load_backend(request.backend), workload_of(request.case)
-    inputs = workload.make_inputs(request.case, device, request.measuring.seed, with_gradients=with_gradients)
+    measuring = request.measuring
+    inputs = workload.make_inputs(
+        request.case, device, measuring.seed, with_gradients=with_gradients, kind=measuring.inputs
+    )
     use_caches(request.caches)
     calls = calls_for(request, workload, backend, inputs)
     with calls.scope():

@@ -1,19 +1,20 @@
 """The workload `attention`: the backend's calls, without a transformer block."""
 
 from attn_exp.attention.error_parts import Tolerance
-from attn_exp.attention.inputs import Inputs, make_inputs
+from attn_exp.attention.hard_values import make_inputs_of
+from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.backends.base import Backend, Calls
-from attn_exp.core.case import Case
+from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.record import Work
 
 
 class AttentionAlone:
     """Only the attention, without a transformer block around it."""
 
-    def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
+    def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool, kind: str = NORMAL) -> Inputs:
         """Return q, k, v and the output's gradient."""
-        return make_inputs(case, device, seed, with_gradients=with_gradients)
+        return make_inputs_of(kind, case, device, seed, with_gradients=with_gradients)
 
     def expected(
         self, case: Case, inputs: Inputs, *, with_gradients: bool, tolerances: dict[str, Tolerance] | None = None

@@ -5,15 +5,19 @@ from typing import Any, Protocol
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.tolerance import Expected
 from attn_exp.backends.base import Backend, Calls
-from attn_exp.core.case import Case
+from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.record import Work
 
 
 class Workload(Protocol):
     """Makes inputs, their reference, and the calls to time. Its inputs are `DifferentiableInputs` of its own kind."""
 
-    def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> Any:
-        """Return new inputs from `seed`."""
+    def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool, kind: str = NORMAL) -> Any:
+        """Return new inputs of a kind from `seed`.
+
+        Raises:
+            ValueError: a block has no inputs of that kind.
+        """
         ...
 
     def expected(

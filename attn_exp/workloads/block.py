@@ -12,11 +12,12 @@ from attn_exp.attention.autograd import Attention, autograd_backward
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.part import PART_SCORES
 from attn_exp.attention.reference import reference_attention
-from attn_exp.attention.tolerance import PART_SCORES, Expected, bounds
+from attn_exp.attention.tolerance import Expected, bounds
 from attn_exp.backends.base import NO_FUNCTION, Backend, Calls, calls_of
 from attn_exp.backends.package import Refused
-from attn_exp.core.case import PASSES, Case
+from attn_exp.core.case import NORMAL, PASSES, Case
 from attn_exp.core.flops import flops
 from attn_exp.core.record import Work
 from attn_exp.workloads.block_inputs import BlockInputs
@@ -33,8 +34,16 @@ class BlockWorkload:
     def __init__(self, kind: Callable[[Case], Any]) -> None:
         self.kind = kind
 
-    def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool) -> BlockInputs:
-        """Return normally distributed operands and output gradient, and weights that keep each layer's scale."""
+    def make_inputs(
+        self, case: Case, device: str, seed: int, *, with_gradients: bool, kind: str = NORMAL
+    ) -> BlockInputs:
+        """Return normally distributed operands and output gradient, and weights that keep each layer's scale.
+
+        Raises:
+            ValueError: another kind than `normal` was asked for: it describes q, k and v, which the block computes.
+        """
+        if kind != NORMAL:
+            raise ValueError(f"a block has no inputs of the kind {kind}")
         generator = torch.Generator(device).manual_seed(seed)
         dtype: torch.dtype = getattr(torch, case.dtype)
         block = self._built(case, torch.device(device))
