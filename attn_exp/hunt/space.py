@@ -10,9 +10,8 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from attn_exp.attention.inputs import NORMAL
 from attn_exp.backends.supports import DEVICES, Supports
-from attn_exp.core.case import DTYPE_BYTES, Case
+from attn_exp.core.case import DTYPE_BYTES, NORMAL, Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.hunting import EDGES, KINDS, SOFTCAPS, WORDS, Example, Space
 from attn_exp.hunt.values import REACH, whole_bytes

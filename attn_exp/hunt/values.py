@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from attn_exp.attention.hard_values import draw
-from attn_exp.attention.inputs import NORMAL, Inputs, make_inputs
-from attn_exp.core.case import DTYPE_BYTES, Case
+from attn_exp.attention.inputs import Inputs, make_inputs
+from attn_exp.core.case import DTYPE_BYTES, NORMAL, Case
 from attn_exp.core.hunting import Example
 
 # Elements that a 32-bit offset reaches.
