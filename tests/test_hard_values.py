@@ -3,6 +3,7 @@
 The same loop with 2,200 seeds of each dtype and mask had no false alarm (results/cpu/hard_values/README.md).
 """
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -246,3 +247,13 @@ def test_fp8_has_tolerances_on_mixed_values_that_show_a_missing_maximum():
     numbers = inputs.numbers()
     assert inaccuracy({"out": found.judge("out", no_maximum(case, *numbers.qkv))})
     assert not inaccuracy({"out": found.judge("out", formula(case, None, *numbers.qkv))})
+
+
+def test_queries_of_zeros_alone_are_judged():
+    case = case_of("float32", q_heads=2, q_len=1, causal=True)
+    inputs = replace(hard(case, 1), q_bhsd=torch.zeros(1, 2, 1, 64, requires_grad=True), kind="zeros")
+    for tensor in (inputs.k_bhsd, inputs.v_bhsd):
+        tensor.requires_grad_()
+    judge = expected(case, inputs, with_gradients=True).judge
+    function = partial(formula, case, None)
+    assert inaccuracy({name: judge(name, tensor) for name, tensor in tensors_of(function, inputs).items()}) is None

@@ -39,6 +39,8 @@ SMALL_BY_WEIGHTS, SMALL_GRADIENT = 0.1, 0.25
 BIAS_UNITS, BIAS_UNITS_OF_CODES = 0.05, 0.2
 # Of rows that are not small, the formula's followed the reference by 0.88 at fp8, and by 0.97 in 16-bit dtypes.
 LEAST_ROW = 0.25
+# A row of zeros is off by 1 of its norm. Of means of equal weights, some are smaller than others.
+LEAST_LOST, _SMALLEST_MEAN = 0.5, 0.3
 # A reference is noise below this over the number of keys, if these are so many that it is below `VANISHING`.
 VANISHING_OF_KEYS = 1e-2
 # Unit roundoff of float32, in which every backend sums.
@@ -148,7 +150,9 @@ def _units(case: Case, inputs: Inputs) -> dict[str, Unit]:
     """
     numbers = inputs.numbers()
     tensors = (*numbers.qkv, numbers.d_out_bhsd)
-    q, k, v, d_out = torch.stack([one.detach().float().square().mean().sqrt() for one in tensors]).tolist()
+    roots = torch.stack([one.detach().float().square().mean().sqrt() for one in tensors]).tolist()
+    # Hard values may be all zeros.
+    q, k, v, d_out = (root or 1.0 for root in roots)
     summed = max(1.0, case.q_heads * case.q_len / (case.kv_heads * case.kv_len)) ** 0.5
     terms = max(case.head_dim, case.value_dim) ** 0.5
     keys = min(case.kv_len, case.window or case.kv_len, max(case.lengths or (case.kv_len,)))
@@ -176,12 +180,25 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     fused = {name: bounds(case, otherwise[name], single[name], exact[name]) for name in exact}
     least = FACTOR * score_rounding(part, on_part)
     few = part.batch * part.q_heads * part.q_len < FEW_ROWS
-    return {name: _on_hard_values(plain[name], fused[name], least, 2.0 if few else 1.0) for name in exact}
+    made = {name: _on_hard_values(plain[name], fused[name], least, 2.0 if few else 1.0) for name in exact}
+    return made | {"out": _with_lost_rows(case, made["out"], (rounded["out"], otherwise["out"]), exact["out"])}
 
 
 def _on_hard_values(plain: Tolerance, fused: Tolerance, least: float, slack: float) -> Tolerance:
     relative = slack * max(plain.relative, fused.relative, least)
     return Tolerance(relative, max(slack * plain.worst_row, slack * fused.worst_row, WORST_ROW_FACTOR * relative))
+
+
+def _with_lost_rows(case: Case, whole: Tolerance, rounded: tuple[torch.Tensor, ...], exact: torch.Tensor) -> Tolerance:
+    """Add a bound on rows by their own norm, which shows those that are zeros or have another winner.
+
+    With equal weights a row is as small as the mean of all values, and no norm of the tensor shows it.
+    """
+    small = _SMALLEST_MEAN * case.kv_len**-0.5
+    asked = replace(whole, own_row=math.inf, tile=math.inf, small=small)
+    measured = [judged_error(one, exact, asked).own_row or 0.0 for one in rounded]
+    allowed = max(LEAST_LOST, FACTOR * max(measured))
+    return replace(whole, own_row=allowed, tile=allowed, small=small)
 
 
 def _with_parts(case: Case, name: str, whole: Tolerance, bias: float) -> Tolerance:
