@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from planted import Planted
 
 from attn_exp.attention import hard_values
-from attn_exp.attention.inputs import NORMAL, make_inputs
+from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.reference import reference_attention
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.fa2 import FlashAttention2
 from attn_exp.backends.flex import Flex
 from attn_exp.backends.sdpa import Flash, Priority, Sdpa
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.hunting import KINDS, Example, Outcome, Space
 from attn_exp.hunt.own_function import source_of
 from attn_exp.hunt.script import MOST_LINES, script_of
