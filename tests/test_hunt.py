@@ -41,14 +41,20 @@ def facts(out):
 
 # The bug, what the sentence says, and the smallest case.
 PLANTED = {
-    "off_by_one_at_a_tile": (r"planted: .*out .*(off by|visible)", r"b1 h1 s(6[5-9]|[7-9]\d) d\d+ float32 causal"),
+    "off_by_one_at_a_tile": (
+        r"planted: .*out .*(off by|visible)",
+        r"b1 h1 (s|q\d+ kv)(6[5-9]|[7-9]\d) d\d+ float32 causal.*",
+    ),
     "no_softcap": (r"planted: .*out is off by \S+ of its norm, allowed is \S+", r"b1 h1 .*d\d float32 .*cap\d+"),
     "nan_without_a_key": (
         "planted: out has values that are not finite",
         r"b1 h1 q2 kv1 d1 float32 causal bottom_right",
     ),
     "wrong_heads": (r"planted: .*out is off by \S+ of its norm", r"b1 h4/2 s1 d\d float32 full"),
-    "raises_at_odd_lengths": ("planted: raises RuntimeError: misaligned address", r"b1 h1 q1 kv65 d1 float32 full"),
+    "raises_at_odd_lengths": (
+        "planted: raises RuntimeError: misaligned address",
+        r"b1 h1 (q1 kv65|s65) d1 float32 full",
+    ),
     "segfaults_at_wide_heads": ("planted: crashes: the process was killed by SIGSEGV", r"b1 h1 s1 d33 float32 causal"),
     "int32_strides": (r"planted: .*out is off by", r"b1 .* float32 full offsets of k above 2\^31"),
 }

@@ -40,7 +40,7 @@ def script_of(backend: Backend, example: Example, outcome: Outcome, device: str)
     layout = _layout(calls.inputs, case)
     head = [
         f'"""{backend.name}: {_one_line(outcome.reason or outcome.status)}',
-        f"{case.label()}, torch {torch.__version__}, {device}. Exits with 1 if the bug is there.",
+        f"{example.label()}, torch {torch.__version__}, {device}. Exits with 1 if the bug is there.",
         '"""',
         *(["import subprocess"] if outcome.status in ("crashed", "timeout") else []),
         "import sys",
@@ -161,7 +161,10 @@ def _judged(example: Example, outcome: Outcome, device: str) -> list[str]:
         caught = ["except Exception as error:", "    print(f'{type(error).__name__}: {error}')", "    sys.exit(1)"]
         return ["try:", *(f"    {call}" for call in calls), *caught, "print('no error')"]
     name = outcome.tensor if outcome.tensor in _GRADIENTS else "out"
-    part = "" if outcome.place is None else "[{0}:{0} + 1, {1}:{1} + 1]".format(*outcome.place)
+    part = ""
+    if outcome.place is not None:
+        row, head = outcome.place
+        part = f"[{row}:{row + 1}, {head}:{head + 1}]"
     lines = ["out = candidate(q, k, v)", f"wide = [t{part}.detach().double() for t in (q, k, v, d_out)]"]
     if name == "out":
         lines.append(f"found, exact = out.detach(){part}.double(), formula(*wide[:3])")
