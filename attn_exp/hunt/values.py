@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attn_exp.attention.hard_values import draw
-from attn_exp.attention.inputs import Inputs, make_inputs
-from attn_exp.core.case import DTYPE_BYTES, NORMAL, Case
+from attn_exp.attention.hard_values import make_inputs_of
+from attn_exp.attention.inputs import Inputs
+from attn_exp.core.case import DTYPE_BYTES, Case
 from attn_exp.core.hunting import Example
 
 # Elements that a 32-bit offset reaches.
@@ -49,11 +49,7 @@ def inputs_of(example: Example, device: str) -> Inputs:
     """Return an example's tensors."""
     if example.large == "whole":
         return _whole(example, device)
-    inputs = make_inputs(example.case, device, example.seed, with_gradients=example.backward)
-    if example.inputs != NORMAL:
-        inputs = draw(example.inputs, example.case, torch.Generator(device).manual_seed(example.seed), like=inputs)
-        for tensor in inputs.qkv:
-            tensor.requires_grad_(example.backward)
+    inputs = make_inputs_of(example.inputs, example.case, device, example.seed, with_gradients=example.backward)
     return inputs if example.large is None else _spread(example.large, inputs)
 
 
