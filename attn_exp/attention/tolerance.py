@@ -145,19 +145,21 @@ def expected(
 def _units(case: Case, inputs: Inputs) -> dict[str, Unit]:
     """Return what errors are relative to where a reference vanishes: products of the inputs' root mean squares.
 
-    There dq and dk are differences of products of d_out and v, and a gradient of a key is a sum over queries. The
-    gradient of a key among many is small without being noise.
+    There dq and dk are differences of products of d_out and v, channel by channel: where one is large in the channels
+    in which the other is small, their products are not. A gradient of a key is a sum over queries. The gradient of a
+    key among many is small without being noise.
     """
     numbers = inputs.numbers()
     tensors = (*numbers.qkv, numbers.d_out_bhsd)
-    roots = torch.stack([one.detach().float().square().mean().sqrt() for one in tensors]).tolist()
+    q, k, v, d_out = (one.detach().float().square().mean((0, 1, 2)) for one in tensors)
+    means = torch.stack([one.mean() for one in (q, k, v, d_out, v * d_out)])
     # Hard values may be all zeros.
-    q, k, v, d_out = (root or 1.0 for root in roots)
+    q, k, v, d_out, product = (root or 1.0 for root in means.sqrt().tolist())
     summed = max(1.0, case.q_heads * case.q_len / (case.kv_heads * case.kv_len)) ** 0.5
     terms = max(case.head_dim, case.value_dim) ** 0.5
     keys = min(case.kv_len, case.window or case.kv_len, max(case.lengths or (case.kv_len,)))
     share = min(VANISHING, VANISHING_OF_KEYS / keys)
-    scales = {"out": v, "dq": k * v * d_out, "dk": q * v * d_out * summed, "dv": d_out * summed}
+    scales = {"out": v, "dq": k * product, "dk": q * product * summed, "dv": d_out * summed}
     factor = {"out": 1.0, "dq": terms, "dk": terms, "dv": 1.0}
     # A tensor of zeros gives no scale.
     return {name: Unit(share * scale, factor[name] * scale or 1.0) for name, scale in scales.items()}
