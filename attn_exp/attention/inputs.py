@@ -1,6 +1,6 @@
 """Inputs of a case: seeded, normally distributed, never zeros (zeros draw less power and run faster)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -131,6 +131,12 @@ class Inputs:
         tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
         q, k, v, d_out = (_laid_out(tensor, layout) for tensor in tensors)
         return Inputs(q, k, v, d_out, self.scales, self.kind)
+
+    def row(self, row: int) -> "Inputs":
+        """Return one row of the batch, as a batch of its own; copies that require no gradients."""
+        tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
+        q, k, v, d_out = (tensor.detach()[row : row + 1].clone() for tensor in tensors)
+        return replace(self, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out)
 
     def numbers(self) -> "Inputs":
         """Return the inputs as numbers: themselves, or dequantised in float32 without gradients."""

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -158,7 +158,7 @@ class Machine:
         ceilings: by dtype.
         canaries: microseconds of fixed work, measured once.
         expected: the last case's reference, and what it belongs to.
-        hard: the same on hard values, with the seed of these.
+        hard: the same on hard values, with the seed of these and the row of the batch.
         loaded: whether the GPU has been under load.
         settings: PyTorch's settings before any backend was loaded.
         guard: what judging and timing use, as it was then; None if each job takes it anew.
@@ -171,7 +171,7 @@ class Machine:
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
     canaries: dict[str, float] = field(default_factory=dict)
     expected: tuple[Any, Expected] | None = None
-    hard: tuple[Any, int, Expected] | None = None
+    hard: tuple[Any, int, int, Expected] | None = None
     loaded: bool = False
     settings: Settings = field(default_factory=Settings.now)
     guard: "Guard | None" = None
@@ -238,21 +238,26 @@ class Machine:
             self.expected = key, made
         return self.expected[1]
 
-    def hard_for(self, request: Request, *, with_gradients: bool) -> tuple[Inputs, Expected]:
-        """Return hard values for a case and their reference; the next rival of the same case gets the same."""
+    def hard_for(self, request: Request, *, with_gradients: bool) -> tuple[Inputs, int, Expected]:
+        """Return hard values for a case, a row of the batch drawn at random, and the reference of that row.
+
+        Rows of a batch do not depend on each other. The next rival of the same case gets the same.
+        """
         key = (request.case, request.measuring.seed, with_gradients)
         like = make_inputs(request.case, self.device, request.measuring.seed, with_gradients=with_gradients)
         if self.hard is not None and self.hard[0] == key:
-            return hard_inputs(request.case, like, self.hard[1]), self.hard[2]
+            seed, row, made = self.hard[1:]
+            return hard_inputs(request.case, like, seed), row, made
         self.hard = None
         # Another one in each process, so that no backend can be right on these values alone.
-        seed = secrets.randbits(63)
+        seed, row = secrets.randbits(63), secrets.randbelow(request.case.batch)
         values = hard_inputs(request.case, like, seed)
-        for tensor in values.qkv:
+        alone = values.row(row)
+        for tensor in alone.qkv:
             tensor.requires_grad_(with_gradients)
-        made = expected(request.case, values, with_gradients=with_gradients, sampled=True)
-        self.hard = key, seed, made
-        return values, made
+        made = expected(replace(request.case, batch=1), alone, with_gradients=with_gradients, sampled=True)
+        self.hard = key, seed, row, made
+        return values, row, made
 
     def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
         """Free the kept reference unless this job can use it."""

@@ -26,7 +26,7 @@ from attn_exp.worker.attempt import Stopped
 
 Results = dict[str, torch.Tensor]
 # How many calls of a pass have a few of their rows looked at, and how many sets of rows these choose from.
-_PROBES, _PLACES = 16, 64
+_PROBES, _PLACES = 8, 64
 
 
 def form_of(tensor: torch.Tensor) -> Form:

@@ -1,6 +1,6 @@
 """Compare the calls of a job with references: the first, one on hard values, and the timed ones."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from attn_exp.attention.inputs import distribution
@@ -72,7 +72,7 @@ class Judgements:
         if request.case.workload is not None:
             return
         with attempt.stage("accuracy"), self.machine.settings.again():
-            values, expected = self.machine.hard_for(request, with_gradients=attempt.with_gradients)
+            values, row, expected = self.machine.hard_for(request, with_gradients=attempt.with_gradients)
             self.judge.fresh.write(values)
             synchronize(request.device)
         with attempt.stage("first_call"):
@@ -82,7 +82,8 @@ class Judgements:
                 results |= self.judge.results("backward", self.calls.backward(out)())
             synchronize(request.device)
         with attempt.stage("accuracy"), self.machine.settings.again():
-            made = self._verdict(values, expected, results)
+            of_row = {name: tensor[row : row + 1] for name, tensor in results.items()}
+            made = verdict(replace(request.case, batch=1), values.row(row), expected, of_row, self.calls.scales)
             self._add("hard", results, expected, made, "hard values")
             self.judge.fresh.write(self._seeded())
         if made.wrong:
