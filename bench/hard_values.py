@@ -2,7 +2,7 @@
 
 Runs every backend that this machine has on every kind of inputs (conf/inputs), over small cases of all masks and
 dtypes, and compares output and gradients with the float32 reference. Writes hard_values.csv, a row a backend, kind,
-case and tensor, and hard_values.md, and prints a short table last: wrong cases of those that ran.
+case and tensor that ran, and hard_values.md, and prints a short table last: wrong cases of those that ran.
 """
 
 import argparse
@@ -39,6 +39,7 @@ MASKS: tuple[dict[str, object], ...] = (
     {"causal": True, "q_len": 1},
     {"causal": True, "packed": True},
 )
+REFUSED = ("unsupported", "unavailable")
 Task = tuple[dict[str, object], str, tuple[tuple[int, Case], ...], int, int, str]
 
 
@@ -77,7 +78,7 @@ def check(task: Task) -> list[dict[str, object]]:
                 refused = beyond_this_gpu(error)
                 made = [{"status": "unsupported" if refused else "error", "reason": refused or error_summary(error)}]
             rows += [head | row for row in made]
-            if made[0]["status"] in ("unsupported", "unavailable"):
+            if made[0]["status"] in REFUSED:
                 break
     return rows
 
@@ -89,7 +90,7 @@ def table(rows: list[dict[str, object]], kinds: list[str], form: str) -> str:
         line = [name]
         for kind in kinds:
             mine = [row for row in rows if row["backend"] == name and row["kind"] == kind]
-            ran = {row["index"] for row in mine if row["status"] not in ("unsupported", "unavailable")}
+            ran = {row["index"] for row in mine if row["status"] not in REFUSED}
             wrong = {row["index"] for row in mine if row["status"] in WRONG}
             line.append(f"{len(wrong)}/{len(ran)}" if ran else "")
         if any(line[1:]):
@@ -171,7 +172,9 @@ def main() -> int:
         writer = csv.DictWriter(file, ["kind", *FIELDS], lineterminator="\n")
         writer.writeheader()
         writer.writerows(
-            {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
+            {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
+            for row in rows
+            if row["status"] not in REFUSED
         )
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU ({platform.machine()})"
     title = f"{name}, {versions()}, seed {given.seed}, {given.seeds} seeds of each of {len(numbered)} cases."

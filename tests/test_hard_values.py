@@ -1,6 +1,6 @@
 """Hard inputs: they show bugs that normal inputs hide, and no honest formula fails on them.
 
-The same loop with 2,200 seeds of each dtype and mask had no false alarm (results/cpu/hard_values/README.md).
+bench/hard_alarms.py runs the same in a loop: results/cpu/hard_values/README.md has its figures.
 """
 
 from dataclasses import replace

@@ -164,7 +164,10 @@ def _one(
     k = _keys(case, kind, channels, generator)
     shape = (case.q_heads, case.q_len)
     q = torch.empty(*shape, case.head_dim, device=device)
-    alone = torch.randint(len(kind.treatments), shape, generator=generator, device=device)
+    # So many neighbouring rows get one treatment each, in random order: none is missing by chance.
+    several, rows = len(kind.treatments), case.q_heads * case.q_len
+    order = torch.rand(-(-rows // several), several, generator=generator, device=device).argsort(dim=-1)
+    alone = order.flatten()[:rows].reshape(shape)
     in_runs = alone[:, :: min(_RUN, case.q_len)].repeat_interleave(min(_RUN, case.q_len), dim=1)[:, : case.q_len]
     odd = torch.arange(case.q_heads, device=device)[:, None] % 2 == 1
     chosen = torch.where(odd, in_runs, alone)
