@@ -114,9 +114,14 @@ def test_changes_of_hard_inputs_keep_their_scores():
     assert (inputs.q_bhsd @ inputs.k_bhsd.mT - before).abs().max() < 1e-3
     assert not values.equal(inputs.v_bhsd)
     normal = make_inputs(case, "cpu", 1, with_gradients=False)
-    before = normal.q_bhsd @ normal.k_bhsd.mT
-    FreshInputs(normal).renew()
-    assert (normal.q_bhsd @ normal.k_bhsd.mT - before).abs().max() > 0.1
+    before, fresh = normal.q_bhsd @ normal.k_bhsd.mT, FreshInputs(normal)
+
+    def moved() -> bool:
+        fresh.renew()
+        return bool((normal.q_bhsd @ normal.k_bhsd.mT - before).abs().max() > 0.1)
+
+    # Each time v alone is changed with probability 1 / 7.
+    assert any(moved() for _ in range(20))
 
 
 def test_hard_values_are_described():
