@@ -269,7 +269,8 @@ class WrongScale(Honest):
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         scaled = replace(inputs, q_bhsd=inputs.q_bhsd * case.head_dim**-0.5)
-        return replace(super().prepare(case, scaled), backward=lambda out: autograd_backward(inputs, out))
+        calls = super().prepare(case, scaled)
+        return replace(calls, inputs=None, backward=lambda out: autograd_backward(inputs, out))
 
 
 class MaskOffByOne(Honest):
