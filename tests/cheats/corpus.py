@@ -116,10 +116,11 @@ def _registered(
 
 
 def load() -> list[Entry]:
-    """Return all entries, of every module of this package."""
+    """Return all entries, module by module, whichever of them was imported first."""
     for module in pkgutil.walk_packages([str(Path(__file__).parent)], "cheats."):
         if module.name.rpartition(".")[2] not in ("page", "check", "__main__"):
             importlib.import_module(module.name)
     names = [entry.name for entry in ENTRIES]
     assert len(names) == len(set(names)), [name for name in names if names.count(name) > 1]
-    return ENTRIES
+    # Of one module they keep their order: sorting is stable.
+    return sorted(ENTRIES, key=lambda entry: entry.target.rpartition(":" if ":" in entry.target else ".")[0])
