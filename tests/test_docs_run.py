@@ -40,6 +40,7 @@ NOT_RUN = {
     "+experiment=flux": "it compiles and profiles: tests/test_inductor.py, tests/gpu/test_gpu_profilers.py",
     "workload=decoder_layer": "tests/test_workloads.py",
     "attn-exp doctor": "half a minute: tests/test_doctor.py",
+    "attn-exp hunt": "it searches for a minute: tests/test_hunt.py",
     "attn-exp ui": "tests/test_ui.py starts its server",
     "attn-exp --help": "tests/test_cli.py reads it",
 }
