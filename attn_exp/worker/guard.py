@@ -23,7 +23,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from attn_exp.worker.attempt import Untrusted
 from attn_exp.worker.guarded import COMPUTING, FREE_BUILTINS, NAMES
 
-_PACKAGE = "attn_exp"
+# The folders of the worker's side: the parent of a command judges nothing.
+_JUDGING = tuple(
+    f"attn_exp.{folder}."
+    for folder in ("core", "attention", "kernels", "backends", "timers", "workloads", "profilers", "worker")
+)
 _CALLABLES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, type)
 _CONSTANTS = (int, float, str, tuple, frozenset, re.Pattern, type(None))
 _WRAPPERS = (staticmethod, classmethod, property, cached_property)
@@ -57,7 +61,7 @@ class Guard:
         kept = [*_named(), *_builtins()]
         tables: list[tuple[dict[Any, Any], dict[Any, Any], str]] = []
         for name, module in sorted(sys.modules.items()):
-            if (name == _PACKAGE or name.startswith(f"{_PACKAGE}.")) and isinstance(module, ModuleType):
+            if name.startswith(_JUDGING) and isinstance(module, ModuleType):
                 kept += _of_module(module, name)
                 tables += [
                     (value, dict(value), f"{name}.{key}")

@@ -72,7 +72,11 @@ class Judgements:
         if request.case.workload is not None:
             return
         with attempt.stage("accuracy"), self.machine.settings.again():
-            values, row, expected = self.machine.hard_for(request, with_gradients=attempt.with_gradients)
+            try:
+                values, row, expected = self.machine.hard_for(request, with_gradients=attempt.with_gradients)
+            except ValueError:
+                # Where the formula itself is not finite there is no tolerance; the record has no such call then.
+                return
             self.judge.fresh.write(values)
             synchronize(request.device)
         with attempt.stage("first_call"):
