@@ -66,7 +66,8 @@ class Guard:
                 tables += [
                     (value, dict(value), f"{name}.{key}")
                     for key, value in vars(module).items()
-                    if key.isupper() and type(value) is dict
+                    # A user may add metrics.
+                    if key.isupper() and type(value) is dict and key != "METRICS"
                 ]
         functions: dict[int, tuple[FunctionType, Any, Any, Any, str]] = {}
         for one in kept:
