@@ -48,7 +48,7 @@ class Microsecond(CpuTimer):
     name = "steady"
 
     def block(self, call, calls):
-        call()
+        super().block(call, 1)
         return Block([25_000.0] * calls)
 """
 BACKEND_YAML = """# backend=transposed: PyTorch's attention, called from elsewhere.
