@@ -144,8 +144,8 @@ def test_a_deleted_name_and_new_code_in_an_old_function_are_seen(guard, monkeypa
         patch.setattr(torch.autograd.grad, "__defaults__", (None,))
         assert guard.violation() == "the code of torch.autograd.grad was replaced"
     with monkeypatch.context() as patch:
-        patch.setitem(metrics.METRICS, "another", None)
-        assert guard.violation() == "attn_exp.core.metrics.METRICS was changed"
+        patch.setitem(DTYPE_BYTES, "bfloat16", 1)
+        assert guard.violation() == "attn_exp.core.case.DTYPE_BYTES was changed"
     assert guard.violation() is None
 
 
