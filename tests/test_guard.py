@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attn_exp.timers.cpu
 import attn_exp.worker.measure
-from attn_exp.core import limits, metrics
+from attn_exp.core import limits
 from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.source import described
 from attn_exp.run.job_queue import JobQueue
