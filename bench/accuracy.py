@@ -17,11 +17,19 @@ import traceback
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from attn_exp.core.case import NORMAL, Case
+from attn_exp.core.case import Case
 from attn_exp.core.conf import conf_folder, read_yaml
+
+if TYPE_CHECKING:
+    import torch
+
+    from attn_exp.attention.inputs import Inputs
+    from attn_exp.attention.tolerance import Expected
+    from attn_exp.backends.base import Calls
 
 FIELDS = ("index", "case", "backend", "status", "tensor", "error", "tolerance", "row_error", "row_tolerance", "reason")
 # In turn; sizes and the rest are up to the dice.
@@ -99,16 +107,10 @@ def not_done(task: tuple[dict[str, object], list[tuple[int, Case]], int, str], w
     ]
 
 
-def checked(
-    config: dict[str, object], case: Case, seed: int, device: str, kind: str = NORMAL
-) -> list[dict[str, object]]:
-    """A row for each tensor of one backend on one case, on inputs of a kind."""
-    import torch
-
-    from attn_exp.attention.error import inaccuracy
-    from attn_exp.attention.hard_values import make_inputs_of
+def checked(config: dict[str, object], case: Case, seed: int, device: str) -> list[dict[str, object]]:
+    """A row for each tensor of one backend on one case."""
+    from attn_exp.attention.inputs import make_inputs
     from attn_exp.attention.tolerance import expected
-    from attn_exp.attention.verdict import verdict
     from attn_exp.backends.base import load_backend, supported_passes
     from attn_exp.backends.compile import reset_dynamo
     from attn_exp.backends.package import Refused, Unavailable
@@ -120,23 +122,41 @@ def checked(
         if reason:
             return [{"status": "unsupported", "reason": reason}]
         with_gradients = "backward" in supported_passes(backend, case)
-        inputs = make_inputs_of(kind, case, device, seed, with_gradients=with_gradients)
+        inputs = make_inputs(case, device, seed, with_gradients=with_gradients)
         wanted = expected(case, inputs, with_gradients=with_gradients)
         calls = backend.prepare(case, inputs)
-        with calls.scope():
-            _poison(device, inputs.q_bhsd.numel())
-            out = calls.forward()
-            tensors = {"out": out.detach()}
-            if with_gradients:
-                backward = calls.backward(out)
-                _poison(device, inputs.q_bhsd.numel())
-                tensors |= dict(zip(("dq", "dk", "dv"), backward(), strict=True))
-            if device == "cuda":
-                torch.cuda.synchronize()
+        tensors = computed(calls, device, inputs.q_bhsd.numel(), with_gradients=with_gradients)
     except Refused as error:
         return [{"status": "unsupported", "reason": str(error)}]
     except Unavailable as error:
         return [{"status": "unavailable", "reason": str(error)}]
+    return compared(case, inputs, wanted, tensors, calls)
+
+
+def computed(calls: "Calls", device: str, numbers: int, *, with_gradients: bool) -> "dict[str, torch.Tensor]":
+    """Output and gradients of a backend's calls; memory for so many numbers is poisoned before each."""
+    import torch
+
+    with calls.scope():
+        _poison(device, numbers)
+        out = calls.forward()
+        tensors = {"out": out.detach()}
+        if with_gradients:
+            backward = calls.backward(out)
+            _poison(device, numbers)
+            tensors |= dict(zip(("dq", "dk", "dv"), backward(), strict=True))
+        if device == "cuda":
+            torch.cuda.synchronize()
+    return tensors
+
+
+def compared(
+    case: Case, inputs: "Inputs", wanted: "Expected", tensors: "dict[str, torch.Tensor]", calls: "Calls"
+) -> list[dict[str, object]]:
+    """A row for each tensor, compared with the reference."""
+    from attn_exp.attention.error import inaccuracy
+    from attn_exp.attention.verdict import verdict
+
     found = verdict(case, inputs, wanted, tensors, calls.scales)
     return [
         {
