@@ -9,7 +9,7 @@ from fakes import CASE
 
 from attn_exp.attention.fresh_inputs import ROWS, FreshInputs, State, flip_signs
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.probe import Place, allowed_error, probe_error, usual_size
+from attn_exp.attention.probe import Place, Probe, allowed_error, probe_errors, sum_errors, usual_size
 from attn_exp.attention.reference import reference
 from attn_exp.attention.tolerance import expected
 
@@ -128,16 +128,35 @@ def test_a_probe_tells_a_stale_result_from_a_right_one(case, name):
     whole = expected(case, seeded, with_gradients=True)
     allowed, usual = allowed_error(whole.tolerances[name].relative), usual_size(whole.tensors[name])
     stale = reference(case, seeded, with_gradients=True)[name]
-    for _ in range(20):
+    probes = []
+    for place in Place.drawn(case, dice, torch.device("cpu"), 20):
         fresh.renew()
         fresh.renew_gradient()
-        place = Place.drawn(case, dice, torch.device("cpu"))
         right = reference(case, read, with_gradients=True)[name]
-        errors = [
-            probe_error(case, seeded, fresh.state, place, name, place.of(tensor), 1.0, usual)
-            for tensor in (right, stale, torch.full_like(stale, float("nan")))
-        ]
-        assert errors[0] < allowed < errors[1] < errors[2] == float("inf")
+        for tensor in (right, stale, torch.full_like(stale, float("nan"))):
+            probes.append(Probe(place, place.of(tensor), fresh.state, 1))
+    errors = probe_errors(case, seeded, probes, name, 1.0, usual)
+    for right, kept, nan in zip(errors[::3], errors[1::3], errors[2::3], strict=True):
+        assert right < allowed < kept < nan == float("inf")
+
+
+def test_the_sum_of_dv_tells_one_that_was_kept_and_follows_the_signs_of_channels(case):
+    read, seeded, fresh = fresh_and_seeded(case)
+    allowed = allowed_error(expected(case, seeded, with_gradients=True).tolerances["dv"].relative)
+    group = case.q_heads // case.kv_heads
+    kept = reference(case, seeded, with_gradients=True)["dv"]
+    probes = []
+    for place in Place.drawn(case, random.Random(4), torch.device("cpu"), 20):
+        fresh.renew()
+        fresh.renew_gradient()
+        right = reference(case, read, with_gradients=True)["dv"]
+        turned = kept.clone()
+        flip_signs(turned, fresh.state.signs["d_out"])
+        for tensor in (right, turned, torch.full_like(kept, float("nan"))):
+            probes.append(Probe(place, tensor[0, 0], fresh.state, 1, place.sum_of_keys(tensor, group)))
+    errors = sum_errors(case, seeded, probes, 1.0)
+    for right, turned, nan in zip(errors[::3], errors[1::3], errors[2::3], strict=True):
+        assert right < allowed < turned < nan == float("inf")
 
 
 def test_inputs_that_were_freed_or_put_elsewhere_are_not_read_but_named(case):

@@ -37,8 +37,8 @@ class EdgeSample:
     Attributes:
         heads: of which row of the batch and which query head.
         rows: which queries.
-        first: the first key that each query sees.
-        last: the last one.
+        first: the first key that each query sees, on the CPU.
+        last: the last one, on the CPU.
         weights: (heads, rows, kv_len); those of hidden keys are what they would have among the visible ones.
         values: (heads, kv_len, value_dim).
         out: (heads, rows, value_dim).
@@ -75,7 +75,9 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
     dice = fresh_dice()
     most = max(1, min(_MOST_HEADS[device.type], _KEYS // case.kv_len))
     heads = torch.randperm(case.batch * case.q_heads, generator=dice)[:most]
-    rows = _rows(case, device.type, dice).to(device)
+    chosen = _rows(case, device.type, dice)
+    first, last = seen_keys(case, chosen)
+    rows = chosen.to(device)
     batch, q_head = (heads // case.q_heads).to(device), (heads % case.q_heads).to(device)
     kv_head = q_head // (case.q_heads // case.kv_heads)
     q = _picked(inputs.q_bhsd, (batch, q_head), rows)
@@ -87,15 +89,13 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
         bent = torch.tanh(scores / case.softcap)
         slope = 1 - bent.square()
         by_scale, scores = scores * slope, case.softcap * bent
-    first, last = seen_keys(case, rows)
-    key = torch.arange(case.kv_len, device=device)
-    hidden = (key < first[:, None]) | (key > last[:, None])
+    key = torch.arange(case.kv_len)
+    hidden = ((key < first[:, None]) | (key > last[:, None])).to(device)
     seen = scores.masked_fill(hidden, -torch.inf)
     weights = (scores - seen.logsumexp(-1, keepdim=True)).exp()
     visible = weights.masked_fill(hidden, 0.0)
     out = visible @ v
-    keyless = (first > last)[:, None]
-    spread = (1 / visible.square().sum(-1)).masked_fill(keyless.squeeze(-1), 0.0)
+    spread = (1 / visible.square().sum(-1)).masked_fill((first > last).to(device), 0.0)
     mean = (visible * by_scale).sum(-1, keepdim=True)
     gradient = None
     if with_gradients:

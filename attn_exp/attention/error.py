@@ -6,18 +6,21 @@ tiles are also judged by themselves, and so is the mean error along the referenc
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from attn_exp.attention.error_parts import (
     TILE,
     UNIT,
+    Bias,
     Rows,
     Tolerance,
     Unit,
-    bias_error,
-    least_row,
-    own_errors,
+    biases,
+    follows,
+    of_rows,
+    of_tiles,
     place_of_row,
 )
 from attn_exp.core.record import TensorError
@@ -39,7 +42,8 @@ def tensor_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1
     Raises:
         ValueError: the shapes differ.
     """
-    return _error(_by_row(tensor, reference, scale, UNIT))
+    rows = _by_row(tensor, reference, scale, UNIT)
+    return TensorError(**_read(_figures(rows, of_rows(rows, 1.0))))
 
 
 def judged_error(
@@ -67,33 +71,48 @@ def judged_error(
         ValueError: the shapes differ.
     """
     rows = _by_row(tensor, reference, scale, unit)
-    error = replace(_error(rows), tolerance=bounds.relative, row_tolerance=bounds.worst_row)
-    if error.relative is None:
-        return error
-    where = {"worst_row": int((rows.error / torch.maximum(rows.norm, rows.typical)).argmax())}
+    parts, bias = {"worst_row": of_rows(rows, 1.0)}, None
+    allowed: dict[str, Any] = {"tolerance": bounds.relative, "row_tolerance": bounds.worst_row}
     if bounds.tile is not None:
-        own, where["own_row"], of_tile, where["worst_tile"] = own_errors(rows, bounds.small, tile)
-        error = replace(error, worst_tile=of_tile, tile_tolerance=bounds.tile)
+        parts["worst_tile"] = of_tiles(rows, bounds.small, tile)
+        allowed["tile_tolerance"] = bounds.tile
         if bounds.own_row is not None:
-            error = replace(error, own_row=own, own_row_tolerance=bounds.own_row)
-    if bounds.bias is not None and (biased := bias_error(rows)) is not None:
-        bias, noise, head = biased
-        error = replace(error, bias=bias, bias_tolerance=bounds.bias + noise)
-        if head is not None:
-            where["bias"] = head
+            parts["own_row"] = of_rows(rows, bounds.small)
+            allowed["own_row_tolerance"] = bounds.own_row
     if bounds.least_row is not None:
-        least, where["least_row"] = least_row(rows)
-        error = replace(error, least_row=least, least_row_tolerance=bounds.least_row)
+        parts["least_row"] = follows(rows)
+        allowed["least_row_tolerance"] = bounds.least_row
+    if bounds.bias is not None:
+        bias = biases(rows)
+    found = _read(_figures(rows, **parts) | _of_bias(bias))
+    if found["relative"] is None:
+        return TensorError(
+            **{name: found[name] for name in _OF_WHOLE},
+            **{name: allowed[name] for name in ("tolerance", "row_tolerance")},
+        )
+    noise = found.pop("noise", None)
+    if noise is None:
+        # There are too few rows to know a bias.
+        found.pop("bias", None)
+    elif bounds.bias is not None:
+        allowed["bias_tolerance"] = bounds.bias + noise
+    error = TensorError(**found, **allowed)
     if inaccuracy({"": error}) is None:
         return error
+    where = {name: int(part.argmin() if name == "least_row" else part.argmax()) for name, part in parts.items()}
+    if bias is not None and (head := int(bias.excess.argmax())) < len(bias.mean) - 1:
+        where["bias"] = head
     shape = tuple(tensor.shape)
     return replace(error, where={name: place_of_row(name, at, shape, places, tile) for name, at in where.items()})
 
 
 def measured_bias(tensor: torch.Tensor, reference: torch.Tensor) -> float:
     """Return the magnitude of a tensor's bias beyond its noise; 0 where there is none, or where it is not known."""
-    found = bias_error(_by_row(tensor, reference, 1.0, UNIT))
-    return 0.0 if found is None else max(0.0, abs(found[0]) - found[1] / 2)
+    found = _read(_of_bias(biases(_by_row(tensor, reference, 1.0, UNIT))))
+    if found["bias"] is None or found["noise"] is None:
+        return 0.0
+    beyond: float = abs(found["bias"]) - found["noise"] / 2
+    return max(0.0, beyond)
 
 
 def inaccuracy(errors: dict[str, TensorError]) -> str | None:
@@ -126,12 +145,28 @@ def _exceeds(found: float | None, allowed: float | None) -> bool:
     return found is not None and allowed is not None and found > allowed
 
 
-def _error(rows: Rows) -> TensorError:
-    worst = (rows.error / torch.maximum(rows.norm, rows.typical)).max()
+_OF_WHOLE = ("relative", "worst_row", "max_abs")
+
+
+def _figures(rows: Rows, worst_row: torch.Tensor, **parts: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the fields of a `TensorError` as tensors without dimensions: a part's is that of its worst place."""
     relative = rows.error.double().norm() / (rows.typical.double() * rows.norm.numel() ** 0.5)
-    values = torch.stack([relative, worst.double(), rows.largest.double()]).tolist()
-    relative_f, worst_f, largest_f = (value if math.isfinite(value) else None for value in values)
-    return TensorError(relative=relative_f, worst_row=worst_f, max_abs=largest_f)
+    figures = {"relative": relative, "worst_row": worst_row.amax(), "max_abs": rows.largest}
+    return figures | {name: part.amin() if name == "least_row" else part.amax() for name, part in parts.items()}
+
+
+def _of_bias(bias: Bias | None) -> dict[str, torch.Tensor]:
+    """Return the bias that is furthest beyond its noise, and what its noise explains."""
+    if bias is None:
+        return {}
+    mean, noise = torch.stack([bias.mean, bias.noise])[:, bias.excess.argmax()]
+    return {"bias": mean, "noise": noise}
+
+
+def _read(figures: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Read numbers from the device at once: the host waits for it each time. None for what is not finite."""
+    values = torch.stack([figure.double() for figure in figures.values()]).tolist()
+    return {name: value if math.isfinite(value) else None for name, value in zip(figures, values, strict=True)}
 
 
 def _by_row(tensor: torch.Tensor, reference: torch.Tensor, scale: float, unit: Unit) -> Rows:

@@ -1,5 +1,6 @@
 """The errors of parts of a tensor: of a row and a tile by their own norm, and of the mean along the reference."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -80,47 +81,69 @@ class Rows:
     largest: torch.Tensor
 
 
-def own_errors(rows: Rows, small: float, tile: int) -> tuple[float, int, float, int]:
-    """Return the worst row's error by its own norm, this row, the worst tile's error, and this tile, counted flat."""
-    norm = rows.norm.clamp(min=small * rows.typical.item())
-    own = rows.error / norm
-    missing = -rows.norm.shape[-1] % tile
-    error, of = (
-        torch.nn.functional.pad(one.square(), (0, missing)).unflatten(-1, (-1, tile)).sum(-1)
-        for one in (rows.error, norm)
-    )
-    of_tile = (error / of).sqrt()
-    return own.max().item(), int(own.argmax()), of_tile.max().item(), int(of_tile.argmax())
+def of_rows(rows: Rows, small: float) -> torch.Tensor:
+    """Return each row's error by its own norm, (heads, rows); `small` is that of `Tolerance`."""
+    return rows.error / torch.maximum(rows.norm, small * rows.typical)
 
 
-def bias_error(rows: Rows) -> tuple[float, float, int | None] | None:
-    """Return the bias that is furthest beyond its noise, what its noise explains, and the head, None for all together.
+def of_tiles(rows: Rows, small: float, tile: int) -> torch.Tensor:
+    """Return the error of each tile of `tile` rows by its own norm, (heads, tiles)."""
+    both = torch.stack([rows.error, torch.maximum(rows.norm, small * rows.typical)]).square()
+    missing = -both.shape[-1] % tile
+    error, of = torch.nn.functional.pad(both, (0, missing)).unflatten(-1, (-1, tile)).sum(-1)
+    share: torch.Tensor = error / of
+    return share.sqrt()
+
+
+def follows(rows: Rows) -> torch.Tensor:
+    """Return <x, ref> / <ref, ref> of each row, (heads, rows): 1 if it is right, and for rows that are small."""
+    share = 1 + rows.along / rows.norm.square().clamp(min=torch.finfo(rows.norm.dtype).tiny)
+    return share.masked_fill(rows.norm < _SMALL * rows.typical, 1.0)
+
+
+@dataclass(frozen=True)
+class Bias:
+    """The mean errors along the reference, of each head and of all heads together, (heads + 1,) in float64.
+
+    Attributes:
+        mean: the biases.
+        noise: what the noise of each explains.
+    """
+
+    mean: torch.Tensor
+    noise: torch.Tensor
+
+    @property
+    def excess(self) -> torch.Tensor:
+        """Return by how much each is beyond its noise."""
+        return self.mean.abs() - self.noise
+
+
+def biases(rows: Rows) -> Bias:
+    """Return the mean errors along the reference.
 
     A row counts by the inverse square of its error: where all keys of a query are few, its norm is large and so is its
-    rounding. The noise of a mean is measured on how much its rows differ. None if there are too few rows.
+    rounding. The noise of a mean is measured on how much its rows differ. With too few rows, or a reference that
+    vanishes, there is no bias, and its noise is infinite.
     """
-    error, norm, along = (one.double() for one in (rows.error, rows.norm, rows.along))
-    if norm.numel() < _LEAST_ROWS or norm.square().sum() < _LEAST_NORM * norm.numel() * rows.typical.double() ** 2:
-        return None
-    usual = error.square().sum() / norm.square().sum()
-    weight = 1 / (error.square() + _LEAST_NOISE**2 * usual * norm.square()).clamp(min=torch.finfo(torch.float64).tiny)
-    heads = [(along, norm, weight)] if norm.shape[-1] >= _LEAST_ROWS else []
-    biases, noises = [], []
-    for one, of, by in [*heads, tuple(part.reshape(1, -1) for part in (along, norm, weight))]:
-        total = (by * of.square()).sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        bias = (by * one).sum(-1, keepdim=True) / total
-        noises.append((by * (one - bias * of.square())).square().sum(-1).sqrt() / total.squeeze(-1))
-        biases.append(bias.squeeze(-1))
-    bias, noise = torch.cat(biases), _STANDARD_ERRORS * torch.cat(noises)
-    worst = int((bias.abs() - noise).argmax())
-    return bias[worst].item(), noise[worst].item(), worst if worst < len(bias) - 1 else None
-
-
-def least_row(rows: Rows) -> tuple[float, int]:
-    """Return the least <x, ref> / <ref, ref> of a row that is not small, 1 if it is right, and the row counted flat."""
-    follows = 1 + rows.along / rows.norm.square().clamp(min=torch.finfo(rows.norm.dtype).tiny)
-    follows = follows.masked_fill(rows.norm < _SMALL * rows.typical, 1.0)
-    return follows.min().item(), int(follows.argmin())
+    error, norm, along = torch.stack([rows.error, rows.norm, rows.along]).double()
+    error, norm = error.square(), norm.square()
+    tiny, of_all = torch.finfo(torch.float64).tiny, norm.sum()
+    usual = error.sum() / of_all.clamp(min=tiny)
+    weight = 1 / (error + _LEAST_NOISE**2 * usual * norm).clamp(min=tiny)
+    weighted = weight * torch.stack([along, norm])
+    of_heads = torch.cat([weighted, weighted.square(), weighted[:1] * weighted[1:]]).sum(-1)
+    along, norm, along_2, norm_2, product = torch.cat([of_heads, of_heads.sum(-1, keepdim=True)], -1)
+    norm = norm.clamp(min=tiny)
+    mean = along / norm
+    # The sum of (along - mean * norm)^2 of the rows.
+    noise = _STANDARD_ERRORS * (along_2 - mean * (2 * product - mean * norm_2)).clamp(min=0).sqrt() / norm
+    few = rows.norm.numel() < _LEAST_ROWS
+    vanishes = of_all < _LEAST_NORM * rows.norm.numel() * rows.typical.double() ** 2
+    noise = noise.masked_fill(vanishes, math.inf) if not few else torch.full_like(noise, math.inf)
+    if rows.norm.shape[-1] < _LEAST_ROWS:
+        noise[:-1] = math.inf
+    return Bias(mean, noise)
 
 
 def place_of_row(field: str, at: int, shape: tuple[int, ...], places: torch.Tensor | None, tile: int) -> str:

@@ -50,14 +50,23 @@ def _integers(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.data.view(_INTEGERS[tensor.element_size()])
 
 
-def _masks(several: Sequence[int], integers: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the sign bit where bits are set, else 0, in the integers' dtype: (numbers, length of `dim`)."""
-    length, dtype = integers.shape[dim], integers.dtype
+def sign_factors(several: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
+    """Return -1 where bits are set, else 1, in float32: (numbers, `length`)."""
+    return (1.0 - 2.0 * _unpacked(several, length)).to(device)
+
+
+def _unpacked(several: Sequence[int], length: int) -> torch.Tensor:
+    """Return the bits of numbers as 0 and 1, (numbers, `length`) on the CPU."""
     octets = b"".join(bits.to_bytes(-(-length // 8), "little") for bits in several)
     packed = torch.frombuffer(bytearray(octets), dtype=torch.uint8).reshape(len(several), -1, 1)
-    unpacked = (packed >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)[:, :length]
+    return (packed >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)[:, :length]
+
+
+def _masks(several: Sequence[int], integers: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the sign bit where bits are set, else 0, in the integers' dtype: (numbers, length of `dim`)."""
+    dtype = integers.dtype
     sign = 1 << 7 if dtype == torch.uint8 else torch.iinfo(dtype).min
-    return (unpacked.long() * sign).to(dtype).to(integers.device)
+    return (_unpacked(several, integers.shape[dim]).long() * sign).to(dtype).to(integers.device)
 
 
 def _along(mask: torch.Tensor, dim: int) -> torch.Tensor:

@@ -6,12 +6,11 @@ onto that direction for a sample of rows, in float64; the same for dq, and for t
 to the scores' scale. Rows and heads are drawn from the operating system's entropy, beside those where kernels err.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from attn_exp.attention.edge_sample import EdgeSample, edge_sample
+from attn_exp.attention.edge_sample import EdgeSample, Gradient, edge_sample
 from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case import Case
 
@@ -34,11 +33,11 @@ _SCALE_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
-class _Move:
-    """What an error would do: the movement of each row (heads, rows, dim), and the rows that it concerns."""
+class _Moves:
+    """What errors would do: the movement of each row (heads, rows, n, dim), and the rows that each concerns."""
 
-    what: str
-    move: torch.Tensor
+    what: list[str]
+    moves: torch.Tensor
     concerned: torch.Tensor
 
 
@@ -60,93 +59,121 @@ def edge_error(
         dq_bhsd: its gradient of q; at fp8 it is not checked, since codes of its scores' gradients lose small weights.
     """
     sample = edge_sample(case, inputs, with_gradients=dq_bhsd is not None and not case.quantised)
-    wrong = _wrong("out", sample, sample.error(out_bhsd, scale), list(_moves_of_out(sample)))
-    if wrong is None:
-        wrong = _wrong_scale(case, sample, sample.error(out_bhsd, scale))
+    blocks = _blocks(sample)
+    if not blocks:
+        return None
+    error = sample.error(out_bhsd, scale)
+    wrong = _wrong("out", sample, error, _moves_of_out(sample, blocks)) or _wrong_scale(case, sample, error)
     if wrong is None and sample.gradient is not None and dq_bhsd is not None:
-        wrong = _wrong("dq", sample, sample.dq_error(dq_bhsd), list(_moves_of_dq(sample)))
+        wrong = _wrong("dq", sample, sample.dq_error(dq_bhsd), _moves_of_dq(sample, sample.gradient, blocks))
     return wrong
 
 
-def _wrong(name: str, sample: EdgeSample, error: torch.Tensor, moves: list[_Move]) -> str | None:
-    # A block of keys shows in each of its parts. Report what explains most rows, and nearest to entirely.
-    found = [(one.what, *_follows(error, one, sample)) for one in moves]
-    moved = [one for one in found if one[2]]
-    if not moved:
-        return None
-    what, share, rows, of = max(moved, key=lambda one: (one[2] / one[3], -abs(one[1] - 1)))
-    return f"{name} is as if {what}: {rows} of {of} sampled rows deviate by {share:.2f} of what that would cause"
+@dataclass(frozen=True)
+class _Block:
+    """The keys (rows, n) from the boundary on, which of them exist, and if a query sees them; on the CPU."""
+
+    what: str
+    keys: torch.Tensor
+    exist: torch.Tensor
+    seen: bool
 
 
-def _blocks(sample: EdgeSample) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, bool]]:
-    """Yield what could be wrong, the keys (rows, n) from the boundary on, which exist, and if they are seen."""
-    step = torch.arange(max(_COUNTS), device=sample.first.device)
+def _blocks(sample: EdgeSample) -> list[_Block]:
+    """Return what could be wrong."""
+    step, keys = torch.arange(max(_COUNTS)), sample.weights.shape[-1]
     first, last = sample.first[:, None], sample.last[:, None]
     after, before = last + 1 + step, first - 1 - step
-    yield "the last {} that a query sees were missing", last - step, last - step >= first, True
-    yield "the first {} that a query sees were missing", first + step, first + step <= last, True
-    yield "the {} after the last that a query sees were visible", after, after < sample.weights.shape[-1], False
-    yield "the {} before the first that a query sees were visible", before, before >= 0, False
+    blocks = (
+        _Block("the last {} that a query sees were missing", last - step, last - step >= first, seen=True),
+        _Block("the first {} that a query sees were missing", first + step, first + step <= last, seen=True),
+        _Block("the {} after the last that a query sees were visible", after, after < keys, seen=False),
+        _Block("the {} before the first that a query sees were visible", before, before >= 0, seen=False),
+    )
+    return [block for block in blocks if block.exist.any()]
 
 
-def _counted(
-    sample: EdgeSample, per_key: torch.Tensor, of: torch.Tensor
-) -> Iterator[tuple[str, bool, torch.Tensor, torch.Tensor]]:
-    """Yield, for blocks of keys, what could be wrong, if they are seen, their weight, and the sum of per_key x of."""
-    for what, keys, exist, seen in _blocks(sample):
-        if not exist.any():
-            continue
-        keys = keys.clamp(0, sample.weights.shape[-1] - 1)
-        index = keys.expand(len(of), *keys.shape)
-        weight, factor = (one.gather(-1, index) * exist for one in (sample.weights, per_key))
-        same = bool((keys == keys[:1]).all())
-        rows = of[:, keys[0]].unsqueeze(1) if same else of[:, keys]
-        total, done = torch.zeros(*factor.shape[:2], of.shape[-1], dtype=of.dtype, device=of.device), 0
-        for count in _COUNTS:
-            part = slice(done, count)
-            if not exist[:, part].any():
-                break
-            total = total + (factor[..., part].unsqueeze(-2) @ rows[..., part, :]).squeeze(-2)
-            done = count
-            yield what.format("key" if count == 1 else f"{count} keys"), seen, weight[..., :count].sum(-1), total
+def _sums(
+    sample: EdgeSample, block: _Block, per_key: torch.Tensor, of: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weight (heads, rows, counts) of so many keys of a block, and the sum of per_key x of over them."""
+    device = per_key.device
+    keys, exist = block.keys.clamp(0, per_key.shape[-1] - 1), block.exist.to(device)
+    same = bool((keys == keys[:1]).all())
+    keys = keys.to(device)
+    weight, factor = (one.gather(-1, keys.expand(len(of), -1, -1)) * exist for one in (sample.weights, per_key))
+    within = torch.arange(max(_COUNTS), device=device) < torch.tensor(_COUNTS, device=device)[:, None]
+    factors = factor.unsqueeze(-2) * within
+    if same:
+        total = (factors.flatten(1, 2) @ of[:, keys[0]]).unflatten(1, factors.shape[1:3])
+    else:
+        total = factors @ of[:, keys]
+    return weight @ within.to(weight.dtype).T, total
 
 
-def _moves_of_out(sample: EdgeSample) -> Iterator[_Move]:
-    for what, seen, weight, total in _counted(sample, sample.weights, sample.values):
+def _named(blocks: list[_Block], start: str = "") -> list[str]:
+    counted = ["key" if count == 1 else f"{count} keys" for count in _COUNTS]
+    return [start + block.what.format(keys) for block in blocks for keys in counted]
+
+
+def _moves_of_out(sample: EdgeSample, blocks: list[_Block]) -> _Moves:
+    moves, concerned = [], []
+    for block in blocks:
+        weight, total = _sums(sample, block, sample.weights, sample.values)
         # Leaving out keys of weight p moves the output by -p / (1 - p) of (v - out); adding keys of weight w by w / (1
         # + w).
-        sign = -1 / (1 - weight) if seen else 1 / (1 + weight)
-        move = sign[..., None] * (total - weight[..., None] * sample.out)
-        yield _Move(what, move, (weight > 0) & (weight < _HEAVIEST))
+        sign = -1 / (1 - weight) if block.seen else 1 / (1 + weight)
+        moves.append(sign[..., None] * (total - weight[..., None] * sample.out.unsqueeze(-2)))
+        concerned.append((weight > 0) & (weight < _HEAVIEST))
+    return _Moves(_named(blocks), torch.cat(moves, -2), torch.cat(concerned, -1))
 
 
-def _moves_of_dq(sample: EdgeSample) -> Iterator[_Move]:
-    gradient = sample.gradient
-    if gradient is None:
-        return
-    for what, seen, weight, total in _counted(sample, gradient.d_scores, gradient.keys):
-        yield _Move(f"in the backward {what}", -total if seen else total, (weight > 0) & (weight < _HEAVIEST))
+def _moves_of_dq(sample: EdgeSample, gradient: Gradient, blocks: list[_Block]) -> _Moves:
+    moves, concerned = [], []
+    for block in blocks:
+        weight, total = _sums(sample, block, gradient.d_scores, gradient.keys)
+        moves.append(-total if block.seen else total)
+        concerned.append((weight > 0) & (weight < _HEAVIEST))
+    return _Moves(_named(blocks, "in the backward "), torch.cat(moves, -2), torch.cat(concerned, -1))
 
 
-def _follows(error: torch.Tensor, one: _Move, sample: EdgeSample) -> tuple[float, int, int]:
-    """Return the share of a movement in an error (1 is all of it), in how many rows, and of how many.
+def _wrong(name: str, sample: EdgeSample, error: torch.Tensor, made: _Moves) -> str | None:
+    """Return which movement an error follows as a sentence, or None.
 
     A row counts if rounding cannot explain it; all examined rows count if rounding cannot explain their sum.
     """
-    known = one.move.square().sum(-1)
-    judged = one.concerned & (known > 0) & (sample.spread >= _LEAST_KEYS)
-    if not judged.any():
-        return 0.0, 0, 0
-    error, move, known = error[judged], one.move[judged], known[judged]
-    along = (error * move).sum(-1)
-    beside = (error.square().sum(-1) - along.square() / known).clamp(min=0) / max(1, move.shape[-1] - 1)
-    share = along.sum() / known.sum()
-    if (share - 1).abs() < _SHARE and share > _ERRORS * (known * beside).sum().sqrt() / known.sum():
-        return float(share), len(known), len(known)
+    error, moves = error.unsqueeze(-2), made.moves
+    known = moves.square().sum(-1)
+    judged = made.concerned & (known > 0) & (sample.spread >= _LEAST_KEYS).unsqueeze(-1)
+    known = known.where(judged, 1.0)
+    along = (error * moves).sum(-1).where(judged, 0.0)
+    beside = (error.square().sum(-1) - along.square() / known).clamp(min=0).where(judged, 0.0)
+    beside = beside / max(1, moves.shape[-1] - 1)
     own = along / known
     clear = (own > _SHARE) & (own < 2) & (along.square() > _ERRORS**2 * beside * known)
-    alone = int(clear.sum()) if move.shape[-1] >= _LEAST_DIM else 0
-    return (float(own[clear].median()) if alone else 0.0), alone, len(known)
+    sums = torch.stack([along, known * judged, known * beside, clear, judged]).sum((1, 2)).T.tolist()
+    # A block of keys shows in each of its parts. Report what explains most rows, and nearest to entirely.
+    best: tuple[float, float, int, int, int] | None = None
+    for index, (moved, of, noise, alone, count) in enumerate(sums):
+        if not count:
+            continue
+        share = moved / of
+        if abs(share - 1) < _SHARE and share > _ERRORS * noise**0.5 / of:
+            found = (1.0, -abs(share - 1), -index, int(count), int(count))
+        elif alone and moves.shape[-1] >= _LEAST_DIM:
+            share = float(own[..., index][clear[..., index]].median())
+            found = (alone / count, -abs(share - 1), -index, int(alone), int(count))
+        else:
+            continue
+        if best is None or found > best:
+            best, deviation = found, share
+    if best is None:
+        return None
+    _, _, index, rows, of_rows = best
+    what = made.what[-index]
+    return (
+        f"{name} is as if {what}: {rows} of {of_rows} sampled rows deviate by {deviation:.2f} of what that would cause"
+    )
 
 
 def _wrong_scale(case: Case, sample: EdgeSample, error: torch.Tensor) -> str | None:

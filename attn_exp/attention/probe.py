@@ -1,18 +1,21 @@
 """Probes: a few rows of one head of many timed calls, so that also a call that nobody drew as a whole is looked at.
 
-Rows of `out` and dq need only their own queries and the keys of their head: a probe costs next to nothing.
+Rows of `out` and dq need only their own queries and the keys of their head: probes cost next to nothing, and all of a
+pass are computed together.
 """
 
 import math
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from attn_exp.attention.error_parts import VANISHING
 from attn_exp.attention.formula import seen_keys
-from attn_exp.attention.fresh_inputs import State, apply_signs
+from attn_exp.attention.fresh_inputs import ROWS, State, sign_factors
 from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.reference import capped
 from attn_exp.core.case import Case
 
 _ROWS = 16
@@ -20,6 +23,8 @@ _ROWS = 16
 _MOST = 0.5
 # Late rows of a causal mask are a third of the usual size.
 _LEAST = 0.3
+# Keys of all heads that are computed together: 64 MiB in float32 with 128 channels.
+_KEYS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,16 @@ class Place:
     rows: torch.Tensor
 
     @classmethod
-    def drawn(cls, case: Case, dice: random.Random, device: torch.device) -> "Place":
-        """Return a random place."""
-        rows = sorted(dice.sample(range(case.q_len), min(_ROWS, case.q_len)))
-        return cls(dice.randrange(case.batch), dice.randrange(case.q_heads), torch.tensor(rows, device=device))
+    def drawn(cls, case: Case, dice: random.Random, device: torch.device, count: int) -> list["Place"]:
+        """Return `count` random places."""
+        several = [sorted(dice.sample(range(case.q_len), min(_ROWS, case.q_len))) for _ in range(count)]
+        rows = torch.tensor(several, device=device)
+        return [cls(dice.randrange(case.batch), dice.randrange(case.q_heads), of) for of in rows]
+
+    def sum_of_keys(self, tensor_bhsd: torch.Tensor, group: int) -> torch.Tensor:
+        """Return the sum of a tensor over the keys of this head's group, (dim,) in float32."""
+        keys = torch.Tensor.detach(tensor_bhsd)[self.batch, self.q_head // group]
+        return keys.float().sum(0) if keys.element_size() == 1 else keys.sum(0, dtype=torch.float32)
 
     def of(self, tensor_bhsd: torch.Tensor) -> torch.Tensor:
         """Return a copy of the rows, (n, dim), made by one kernel on the current stream."""
@@ -45,51 +56,116 @@ class Place:
         return rows.index_select(0, self.rows)
 
 
+@dataclass(frozen=True)
+class Probe:
+    """A few rows of one timed call's `out`, or dq.
+
+    Attributes:
+        place: which rows.
+        rows: their numbers, or codes, (n, dim).
+        state: how the inputs of the call differed from those of the seed.
+        index: which call of its pass it was, from 1 on.
+        sum_dv: the sum of dv over the keys of that head, (value_dim,); None for a forward.
+    """
+
+    place: Place
+    rows: torch.Tensor
+    state: State
+    index: int
+    sum_dv: torch.Tensor | None = None
+
+
 @torch.no_grad()
-def probe_error(
-    case: Case, seeded: Inputs, state: State, place: Place, name: str, found: torch.Tensor, scale: float, usual: float
-) -> float:
-    """Return the relative error of rows of `out` or `dq`, infinite if they are not finite.
+def probe_errors(
+    case: Case, seeded: Inputs, probes: Sequence[Probe], name: str, scale: float, usual: float
+) -> list[float]:
+    """Return the relative error of each probe, infinite if its rows are not finite.
 
     Args:
         case: the problem.
         seeded: the inputs of the seed.
-        state: how those of the call differed.
-        place: which rows.
+        probes: of one pass.
         name: `out` or `dq`.
-        found: the call's rows (n, dim).
-        scale: their factor if they are codes.
+        scale: the factor of rows that are codes.
         usual: the root mean square of the whole tensor (see `usual_size`). Rows that nearly vanish beside it are not
             judged by their own norm.
     """
     numbers = seeded.numbers()
-    kv_head = place.q_head // (case.q_heads // case.kv_heads)
-    q, k, v, d_out = (
-        _changed(tensor[place.batch, head], state, channel)
-        for tensor, head, channel in (
-            (numbers.q_bhsd, place.q_head, "q"),
-            (numbers.k_bhsd, kv_head, "k"),
-            (numbers.v_bhsd, kv_head, "v"),
-            (numbers.d_out_bhsd, place.q_head, "d_out"),
-        )
+    errors: list[float] = []
+    for some in _together(probes, case.kv_len):
+        wanted = _rows(case, numbers, some, name)
+        found = torch.stack([probe.rows for probe in some]).float() * scale
+        norms = wanted.flatten(1).norm(dim=-1).clamp(min=_LEAST * usual * wanted[0].numel() ** 0.5)
+        errors += ((found - wanted).flatten(1).norm(dim=-1) / norms).tolist()
+    return [error if math.isfinite(error) else math.inf for error in errors]
+
+
+def _together(probes: Sequence[Probe], kv_len: int) -> Iterator[Sequence[Probe]]:
+    step = max(1, _KEYS // kv_len)
+    for begin in range(0, len(probes), step):
+        yield probes[begin : begin + step]
+
+
+def _rows(case: Case, numbers: Inputs, probes: Sequence[Probe], name: str) -> torch.Tensor:
+    """Return what the rows of `out` or `dq` should be, (probes, n, dim) in float32.
+
+    Signs of channels of k act on scores as those of q do, and those of v on the output: keys and values are not copied.
+    """
+    device, group = numbers.q_bhsd.device, case.q_heads // case.kv_heads
+    places = [(probe.place.batch, probe.place.q_head, probe.place.q_head // group) for probe in probes]
+    batch, q_head, kv_head = torch.tensor(places, device=device).unbind(-1)
+    rows = torch.stack([probe.place.rows for probe in probes])
+
+    def signs(name: str, length: int) -> torch.Tensor:
+        return sign_factors([probe.state.signs[name] for probe in probes], length, device)
+
+    of_q, of_k, of_v, of_d_out = (
+        signs(of, dim).unsqueeze(1)
+        for of, dim in zip(("q", "k", "v", "d_out"), (case.head_dim,) * 2 + (case.value_dim,) * 2, strict=True)
     )
-    scores = q[place.rows] @ k.mT * case.head_dim**-0.5
-    slope = None
-    if case.softcap is not None:
-        bent = torch.tanh(scores / case.softcap)
-        scores, slope = case.softcap * bent, 1 - bent * bent
-    first, last = seen_keys(case, place.rows)
-    key = torch.arange(case.kv_len, device=scores.device)
-    hidden = (key < first[:, None]) | (key > last[:, None])
-    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1).nan_to_num(0.0)
-    wanted = weights @ v
-    if name == "dq":
-        d_rows = d_out[place.rows]
-        d_scores = weights * (d_rows @ v.mT - (d_rows * wanted).sum(-1, keepdim=True))
-        wanted = (d_scores if slope is None else d_scores * slope) @ k * case.head_dim**-0.5
-    norm = max(float(wanted.norm()), _LEAST * usual * wanted.numel() ** 0.5)
-    error = float((found.float() * scale - wanted).norm()) / norm
-    return error if math.isfinite(error) else math.inf
+    at = batch[:, None], q_head[:, None], rows
+    k, v = (tensor.detach()[batch, kv_head].float() for tensor in (numbers.k_bhsd, numbers.v_bhsd))
+    q = numbers.q_bhsd.detach()[at].float() * (of_q * of_k)
+    scores, slope = capped(case, q @ k.mT * case.head_dim**-0.5)
+    first, last = seen_keys(case, rows)
+    key = torch.arange(case.kv_len, device=device)
+    hidden = (key < first[..., None]) | (key > last[..., None])
+    weights = torch.softmax(scores.masked_fill_(hidden, float("-inf")), -1).nan_to_num_(0.0)
+    out = weights @ v
+    if name == "out":
+        return out.mul_(of_v)
+    negated = torch.tensor([-1.0 if probe.state.negated else 1.0 for probe in probes], device=device)
+    by_row = signs(ROWS, case.q_len).gather(-1, rows) * negated[:, None]
+    # In the basis in which v has the numbers of the seed.
+    d_out = numbers.d_out_bhsd[at].float() * (of_d_out * of_v) * by_row[..., None]
+    d_scores = weights * (d_out @ v.mT - (d_out * out).sum(-1, keepdim=True))
+    d_scores = d_scores if slope is None else d_scores * slope
+    return (d_scores @ k).mul_(of_k * case.head_dim**-0.5)
+
+
+@torch.no_grad()
+def sum_errors(case: Case, seeded: Inputs, probes: Sequence[Probe], scale: float) -> list[float]:
+    """Return the relative error of each backward's sum of dv over the keys, infinite if it is not finite.
+
+    The weights of a query sum to one, so that dv of all keys sums to d_out of all queries that see a key: one sum tells
+    a dv that was kept. `scale` is the factor of dv that is codes.
+    """
+    device, group = seeded.q_bhsd.device, case.q_heads // case.kv_heads
+    d_out = seeded.numbers().d_out_bhsd
+    first, last = seen_keys(case, torch.arange(case.q_len, device=device))
+    places = [(probe.place.batch, probe.place.q_head // group) for probe in probes]
+    batch, kv_head = torch.tensor(places, device=device).unbind(-1)
+    by_row = sign_factors([probe.state.signs[ROWS] for probe in probes], case.q_len, device) * (first <= last)
+    by_channel = sign_factors([probe.state.signs["d_out"] for probe in probes], case.value_dim, device)
+    negated = torch.tensor([-1.0 if probe.state.negated else 1.0 for probe in probes], device=device)
+    of_groups = d_out.unflatten(1, (case.kv_heads, group))[batch, kv_head].float()
+    wanted = torch.einsum("pgqd,pq->pd", of_groups, by_row) * by_channel * negated[:, None]
+    found = torch.stack([probe.sum_dv for probe in probes if probe.sum_dv is not None]) * scale
+    # Sums may be small by chance.
+    usual = (of_groups.square().sum((1, 3)) * by_row.square()).sum(-1).sqrt()
+    norms = wanted.norm(dim=-1).maximum(_LEAST * usual).clamp(min=torch.finfo(torch.float32).tiny)
+    errors = ((found - wanted).norm(dim=-1) / norms).tolist()
+    return [error if math.isfinite(error) else math.inf for error in errors]
 
 
 def usual_size(tensor: torch.Tensor) -> float:
@@ -101,9 +177,3 @@ def usual_size(tensor: torch.Tensor) -> float:
 def allowed_error(relative: float) -> float:
     """Return the error that a probe may have where whole tensors may have `relative`, infinite if that is."""
     return min(_MOST, 12 * relative) if math.isfinite(relative) else math.inf
-
-
-def _changed(tensor: torch.Tensor, state: State, name: str) -> torch.Tensor:
-    changed = tensor.detach().float().clone()
-    apply_signs(changed, state, name)
-    return changed

@@ -14,7 +14,7 @@ import torch
 
 from attn_exp.attention.fresh_inputs import FreshInputs, State, every_channel, flip_signs
 from attn_exp.attention.inputs import DifferentiableInputs
-from attn_exp.attention.probe import Place
+from attn_exp.attention.probe import Place, Probe
 from attn_exp.attention.verdict import malformed
 from attn_exp.backends.base import Calls
 from attn_exp.core.case import Case
@@ -49,16 +49,6 @@ class Kept:
     state: State
     index: int
     forms: dict[str, Form]
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A few rows of one timed call's `out`, or dq."""
-
-    place: Place
-    rows: torch.Tensor
-    state: State
-    index: int
 
 
 @dataclass
@@ -100,15 +90,15 @@ class Judge:
         self.fresh = FreshInputs(calls.inputs or inputs)
         self._names = {"forward": ("out",), "backward": tuple(inputs.gradient_names)}
         leaves = dict(zip(inputs.gradient_names, inputs.leaves, strict=True))
-        self._bhsd = {tuple(inputs.d_out.shape), tuple(inputs.leaves[0].shape)}
+        self._group = case.q_heads // case.kv_heads
         self._shapes = {name: tuple(leaf.shape) for name, leaf in ({"out": inputs.d_out} | leaves).items()}
         # Seeded by the system, so that no seed that a backend sets foretells what is drawn.
         self._dice = random.Random(random.SystemRandom().getrandbits(128))
         self._has_graph: bool | None = None
         self.passes: dict[str, TimedPass] = {}
         # Made now: copying indices to a GPU between timed calls would make the host wait for it.
-        places = range(_PLACES if case.workload is None else 0)
-        self._places = [Place.drawn(case, self._dice, inputs.d_out.device) for _ in places]
+        count = _PLACES if case.workload is None else 0
+        self._places = Place.drawn(case, self._dice, inputs.d_out.device, count)
 
     def results(self, direction: str, returned: Any) -> Results:
         """Return what a call returned by name.
@@ -158,7 +148,7 @@ class Judge:
         def after(returned: Any) -> None:
             nonlocal first
             known.count += 1
-            self._probe(known, returned if direction == "forward" else returned[0])
+            self._probe(known, (returned,) if direction == "forward" else returned)
             if not (known.draws or known.wants_last or first):
                 # All calls have the first one's form: a cheap look at each.
                 self._look(direction, known, returned)
@@ -188,17 +178,25 @@ class Judge:
         else:
             self.fresh.renew_gradient()
 
-    def _probe(self, known: TimedPass, tensor: Any) -> None:
-        """Keep rows of a call's `out`, or dq, if it is among those chosen at random."""
+    def _probe(self, known: TimedPass, returned: Any) -> None:
+        """Keep rows of a call's `out`, or dq and the sum of dv, if it is among those chosen at random."""
         slot = self._dice.randrange(known.count)
-        if not self._places or slot >= _PROBES or type(tensor) is not torch.Tensor or tensor.shape not in self._bhsd:
+        if not self._places or slot >= _PROBES or not self._known_shapes(known.names, returned):
             return
         place = self._dice.choice(self._places)
-        probe = Probe(place, place.of(tensor), self.fresh.state, known.count)
+        sum_dv = place.sum_of_keys(returned[-1], self._group) if len(returned) > 1 else None
+        probe = Probe(place, place.of(returned[0]), self.fresh.state, known.count, sum_dv)
         if len(known.probes) < _PROBES:
             known.probes.append(probe)
         else:
             known.probes[slot] = probe
+
+    def _known_shapes(self, names: tuple[str, ...], returned: Any) -> bool:
+        """Whether a call returned tensors in PyTorch's order of dimensions; `_look` names what it returned instead."""
+        return len(returned) == len(names) and all(
+            type(tensor) is torch.Tensor and tensor.shape == self._shapes[name]
+            for name, tensor in zip(names, returned, strict=True)
+        )
 
     def _look(self, direction: str, known: TimedPass, returned: Any) -> None:
         tensors = (returned,) if direction == "forward" else returned

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from attn_exp.attention.inputs import distribution
-from attn_exp.attention.probe import allowed_error, probe_error, usual_size
+from attn_exp.attention.probe import allowed_error, probe_errors, sum_errors, usual_size
 from attn_exp.attention.tolerance import Expected
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
@@ -127,18 +127,32 @@ class Judgements:
         probes = self.judge.passes[direction].probes
         if not probes:
             return
+        case, scales = self.attempt.request.case, self.calls.scales
         allowed, usual = allowed_error(first.tolerances[name].relative), usual_size(first.tensors[name])
-        scale = self.calls.scales.get(name, 1.0)
-        for probe in probes:
-            error = probe_error(
-                self.attempt.request.case, seeded, probe.state, probe.place, name, probe.rows, scale, usual
+        looked = [
+            (
+                probe_errors(case, seeded, probes, name, scales.get(name, 1.0), usual),
+                allowed,
+                f"{len(probes[0].rows)} rows of {name}, drawn at random, are off by {{:.2g}} of their",
             )
-            if error > allowed:
-                raise Stopped(
-                    "inaccurate",
-                    f"{direction}: the first call is right, call {probe.index} not: {len(probe.rows)} rows of {name}, "
-                    f"drawn at random, are off by {error:.2g} of their norm, allowed is {allowed:.2g}",
+        ]
+        if direction == "backward":
+            of_sums = sum_errors(case, seeded, probes, scales.get("dv", 1.0))
+            looked.append(
+                (
+                    of_sums,
+                    allowed_error(first.tolerances["dv"].relative),
+                    "the sum of dv over the keys is off by {:.2g} of its",
                 )
+            )
+        for errors, most, what in looked:
+            for probe, error in zip(probes, errors, strict=True):
+                if error > most:
+                    raise Stopped(
+                        "inaccurate",
+                        f"{direction}: the first call is right, call {probe.index} not: {what.format(error)} norm, "
+                        f"allowed is {most:.2g}",
+                    )
 
     def _timed_pass(self, direction: str, inputs: Any, expected: Expected, seeded: Any, first: Expected) -> None:
         count = self.judge.passes[direction].count
