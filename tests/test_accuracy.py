@@ -246,9 +246,9 @@ ODD = replace(FULL, q_len=1016, kv_len=1016)
     [
         (LONG, unmasked(4), "after the last that a query sees were visible"),
         (LONG, unmasked(32), "after the last that a query sees were visible"),
-        (LONG, scores_scaled(1.001), "out is as if scores were scaled by 1.001"),
+        (LONG, scores_scaled(1.001), "out is as if scores were scaled by 1.00"),
         (LONG, scores_scaled(0.992), "out is as if scores were scaled by 0.99"),
-        (FULL, scores_scaled(1.002), "out is as if scores were scaled by 1.002"),
+        (FULL, scores_scaled(1.002), "out is as if scores were scaled by 1.00"),
         (ODD, padded(8), "out"),
         (replace(ODD, q_len=2020, kv_len=2020), padded(28), "out"),
         (CODES, zeroed(200), "out"),

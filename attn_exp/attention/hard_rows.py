@@ -24,33 +24,43 @@ _LARGEST_PRODUCT_FP16 = 6e4
 
 
 @dataclass(frozen=True)
+class Role:
+    """The channels of one role, as a mask (head_dim,) of ones and zeros, and how many they are."""
+
+    mask: torch.Tensor
+    count: int
+
+
+@dataclass(frozen=True)
 class Channels:
-    """The roles of the channels of q and k, as masks (head_dim,) of ones and zeros.
+    """The roles of the channels of q and k.
 
     Attributes:
         offset: equal in all keys: shift all scores of a row.
         ramp: grow along the keys.
         sink: set only in the first key of a sequence.
         signs: random signs in every key.
-        size: the magnitude of k in each channel.
+        size: the magnitude of k in each channel, (head_dim,).
+        large: the magnitude in channels of the first three roles.
     """
 
-    offset: torch.Tensor
-    ramp: torch.Tensor
-    sink: torch.Tensor
-    signs: torch.Tensor
+    offset: Role
+    ramp: Role
+    sink: Role
+    signs: Role
     size: torch.Tensor
+    large: float
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Query rows of one row of the batch that get the same treatment.
+    """Query rows that get the same treatment.
 
     Attributes:
         case: the problem.
         channels: the channels' roles.
-        k: the keys, (kv_heads, kv_len, head_dim) in float32.
-        heads: the index of each row's query head.
+        k: the keys of some rows of the batch, (batch * kv_heads, kv_len, head_dim) in float32.
+        heads: the index of each row's query head, counted over these rows of the batch.
         queries: the index of each row's query.
         generator: of random numbers.
     """
@@ -65,25 +75,25 @@ class Rows:
     def normal(self, deviation: float) -> torch.Tensor:
         """Return rows of q whose scores have this standard deviation."""
         signs, size = self.channels.signs, self.channels.size
-        shape = len(self.queries), len(signs)
-        noise = torch.randn(shape, generator=self.generator, device=signs.device) * signs / size
-        amount: float = deviation * (self.case.head_dim / float(signs.sum())) ** 0.5
-        return noise * amount
+        noise = torch.randn(len(self.queries), len(size), generator=self.generator, device=size.device)
+        amount: float = deviation * (self.case.head_dim / signs.count) ** 0.5
+        return noise * (signs.mask / size * amount)
 
     def aimed(self, key: torch.Tensor, score: float) -> torch.Tensor:
         """Return rows of q that score about `score` at a key and, equally, at its twin."""
         kv_head = self.heads // (self.case.q_heads // self.case.kv_heads)
         twin = torch.where((key ^ 1) < self.case.kv_len, key ^ 1, key)
-        common = (self.k[kv_head, key].sign() + self.k[kv_head, twin].sign()) / 2 * self.channels.signs
-        amount: float = score * self.case.head_dim**0.5 / float(self.channels.signs.sum())
-        return common / self.channels.size * amount
+        common = (self.k[kv_head, key].sign() + self.k[kv_head, twin].sign()) / 2
+        signs = self.channels.signs
+        amount: float = score * self.case.head_dim**0.5 / signs.count
+        return common * (signs.mask / self.channels.size * amount)
 
-    def shifted(self, role: torch.Tensor, score: float | torch.Tensor) -> torch.Tensor:
+    def shifted(self, role: Role, score: float | torch.Tensor) -> torch.Tensor:
         """Return rows of q that score `score` where the keys' channels of a role have their full magnitude."""
-        amount = torch.as_tensor(score, device=role.device, dtype=torch.float32).reshape(-1, 1)
         # A head of one or two channels has none to spare.
-        weight = float((role * self.channels.size).sum()) * self.case.head_dim**-0.5 or 1.0
-        return (role * amount / weight).expand(len(self.queries), -1)
+        weight = role.count * self.channels.large * self.case.head_dim**-0.5 or 1.0
+        by_row = score.unsqueeze(-1) / weight if isinstance(score, torch.Tensor) else score / weight
+        return (role.mask * by_row).expand(len(self.queries), -1)
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first and the last key that each row sees, any key for a row that sees none."""

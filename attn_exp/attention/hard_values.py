@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from attn_exp.attention import hard_rows
-from attn_exp.attention.hard_rows import Channels, Rows, Treatment
+from attn_exp.attention.hard_rows import Channels, Role, Rows, Treatment
 from attn_exp.attention.inputs import Inputs, Scales, make_inputs, quantised
 from attn_exp.core.case import NORMAL, Case
 
@@ -95,13 +95,13 @@ def make_inputs_of(kind: str, case: Case, device: str, seed: int, *, with_gradie
     return made
 
 
-# Rows of the batch that are drawn; others repeat them, since drawing many takes many small kernels.
+# Rows of the batch that are drawn; others repeat them, which bounds time and memory.
 _DISTINCT = 4
 
 
 @torch.no_grad()
 def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> Inputs:
-    """Return new inputs of a kind, a row of the batch at a time; more than four rows repeat.
+    """Return new inputs of a kind; of more than four rows of the batch the others repeat these.
 
     Args:
         kind: a key of `KINDS`.
@@ -115,12 +115,11 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
     chosen = KINDS[kind]
     made = tuple(torch.empty_like(one.detach()) for one in (*like.qkv, like.d_out_bhsd))
     channels = _channels(case, chosen, generator, like.q_bhsd.device)
-    for row in range(min(case.batch, _DISTINCT)):
-        for name, whole, numbers in zip(_NAMES, made, _one(case, chosen, channels, generator), strict=True):
-            whole[row] = _in_dtype(numbers, whole.dtype, like.scales, name)
-    for whole in made:
-        for row in range(_DISTINCT, case.batch):
-            whole[row] = whole[row % _DISTINCT]
+    distinct = min(case.batch, _DISTINCT)
+    for name, whole, numbers in zip(_NAMES, made, _rows(case, distinct, chosen, channels, generator), strict=True):
+        by_row = _in_dtype(numbers.unflatten(0, (distinct, -1)), whole.dtype, like.scales, name)
+        for first in range(0, case.batch, distinct):
+            whole[first : first + distinct] = by_row[: case.batch - first]
     q, k, v, d_out = made
     return Inputs(q, k, v, d_out, like.scales, kind)
 
@@ -143,52 +142,56 @@ def _channels(case: Case, kind: Kind, generator: torch.Generator, device: torch.
     role = torch.empty(dim, device=device)
     role[order] = torch.arange(dim, device=device, dtype=role.dtype)
     bounds = (offsets, offsets + others, offsets + 2 * others, dim)
-    masks, begin = [], 0
+    roles, begin = [], 0
     for end in bounds:
-        masks.append(((role >= begin) & (role < end)).float())
+        roles.append(Role(((role >= begin) & (role < end)).float(), end - begin))
         begin = end
-    offset, ramp, sink, signs = masks
+    offset, ramp, sink, signs = roles
     unit, large = (_SIGNS_FP8, _OFFSET_FP8) if case.quantised else (_SIGNS, _OFFSET)
-    size = torch.where(offset.bool() | ramp.bool() | sink.bool(), large, unit)
+    size = torch.where(signs.mask.bool(), unit, large)
     if kind.outliers > 1:
-        apart = signs.bool() & (role.long() % _OUTLIERS_EVERY == _OUTLIERS_EVERY - 1)
+        apart = signs.mask.bool() & (role.long() % _OUTLIERS_EVERY == _OUTLIERS_EVERY - 1)
         size = torch.where(apart, unit * (2.0 if case.quantised else kind.outliers), size)
-    return Channels(offset, ramp, sink, signs, size)
+    return Channels(offset, ramp, sink, signs, size, large)
 
 
-def _one(
-    case: Case, kind: Kind, channels: Channels, generator: torch.Generator
+def _rows(
+    case: Case, batch: int, kind: Kind, channels: Channels, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return q, k, v and d_out of one row of the batch, (heads, length, dim) in float32."""
+    """Return q, k, v and d_out of rows of the batch, (batch * heads, length, dim) in float32."""
     device = channels.size.device
-    k = _keys(case, kind, channels, generator)
-    shape = (case.q_heads, case.q_len)
-    q = torch.empty(*shape, case.head_dim, device=device)
+    q_heads, kv_heads = batch * case.q_heads, batch * case.kv_heads
+    k = _keys(case, kv_heads, kind, channels, generator)
     # So many neighbouring rows get one treatment each, in random order: none is missing by chance.
-    several, rows = len(kind.treatments), case.q_heads * case.q_len
+    several, rows = len(kind.treatments), q_heads * case.q_len
     order = torch.rand(-(-rows // several), several, generator=generator, device=device).argsort(dim=-1)
-    alone = order.flatten()[:rows].reshape(shape)
+    alone = order.flatten()[:rows].reshape(q_heads, case.q_len)
     in_runs = alone[:, :: min(_RUN, case.q_len)].repeat_interleave(min(_RUN, case.q_len), dim=1)[:, : case.q_len]
-    odd = torch.arange(case.q_heads, device=device)[:, None] % 2 == 1
-    chosen = torch.where(odd, in_runs, alone)
-    for index, treatment in enumerate(kind.treatments):
-        heads, queries = torch.nonzero(chosen == index, as_tuple=True)
-        q[heads, queries] = treatment(Rows(case, channels, k, heads, queries, generator))
+    odd = torch.arange(q_heads, device=device)[:, None] % case.q_heads % 2 == 1
+    chosen = torch.where(odd, in_runs, alone).flatten()
+    by_treatment = chosen.argsort(stable=True)
+    q = torch.empty(rows, case.head_dim, device=device)
+    counts = torch.bincount(chosen, minlength=several).tolist()
+    for treatment, places in zip(kind.treatments, by_treatment.split(counts), strict=True):
+        if len(places):
+            heads, queries = places // case.q_len, places % case.q_len
+            q[places] = treatment(Rows(case, channels, k, heads, queries, generator))
 
     def normal(heads: int, length: int) -> torch.Tensor:
         return torch.randn(heads, length, case.value_dim, generator=generator, device=device)
 
-    v, d_out = normal(case.kv_heads, case.kv_len), normal(case.q_heads, case.q_len)
+    v, d_out = normal(kv_heads, case.kv_len), normal(q_heads, case.q_len)
     by_channel = _magnitudes(case, kind, device)
     v, d_out = v * by_channel[0], d_out * by_channel[1]
     if kind.padded:
         v[:, 3::4], d_out[:, 3::4] = 0.0, 0.0
-    return q, k, v, d_out
+    return q.unflatten(0, (q_heads, case.q_len)), k, v, d_out
 
 
-def _keys(case: Case, kind: Kind, channels: Channels, generator: torch.Generator) -> torch.Tensor:
+def _keys(case: Case, heads: int, kind: Kind, channels: Channels, generator: torch.Generator) -> torch.Tensor:
+    """Return keys of so many heads, (heads, kv_len, head_dim) in float32."""
     device = channels.size.device
-    shape = (case.kv_heads, case.kv_len, case.head_dim)
+    shape = (heads, case.kv_len, case.head_dim)
     signs = torch.randint(2, shape, generator=generator, device=device).float() * 2 - 1
     # A key of an odd index differs from its twin before it in one of eight channels.
     differs = torch.arange(case.head_dim, device=device) % 8 == 0
@@ -203,8 +206,8 @@ def _keys(case: Case, kind: Kind, channels: Channels, generator: torch.Generator
     starts[0] = 1.0
     if case.lengths is not None:
         starts[torch.tensor(case.lengths, device=device).cumsum(0)[:-1]] = 1.0
-    shared = channels.offset + level[:, None] * channels.ramp + starts[:, None] * channels.sink
-    return (shared + signs * channels.signs) * channels.size
+    shared = channels.offset.mask + level[:, None] * channels.ramp.mask + starts[:, None] * channels.sink.mask
+    return (shared + signs * channels.signs.mask) * channels.size
 
 
 def _magnitudes(case: Case, kind: Kind, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
