@@ -104,10 +104,7 @@ def _sums(
     weight, factor = (one.gather(-1, keys.expand(len(of), -1, -1)) * exist for one in (sample.weights, per_key))
     within = torch.arange(max(_COUNTS), device=device) < torch.tensor(_COUNTS, device=device)[:, None]
     factors = factor.unsqueeze(-2) * within
-    if same:
-        total = (factors.flatten(1, 2) @ of[:, keys[0]]).unflatten(1, factors.shape[1:3])
-    else:
-        total = factors @ of[:, keys]
+    total = (factors.flatten(1, 2) @ of[:, keys[0]]).unflatten(1, factors.shape[1:3]) if same else factors @ of[:, keys]
     return weight @ within.to(weight.dtype).T, total
 
 
