@@ -74,6 +74,13 @@ def int32_strides(q, k, v, *, causal, offset, softcap):
     return right(q, read_at(k, offsets(k, k.stride())), v, causal=causal, offset=offset, softcap=softcap)
 
 
+def int32_products(q, k, v, *, causal, offset, softcap):
+    """Takes strides above 2^31 as 64 bits, and multiplies others in 32, as Triton does with arguments."""
+    narrow = offsets(k, [step if step < 1 << 31 else 0 for step in k.stride()])
+    wide = offsets(k, [step if step >= 1 << 31 else 0 for step in k.stride()])
+    return right(q, read_at(k, narrow, wide), v, causal=causal, offset=offset, softcap=softcap)
+
+
 def int32_contiguous(q, k, v, *, causal, offset, softcap):
     """The same for offsets that it computes of the shape, in a contiguous copy: it needs 2^31 elements."""
     k = k.contiguous()
@@ -98,8 +105,8 @@ def offsets(k, strides):
     return batch[:, None, None] + heads[:, None] + rows
 
 
-def read_at(k, tops):
-    """Rows of k's memory at offsets modulo 2^31: below the tensor's begin lies nothing that may be read here."""
+def read_at(k, tops, more=0):
+    """Rows of k's memory at offsets modulo 2^31, and `more`: below the tensor's begin lies nothing that may be read."""
     flat = torch.as_strided(k, (k.untyped_storage().nbytes() // k.element_size(),), (1,), 0)
-    places = (tops % (1 << 31))[..., None] + torch.arange(k.shape[3])
+    places = (tops % (1 << 31) + more)[..., None] + torch.arange(k.shape[3])
     return flat[places.clamp(max=flat.shape[0] - 1)]

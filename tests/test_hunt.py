@@ -84,6 +84,15 @@ def test_a_planted_bug_is_found_and_shrunk_and_shown(kernel, tmp_path):
     assert (code, out[:9]) in ((0, out[:9]), (0, "no error\n")), out
 
 
+def test_offsets_whose_products_alone_pass_32_bits_are_searched(tmp_path):
+    """As pytorch#190857, which no step above 2^31 shows."""
+    done = planted("int32_products", "where=large and not backward and head_dim <= 64", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    _, label, _, _ = facts(done.stdout)
+    assert "offsets of k above 2^31" in label
+    assert "(it was run and shows the bug)" in done.stdout
+
+
 def test_what_is_right_is_not_found_wrong_and_the_same_seed_searches_the_same(tmp_path):
     done = hunt("backend=eager", "budget=8s", "where=q_len <= 40 and kv_len <= 40 and large=false", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ from attn_exp.backends.base import Backend
 from attn_exp.core.case import Case
 from attn_exp.core.hunting import KINDS, Example, Outcome, Script
 from attn_exp.hunt.library_calls import source
-from attn_exp.hunt.values import STEP, inputs_of, places_of, spread_axis
+from attn_exp.hunt.values import inputs_of, places_of, spread_axis, step_of
 
 MOST_LINES = 40
 _WIDTH = 150
@@ -121,10 +121,11 @@ def _tensors(example: Example, inputs: Inputs, layout: str) -> list[str]:
         lines += ["q, k, v, d_out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, d_out))"]
     if example.large in ("q", "k", "v"):
         axis = spread_axis(shapes[example.large])
+        step = step_of(shapes[example.large][axis])
         lines += [
             "def spread(t):  # offsets above 2^31 elements, in memory that is mostly never touched",
-            f"    strides = [{STEP} if axis == {axis} else t.stride(axis) for axis in range(4)]",
-            f"    room = torch.empty((t.shape[{axis}] - 1) * {STEP} + t.numel(), dtype=dtype, device=device)",
+            f"    strides = [{step} if axis == {axis} else t.stride(axis) for axis in range(4)]",
+            f"    room = torch.empty((t.shape[{axis}] - 1) * {step} + t.numel(), dtype=dtype, device=device)",
             "    return room.as_strided(t.shape, strides).copy_(t)",
             f"{example.large} = spread({example.large})",
         ]

@@ -1,9 +1,11 @@
 """The values of examples, how they lie in memory, and which part of an example is judged.
 
 Offsets above 2^31 elements are cheap to have. In a *spread* example the steps of one tensor are so large that its last
-element lies beyond; the memory between its elements is reserved and, on a CPU, never touched. That misses kernels that
-copy their inputs or compute offsets of contiguous tensors. A *whole* example has that many elements: those of the heads
-that are judged are drawn, and the others are zeros.
+element lies beyond; the memory between its elements is reserved and, on a CPU, never touched. Of two parts the step
+itself has more than 32 bits; of more parts only the product of step and index has (pytorch#190857: Triton takes a step
+of more than 32 bits as 64, and multiplies others in 32). That misses kernels that copy their inputs or compute offsets
+of contiguous tensors. A *whole* example has that many elements: those of the heads that are judged are drawn, and the
+others are zeros.
 """
 
 from dataclasses import dataclass, replace
@@ -17,8 +19,8 @@ from attn_exp.core.hunting import Example
 
 # Elements that a 32-bit offset reaches.
 REACH = 1 << 31
-# The step between the parts of a spread tensor; no power of two, so that an offset that wraps around hits other memory.
-STEP = REACH + 1_048_583
+# No power of two, so that an offset that wraps around hits other memory.
+_ODD = 1_048_583
 
 
 @dataclass(frozen=True)
@@ -117,14 +119,20 @@ def _spread(which: str, inputs: Inputs) -> Inputs:
 
 
 def spread(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy whose first dimension of several elements has a step above 2^31 elements."""
+    """Return a copy whose first dimension of several elements has its last one beyond 2^31 elements."""
     axis = spread_axis(tensor.shape)
+    step = step_of(tensor.shape[axis])
     strides = list(tensor.stride())
-    strides[axis] = STEP
-    room = torch.empty((tensor.shape[axis] - 1) * STEP + tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    strides[axis] = step
+    room = torch.empty((tensor.shape[axis] - 1) * step + tensor.numel(), dtype=tensor.dtype, device=tensor.device)
     far = room.as_strided(tensor.shape, strides)
     far.copy_(tensor.detach())
     return far.requires_grad_(tensor.requires_grad)
+
+
+def step_of(parts: int) -> int:
+    """Return the step between the parts of a spread tensor."""
+    return REACH // (parts - 1) + _ODD
 
 
 def spread_axis(shape: tuple[int, ...]) -> int:
