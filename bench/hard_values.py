@@ -74,17 +74,22 @@ def _case(dtype: str, length: int, *, packed: bool = False, **more: object) -> C
 def tasks_of(
     configs: list[dict[str, object]], kinds: list[str], seeds: Sequence[int], chosen: list[Case], device: str
 ) -> list[Task]:
-    """A task for each case and all backends that compile nothing, and one for each other backend."""
+    """A task for each case and all backends that compile nothing, and one for each other backend.
+
+    bf16 without a special mask, then fp16, then all else, and among these first the backends that compile nothing.
+    """
     pairs = [(config, tuple(kinds)) for config in configs]
     together = tuple(pair for pair in pairs if pair[0]["name"] not in COMPILED)
     alone = [(pair,) for pair in pairs if pair[0]["name"] in COMPILED]
-    return [
-        Task(index, case, seed, todo, device)
+    plain = 2 * len(LENGTHS[device])
+    turns = [
+        ((min(index // plain, 2), todo is not together, index), Task(index, case, seed, todo, device))
         for seed in seeds
         for index, case in enumerate(chosen)
         for todo in (together, *alone)
         if todo
     ]
+    return [task for _, task in sorted(turns, key=lambda turn: turn[0])]
 
 
 def left_of(task: Task, done: dict[Key, list[Row]]) -> Task | None:

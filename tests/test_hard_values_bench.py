@@ -155,4 +155,14 @@ def test_bf16_comes_first_and_the_usual_backends_before_others():
         first = chosen[: 4 * count]
         assert [case.dtype for case in first] == ["bfloat16"] * 2 * count + ["float16"] * 2 * count
         assert not any(case.softcap or case.window or case.lengths for case in first)
+        configs = [{"name": name} for name in ("cudnn", "flex", "math")]
+        tasks = hard_values.tasks_of(configs, KINDS, [1, 2], chosen, device)
+        turns = [(task.case.dtype, [config["name"] for config, _ in task.todo]) for task in tasks]
+        half = 2 * 2 * count
+        assert turns[:half] == [("bfloat16", ["cudnn", "math"])] * half
+        assert turns[half : 2 * half] == [("bfloat16", ["flex"])] * half
+        assert {dtype for dtype, _ in turns[2 * half : 4 * half]} == {"float16"}
+        rest = [names for _, names in turns[4 * half :]]
+        assert rest == sorted(rest, key=lambda names: names == ["flex"])
+        assert len(turns) == 2 * 2 * len(chosen)
     assert set(hard_values.FIRST) | set(hard_values.COMPILED) <= set(backends())
