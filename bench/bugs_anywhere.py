@@ -180,7 +180,7 @@ ANYWHERE = (
     ),
     Bug(
         "pytorch#127055", "CPU flash returns NaN where the first tiles are hidden", hidden_first_tiles,
-        "`attn-exp hunt backend=flash where=window` is refused: SDPA has no window but as a mask", devices=("cpu",),
+        NO_SUCH_CASE + "a mask as a tensor", devices=("cpu",),
     ),
     Bug(
         "pytorch#141219", "CPU flash divides by zero without queries", no_queries,

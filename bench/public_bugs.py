@@ -37,7 +37,7 @@ class Bug:
         name: the repository and the number of the report.
         what: what is wrong, in a few words.
         ask: takes the device; returns whether the bug is there, and what was seen.
-        ours: the command of attn_exp that finds it, or why none can.
+        ours: the command of attn_exp that has such cases, or why none has.
         devices: where it was reported.
         raises: what the message of the exception says if the bug is an exception.
         ends: whether the bug is a crash or a hang.
@@ -138,7 +138,7 @@ def main(words: Sequence[str] | None = None) -> int:
             [f"[{bug.name}]({bug.url})", bug.what, found[bug.name].present, found[bug.name].evidence, bug.ours]
             for bug in bugs
         ]
-        head = ["report", "what is wrong", "here", "seen", "found by attn_exp"]
+        head = ["report", "what is wrong", "here", "seen", "where attn_exp has such cases"]
         given.markdown.write_text(f"{title}\n\n{tabulate(rows, head, tablefmt='github')}\n")
     return 0
 
