@@ -46,12 +46,12 @@ def test_gains_are_over_the_baseline_with_both_rows_intervals_and_the_spread(tmp
     found = rivals(tmp_path, [sweeps.job("flash", 100.0, half=0.004), sweeps.job("cudnn", 80.0, half=0.003)],
                    baseline="flash")  # fmt: skip
     rows = by_label(found)
-    assert (rows["flash"].gain.value, rows["flash"].gain.significant, rows["flash"].best) == (1.0, False, False)
+    assert (rows["flash"].gain.value, rows["flash"].gain.p, rows["flash"].best) == (1.0, 1.0, False)
     gain = rows["cudnn"].gain
     half = math.hypot(math.log(1.004 / 0.996) / 2, math.log(1.003 / 0.997) / 2, math.log(1.01))
     assert gain.value == pytest.approx(1.25)
     assert (gain.low, gain.high) == pytest.approx((1.25 * math.exp(-half), 1.25 * math.exp(half)))
-    assert gain.significant and rows["cudnn"].best
+    assert gain.p < 1e-6 and rows["cudnn"].best
 
 
 def test_without_a_baseline_each_stands_beside_the_best(tmp_path):
@@ -65,6 +65,30 @@ def test_what_is_less_than_the_spread_apart_is_no_difference(tmp_path, apart, ti
     found = rivals(tmp_path, [sweeps.job("flash", 100.0, None), sweeps.job("cudnn", 100.0 * apart, None)])
     assert by_label(found)["cudnn"].best is tied
     assert bool(found.ties) is tied
+
+
+def test_a_row_among_many_is_tied_unless_it_differs_by_more_than_the_best_of_equals_would(tmp_path):
+    """1.2 % is a difference of two rows, but not of the best and the worst of nine."""
+    pair = [sweeps.job("flash", 100.0, None, half=1e-6), sweeps.job("cudnn", 101.2, None, half=1e-6)]
+    assert not by_label(rivals(tmp_path, pair))["cudnn"].best
+    names = [f"other{index}" for index in range(7)]
+    among = by_label(rivals(tmp_path, [*pair, *(sweeps.job(name, 100.5, None, half=1e-6) for name in names)]))
+    assert among["cudnn"].best and all(among[name].best for name in names)
+    # What is clearly worse makes no difference to the others.
+    far = [sweeps.job(name, 150.0, None, half=1e-6) for name in names]
+    assert not by_label(rivals(tmp_path, [*pair, *far]))["cudnn"].best
+
+
+def test_few_rounds_leave_more_doubt_about_many_rivals_than_many_rounds(tmp_path):
+    """The same intervals; but an error of the tails of Student's t is further out in five rounds than in forty."""
+
+    def slow(rounds):
+        records = [sweeps.job(f"other{index}", 100.0 if index else 109.0, None, half=0.03) for index in range(9)]
+        records = [replace(one, metrics=one.metrics | {"forward/rounds": rounds}) for one in records]
+        return by_label(rivals(tmp_path, records))["other0"]
+
+    assert slow(3.0).best and not slow(40.0).best
+    assert slow(3.0).gain.low == slow(40.0).gain.low
 
 
 def test_under_a_power_cap_rows_spread_further(tmp_path):

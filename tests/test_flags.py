@@ -24,8 +24,8 @@ def test_calm_samples_carry_no_flag():
 
 
 def test_an_interval_beyond_one_percent_is_unstable():
-    assert timing_flags(make_timing([100.0, 101.0]), ()) == {"unstable"}  # two rounds: t is 12.7
-    assert timing_flags(make_timing([100.0, 100.1]), ()) == set()
+    assert timing_flags(make_timing([100.0, 101.0]), ()) == {"unstable"}  # two rounds: +-15 %
+    assert timing_flags(make_timing([100.0, 100.06]), ()) == set()
 
 
 def test_rounds_that_spread_beyond_two_percent_are_unstable_however_many_there_are():
@@ -42,7 +42,8 @@ def test_a_wild_sample_inside_a_round_is_not_instability_of_rounds():
 
 @pytest.mark.parametrize("rise", [1.012, 0.988])
 def test_a_last_third_that_differs_from_the_first_is_drift(rise):
-    assert timing_flags(make_timing(CALM[:6] + [time * rise for time in CALM[6:]]), ()) == {"drift"}
+    # Unstable, too: where the next rounds would be is not known to 1 %.
+    assert timing_flags(make_timing(CALM[:6] + [time * rise for time in CALM[6:]]), ()) == {"drift", "unstable"}
 
 
 def test_two_rounds_cannot_drift():

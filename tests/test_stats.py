@@ -1,14 +1,16 @@
 import itertools
 import math
-import statistics
 
+import dense
 import drift
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_exp.core.stats import log_half_width, quantile, round_medians, student_t_975, student_t_p, summarize
+from attn_exp.core.interval import log_half_width
+from attn_exp.core.stats import quantile, round_medians, summarize
+from attn_exp.core.student import student_t_975, student_t_p
 
 # Upper 2.5 % points of Student's t: NIST/SEMATECH e-Handbook of Statistical Methods, table 1.3.6.7.2.
 TABLE = {
@@ -78,11 +80,9 @@ def test_round_medians_follow_the_index_of_the_round():
         round_medians([1.0, 2.0], [0])
 
 
-def test_half_width_is_students_on_the_logs():
+def test_half_width_is_that_of_the_logs():
     medians = [100.0, 101.0, 99.0, 100.5, 102.0]
-    logs = [math.log(median) for median in medians]
-    expected = 2.776 * statistics.stdev(logs) / math.sqrt(5)
-    assert log_half_width(medians) == pytest.approx(expected, rel=0.002)
+    assert log_half_width(medians) == pytest.approx(dense.half_width(np.log(medians)), rel=1e-6)
     assert log_half_width([100.0]) is None
     assert log_half_width([]) is None
     assert log_half_width([7.0] * 9) == pytest.approx(0.0, abs=1e-12)
@@ -134,12 +134,12 @@ def test_the_interval_covers_the_truth_where_samples_of_a_round_share_their_erro
         samples = 100 * np.exp(shared + rng.normal(0, 0.001, 180))
         found = summarize(samples.tolist(), np.repeat(np.arange(9), 20).tolist())
         covered += found.low_us <= 100 <= found.high_us
-    assert 0.91 <= covered / 400 <= 0.99
+    assert covered / 400 >= 0.93
 
 
-@pytest.mark.parametrize(("kind", "by_rounds", "by_samples"), [("white", 0.94, 0.45), ("wander", 0.85, 0.30)])
+@pytest.mark.parametrize(("kind", "by_rounds", "by_samples"), [("white", 0.995, 0.45), ("wander", 0.985, 0.30)])
 def test_the_interval_over_rounds_covers_the_truth_far_more_often_than_one_over_samples(kind, by_rounds, by_samples):
-    """Coverage in 1,000 sessions of 12 rounds of 20 calls. A wandering clock cheats rounds too, samples far more."""
+    """Coverage in 1,000 sessions of 12 rounds of 20 calls. Of a wandering clock samples say little."""
     rng, covered, covered_by_samples = np.random.default_rng(11), 0, 0
     for _ in range(1000):
         series = drift.draw(rng, kind, 12, block_sd=0.01 if kind == "white" else 0.003, calls=20, call_sd=0.01)
@@ -148,5 +148,5 @@ def test_the_interval_over_rounds_covers_the_truth_far_more_often_than_one_over_
         covered += found.low_us <= 100 <= found.high_us
         half = 1.96 * np.log(samples).std(ddof=1) / math.sqrt(samples.size)
         covered_by_samples += abs(np.log(samples / 100).mean()) <= half
-    assert covered / 1000 == pytest.approx(by_rounds, abs=0.02)
+    assert covered / 1000 == pytest.approx(by_rounds, abs=0.01)
     assert covered_by_samples / 1000 == pytest.approx(by_samples, abs=0.03)

@@ -16,11 +16,11 @@ from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.environment import Difference, Session, differences, session
 from attn_exp.compare.join import Pair, comparable_groups, joined, nothing_in_common
 from attn_exp.compare.page_parts import case_part, case_values
-from attn_exp.compare.ratio import Spreads, gain, half_width, p_value
+from attn_exp.compare.ratio import Spreads, gain, uncertainty
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.core.errors import UserError
 from attn_exp.core.flags import flag_marks
-from attn_exp.core.paired_test import LEVEL, benjamini_hochberg
+from attn_exp.core.multiple_tests import LEVEL, benjamini_hochberg
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
@@ -278,10 +278,10 @@ def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatte
         spread = spreads.with_canaries(old, new, cell.session.scatter)
     if new.device == "cpu" and metric.kind.follows_clock and spreads.fixed is None:
         spread = max(spread, scatter)
-    half = half_width(cell.new, cell.old, spread)
+    doubt = uncertainty(cell.new, cell.old, spread)
     log = cell.log if metric.kind.higher_is_better else -cell.log
-    bounds = (math.expm1(log), math.expm1(log - half), math.expm1(log + half))
-    return Change(cell.old, cell.new, "undecided", *bounds, spread, p_value(log, half), cell.session)
+    bounds = (math.expm1(log), math.expm1(log - doubt.half), math.expm1(log + doubt.half))
+    return Change(cell.old, cell.new, "undecided", *bounds, spread, doubt.p_value(log), cell.session)
 
 
 def _scatter(cells: Sequence[Change | _Open]) -> float:

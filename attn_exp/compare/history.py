@@ -15,9 +15,9 @@ from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.sheet import Column, Sheet, Tone, written
 from attn_exp.core.errors import UserError
-from attn_exp.core.paired_test import LEVEL, benjamini_hochberg
+from attn_exp.core.multiple_tests import LEVEL, benjamini_hochberg
 from attn_exp.core.source import short
-from attn_exp.core.stats import student_t_p
+from attn_exp.core.student import student_t_p
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 

@@ -8,8 +8,8 @@ different times. The constants below were observed; `spread=` replaces them.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
 
+from attn_exp.core.interval import Uncertainty, combined
 from attn_exp.core.paired_test import MARGIN_FLOOR
 from attn_exp.results.calibration import device_key
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -31,18 +31,15 @@ OTHER_GPU_SPREAD = 0.02
 class Ratio:
     """How many times better one cell is than another (1.1: 10 % better), with its 95 % confidence interval.
 
-    `spread` is the part of the interval that is not the cells' own: how much two equal rows may differ.
+    `spread` is the part of the interval that is not the cells' own: how much two equal rows may differ. `p` is
+    two-sided, for the ratio being 1, and for this pair of cells only.
     """
 
     value: float
     low: float
     high: float
     spread: float
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval excludes 1: the difference exceeds both cells' intervals and the spread."""
-        return self.low > 1 or self.high < 1
+    p: float
 
 
 @dataclass(frozen=True)
@@ -92,9 +89,9 @@ def gain(cell: Cell, over: Cell, metric: ChosenMetric) -> float | None:
     return log if metric.kind.higher_is_better else -log
 
 
-def half_width(cell: Cell, over: Cell, spread: float) -> float:
-    """Return the half-width of the 95 % interval of a log ratio: both cells' and the spread, independent."""
-    return math.hypot(cell.half or 0.0, over.half or 0.0, math.log1p(spread))
+def uncertainty(cell: Cell, over: Cell, spread: float) -> Uncertainty:
+    """Return the uncertainty of a log ratio: both cells' and the spread, independent."""
+    return combined([cell.uncertainty, over.uncertainty, Uncertainty(math.log1p(spread))])
 
 
 def ratio(cell: Cell, over: Cell, metric: ChosenMetric, spread: float) -> Ratio | None:
@@ -102,13 +99,8 @@ def ratio(cell: Cell, over: Cell, metric: ChosenMetric, spread: float) -> Ratio 
     log = gain(cell, over, metric)
     if log is None:
         return None
-    half = half_width(cell, over, spread)
-    return Ratio(math.exp(log), math.exp(log - half), math.exp(log + half), spread)
-
-
-def p_value(log: float, half: float) -> float:
-    """Return the two-sided p-value of a log ratio whose 95 % interval has the half-width `half`."""
-    return 2 * NormalDist().cdf(-abs(log) / half * NormalDist().inv_cdf(0.975))
+    doubt = uncertainty(cell, over, spread)
+    return Ratio(math.exp(log), math.exp(log - doubt.half), math.exp(log + doubt.half), spread, doubt.p_value(log))
 
 
 def _other_gpu(one: Result, other: Result) -> bool:

@@ -15,6 +15,7 @@ from attn_exp.compare.ratio import Ratio, Spreads, ratio
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.flags import flag_marks
+from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import fields, getter, sortable
 from attn_exp.results.read import Sweep
@@ -231,19 +232,20 @@ def _rankings(
     valued = [cell for cell in group if cell.value is not None]
     best = min(valued, key=lambda cell: _rank(cell, metric), default=None)
     base = next((cell for cell in valued if _is(cell.result.label, baseline)), None) if baseline else best
-    rows = []
-    for cell in group:
-        over = _gain(cell, base, metric, spreads)
-        to_best = over if base is best else _gain(cell, best, metric, spreads)
-        rows.append(Ranking(cell, index, over, cell is best or (to_best is not None and not to_best.significant)))
-    return rows
+    over = [_gain(cell, base, metric, spreads) for cell in group]
+    to_best = over if base is best else [_gain(cell, best, metric, spreads) for cell in group]
+    others = [at for at, cell in enumerate(group) if cell is not best and to_best[at] is not None]
+    worse = dict(zip(others, worse_than_best([one.p for at in others if (one := to_best[at])]), strict=True))
+    return [
+        Ranking(cell, index, over[at], cell is best or (at in worse and not worse[at])) for at, cell in enumerate(group)
+    ]
 
 
 def _gain(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
     if over is None or cell.value is None:
         return None
     if cell is over:
-        return Ratio(1.0, 1.0, 1.0, 0.0)
+        return Ratio(1.0, 1.0, 1.0, 0.0, 1.0)
     return ratio(cell, over, metric, spreads.between_rows(cell.result, over.result))
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_exp.core.interval import log_half_width
 from attn_exp.core.record import Timing
-from attn_exp.core.stats import log_half_width, round_medians
+from attn_exp.core.stats import round_medians
 
 # /proc/stat counts in ticks of 10 ms for each processor.
 _SLACK_S = 0.03
@@ -74,7 +75,8 @@ def timing_flags(ranking: Timing, others: tuple[Timing, ...], quantum_us: float 
     """
     flags = set(ranking.flags).union(*(other.flags for other in others))
     medians = round_medians(ranking.times_us, ranking.rounds)
-    half = log_half_width(medians)
+    median = statistics.median(ranking.times_us)
+    half = log_half_width(medians, median)
     if half is not None and half > _INTERVAL:
         flags.add("unstable")
     if len(medians) > 1 and statistics.stdev(medians) / statistics.median(medians) > _ROUND_SPREAD:
@@ -82,7 +84,6 @@ def timing_flags(ranking: Timing, others: tuple[Timing, ...], quantum_us: float 
     third = len(medians) // 3
     if third and abs(statistics.median(medians[-third:]) / statistics.median(medians[:third]) - 1) > _DRIFT:
         flags.add("drift")
-    median = statistics.median(ranking.times_us)
     if ranking.timer != "cpu" and median < max(_SHORT_US, _SHORT_QUANTA * quantum_us):
         flags.add("too_short")
     for other in others:

@@ -239,6 +239,18 @@ def rounds(timed: TimedPass) -> Value:
 
 
 @metric("count")
+def effective_rounds(timed: TimedPass) -> Value:
+    """Number of independent rounds that would determine the mean as well as these, which depend on each other."""
+    return timed.summary.effective_rounds
+
+
+@metric("share")
+def round_autocorrelation(timed: TimedPass) -> Value:
+    """Autocorrelation of the rounds' log medians at lag 1."""
+    return timed.summary.autocorrelation
+
+
+@metric("count")
 def outliers(timed: TimedPass) -> Value:
     """Number of samples beyond 3 interquartile ranges; none is dropped."""
     return timed.summary.outliers

@@ -7,19 +7,18 @@ samples can tell that from a difference between them.
 
 import itertools
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.core.stats import quantile, student_t_975, student_t_p
+from attn_exp.core.interval import RoundsMean
+from attn_exp.core.multiple_tests import LEVEL, benjamini_hochberg
+from attn_exp.core.stats import quantile
 
 Verdict = Literal["faster", "slower", "equivalent", "undecided"]
 
 # Medians of one call, taken one after another on an H200, differ by this much: less is no difference.
 MARGIN_FLOOR = 0.01
-# The error rate of one interval, and of the verdicts of one comparison of several rivals.
-LEVEL = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +27,9 @@ class PairedComparison:
 
     `effect` is time_b / time_a - 1: 0.03 says that b takes 3 % longer than a. A positive effect goes with the verdict
     `faster`, which is about a. It is exp(mean over rounds of log(median_b / median_a)) - 1; `low` and `high` bound its
-    95 % t-interval, for this pair only. `p` is two-sided, for the effect being 0; `p_adjusted` takes the other pairs
-    into account. `margin` is the smallest effect that counts.
+    95 % interval over rounds that may depend on each other (attn_exp/core/interval.py), for this pair only. `p` is
+    two-sided, for the effect being 0; `p_adjusted` takes the other pairs into account. `margin` is the smallest effect
+    that counts.
     """
 
     a: int
@@ -136,22 +136,6 @@ def margin_from_aa(effects: Sequence[float]) -> float:
     return max(MARGIN_FLOOR, quantile(sorted(abs(effect) for effect in effects), 0.95))
 
 
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for their number, in the order given: at most q if rejected at the false discovery rate q.
-
-    The k-th smallest of m becomes the least m p_(j) / j over j >= k (Benjamini and Hochberg, Journal of the Royal
-    Statistical Society B 57, 289, 1995). That paper assumes independent tests, which pairs sharing a rival are not;
-    for all pairwise comparisons the rate has been found to hold nevertheless (Williams, Jones and Tukey, Journal of
-    Educational and Behavioral Statistics 24, 42, 1999), and so it does in the tests here.
-    """
-    adjusted, least = [1.0] * len(p_values), 1.0
-    descending = sorted(range(len(p_values)), key=lambda index: p_values[index], reverse=True)
-    for rank, index in zip(range(len(p_values), 0, -1), descending, strict=True):
-        least = min(least, p_values[index] * len(p_values) / rank)
-        adjusted[index] = least
-    return adjusted
-
-
 @dataclass(frozen=True)
 class _Pair:
     """The log ratios log(median_b / median_a) of two rivals over rounds."""
@@ -179,11 +163,8 @@ def _logs(medians_by_rival: Sequence[Sequence[float]]) -> list[list[float]]:
 def _paired(logs: Sequence[Sequence[float]]) -> Iterator[_Pair]:
     for a, b in itertools.combinations(range(len(logs)), 2):
         ratios = [log_b - log_a for log_a, log_b in zip(logs[a], logs[b], strict=True)]
-        rounds, mean = len(ratios), statistics.fmean(ratios)
-        error = statistics.stdev(ratios) / math.sqrt(rounds)
-        # Rounds that agree to the last bit (a coarse clock) leave no doubt either way.
-        p = student_t_p(mean / error, rounds - 1) if error > 0 else float(mean == 0)
-        yield _Pair(a, b, mean, student_t_975(rounds - 1) * error, p, rounds)
+        found = RoundsMean(ratios)
+        yield _Pair(a, b, found.mean, found.half_width(), found.p_value(0.0), found.rounds)
 
 
 def _verdict(pair: _Pair, log_margin: float, *, rejected: bool) -> Verdict:

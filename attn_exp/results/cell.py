@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attn_exp.core.case import PASSES
 from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.interval import Uncertainty
 from attn_exp.core.metrics import Metric, metric_named
 from attn_exp.core.text import SHORT
 from attn_exp.results.result import Result
@@ -34,13 +35,21 @@ class Cell:
     """One pass of one result.
 
     `value` is the metric's value, or None if the result is not ok or lacks the metric. `half` is the half-width of the
-    95 % confidence interval of its logarithm, with which ratios are computed, or None if it has no interval.
+    95 % confidence interval of its logarithm, with which ratios are computed, or None if it has no interval; `rounds`
+    are the rounds that it is from, None where the record does not say.
     """
 
     result: Result
     direction: str
     value: float | None
     half: float | None
+    rounds: float | None = None
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        """The interval of the value's logarithm, with the degrees of freedom of its rounds."""
+        degrees = self.rounds - 1 if self.rounds is not None and self.rounds >= 2 else math.inf
+        return Uncertainty(self.half or 0.0, degrees)
 
     @property
     def half_width(self) -> float | None:
@@ -90,7 +99,8 @@ def cells_of(results: Sequence[Result], metric: ChosenMetric) -> list[Cell]:
                 # A ratio to zero is undefined; an error of zero is a valid value.
                 usable = value is not None and (value > 0 or not metric.kind.follows_clock)
                 half = _half(result, direction) if usable and metric.kind.has_time_interval else None
-                cells.append(Cell(result, direction, value if usable else None, half))
+                rounds = result.metrics.get(f"{direction}/rounds")
+                cells.append(Cell(result, direction, value if usable else None, half, rounds))
     return cells
 
 

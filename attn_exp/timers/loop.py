@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from attn_exp.core.interval import log_half_width
 from attn_exp.core.record import Timing
-from attn_exp.core.stats import log_half_width, round_medians
+from attn_exp.core.stats import round_medians
 from attn_exp.timers.timed_call import Call
 
 WARM_UP_US = 25_000.0
@@ -86,7 +87,7 @@ class Timer(Protocol):
 class StoppingRule:
     """The rule that ends sampling, with the first of these stop reasons, after at least `min_rounds` rounds.
 
-    - `precise`: the relative half-width is at most `precision` (of the 95 % interval over the rounds' log-medians).
+    - `precise`: the relative half-width is at most `precision` (of the 95 % interval over rounds).
     - `max_rounds`: there are `max_rounds` rounds.
     - `budget`: `budget_s` seconds have passed.
 
@@ -113,7 +114,8 @@ class StoppingRule:
         rounds = len(series[0])
         if rounds < self.least_rounds(call_us):
             return None
-        half_widths = [log_half_width(values) for values in series]
+        # Lazily: where one is not precise yet, the others need no interval.
+        half_widths = (log_half_width(values, statistics.median(values)) for values in series)
         if all(half is not None and half <= self.precision for half in half_widths):
             return "precise"
         if rounds >= self.max_rounds:
