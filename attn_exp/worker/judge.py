@@ -142,7 +142,8 @@ class Judge:
             self._renew(direction, known)
             # Reservoir sampling: each of n calls is the drawn one with probability 1 / n.
             known.draws = self._dice.random() * (known.count + 1) < 1
-            if known.draws or known.wants_last:
+            # Not before a call that may be drawn: memory that holds NaN would tell a backend that it is.
+            if known.wants_last:
                 _poison(known.like.values(), self.fresh.tensors["d_out"].device)
 
         def after(returned: Any) -> None:
