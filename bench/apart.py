@@ -116,6 +116,8 @@ class Apart(Generic[T]):
         os.setpgid(0, 0)
         die_with_parent(parent)
         prefer_to_be_killed()
+        # Inductor would start as many processes as there are cores for each of these.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         try:
             while True:
                 for said in self._work(pipe.recv()):
