@@ -126,6 +126,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("names", nargs="*")
     given = parser.parse_args(words)
+    if given.device == "cuda" != here:
+        parser.error("--device cuda needs an NVIDIA GPU, and a torch for CUDA")
     bugs = [bug for bug in (*ANYWHERE, *CUDA) if not given.names or bug.name in given.names]
     title = versions(given.device)
     print(title, flush=True)
