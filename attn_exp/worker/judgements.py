@@ -13,6 +13,7 @@ from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.judge import Judge, Results, form_of
+from attn_exp.worker.other_rows import wrong_in_other_rows
 from attn_exp.workloads.base import Workload
 
 
@@ -89,9 +90,12 @@ class Judgements:
             of_row = {name: tensor[row : row + 1] for name, tensor in results.items()}
             made = verdict(replace(request.case, batch=1), values.row(row), expected, of_row, self.calls.scales)
             self._add("hard", results, expected, made, "hard values")
+            wrong = made.wrong or wrong_in_other_rows(
+                request.case, values, self.judge.fresh.state, row, expected, results, self.calls.scales
+            )
             self.judge.fresh.write(self._seeded())
-        if made.wrong:
-            raise Stopped("inaccurate", f"on hard values (docs/accuracy.md): {made.wrong}")
+        if wrong:
+            raise Stopped("inaccurate", f"on hard values (docs/accuracy.md): {wrong}")
 
     def timed(self) -> None:
         """Compare the drawn and the last call of each pass with one reference of their inputs.

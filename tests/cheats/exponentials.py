@@ -30,6 +30,37 @@ class PolynomialExp(Plain):
         return attend(case, q, k, v, weights=_series(5))
 
 
+class _LastRowOfTheBatch(Plain):
+    """Computes the last row of the batch in another way than the others."""
+
+    def otherwise(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        several = q[:-1], k[:-1], v[:-1]
+        return torch.cat([attend(case, *several), self.otherwise(case, q[-1:], k[-1:], v[-1:])])
+
+
+@cheat("formula", "inaccurate", r"out (of row 3 of the batch )?has values", passes=FORWARD, case=case_of(batch=4))
+class LastOfTheBatchWithoutMaximum(_LastRowOfTheBatch):
+    """Does not subtract the row's maximum in the last row of the batch, as a persistent kernel's tail might."""
+
+    def otherwise(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def weights(s: Tensor) -> Tensor:
+            e = s.exp()
+            return e / e.sum(-1, keepdim=True)
+
+        return attend(case, q, k, v, weights=weights)
+
+
+@cheat("formula", "inaccurate", OUT, passes=FORWARD, case=case_of(256, batch=4, dtype="bfloat16"))
+class LastOfTheBatchClamped(_LastRowOfTheBatch):
+    """Clamps scores to +-16 in the last row of the batch."""
+
+    def otherwise(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(case, q, k, v, scores=lambda s: s.clamp(-16, 16))
+
+
 @cheat("formula", "inaccurate", OUT, passes=FORWARD, case=HALF)
 class LinearInterpolatedExp(Plain):
     """Interpolates 2^x linearly between whole exponents, in bf16."""
