@@ -27,8 +27,8 @@ from attn_exp.core.conf import conf_folder, read_yaml
 if TYPE_CHECKING:
     import torch
 
+    from attn_exp.attention.expected import Expected
     from attn_exp.attention.inputs import Inputs
-    from attn_exp.attention.tolerance import Expected
     from attn_exp.backends.base import Calls
 
 FIELDS = ("index", "case", "backend", "status", "tensor", "error", "tolerance", "row_error", "row_tolerance", "reason")
@@ -109,8 +109,8 @@ def not_done(task: tuple[dict[str, object], list[tuple[int, Case]], int, str], w
 
 def checked(config: dict[str, object], case: Case, seed: int, device: str) -> list[dict[str, object]]:
     """A row for each tensor of one backend on one case."""
+    from attn_exp.attention.expected import expected
     from attn_exp.attention.inputs import make_inputs
-    from attn_exp.attention.tolerance import expected
     from attn_exp.backends.base import load_backend, supported_passes
     from attn_exp.backends.compile import reset_dynamo
     from attn_exp.backends.package import Refused, Unavailable

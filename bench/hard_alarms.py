@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from test_hard_values import BUGS, DTYPES, honest, tensors_of
 
 from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.expected import expected
 from attn_exp.attention.hard_values import make_inputs_of
-from attn_exp.attention.tolerance import expected
 from attn_exp.core.case import Case
 
 

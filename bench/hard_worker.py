@@ -14,8 +14,8 @@ from accuracy import compared, computed
 from attn_exp.core.case import NORMAL, Case
 
 if TYPE_CHECKING:
+    from attn_exp.attention.expected import Expected
     from attn_exp.attention.inputs import Inputs
-    from attn_exp.attention.tolerance import Expected
 
 Row = dict[str, object]
 
@@ -108,7 +108,7 @@ class _References:
         return make_inputs_of(kind, task.case, task.device, task.seed, with_gradients=with_gradients)
 
     def of(self, kind: str, *, with_gradients: bool) -> "Expected":
-        from attn_exp.attention.tolerance import expected
+        from attn_exp.attention.expected import expected
 
         key = kind, with_gradients
         if key not in self._kept:

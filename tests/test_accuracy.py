@@ -9,10 +9,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attn_exp.attention import error as accuracy
 from attn_exp.attention.error import inaccuracy, judged_error, tensor_error
 from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.inputs import make_inputs, rounded
 from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.reference import reference
-from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.attention.verdict import verdict
 from attn_exp.core.case import Case
 from attn_exp.core.record import TensorError

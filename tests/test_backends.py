@@ -10,10 +10,10 @@ from strategies import NUMBER_DTYPES, cases
 
 from attn_exp.attention import reference as reference_module
 from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import hidden_keys
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.reference import reference
-from attn_exp.attention.tolerance import expected
 from attn_exp.backends import base
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.eager import Eager

@@ -7,11 +7,11 @@ import pytest
 import torch
 from fakes import CASE
 
-from attn_exp.attention.fresh_inputs import ROWS, FreshInputs, State, flip_signs
+from attn_exp.attention.expected import expected
+from attn_exp.attention.fresh_inputs import FreshInputs, State, flip_signs, rows_of
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.probe import Place, Probe, allowed_error, probe_errors, sum_errors, usual_size
 from attn_exp.attention.reference import reference
-from attn_exp.attention.tolerance import expected
 
 WIDE = replace(CASE, batch=2, q_heads=4, kv_heads=2, q_len=33, kv_len=40, head_dim=24, value_dim=16)
 CASES = {
@@ -109,7 +109,7 @@ def test_writing_other_values_and_back_leaves_the_inputs_of_the_seed(case):
     assert fresh.written(seeded) == "q"
     fresh.write(seeded)
     assert fresh.written(seeded) is None
-    assert fresh.state == State({"q": 0, "k": 0, "v": 0, "d_out": 0, ROWS: 0})
+    assert fresh.state == State(dict.fromkeys(("q", "k", "v", "d_out", *map(rows_of, ("k", "v", "d_out"))), 0))
 
 
 def test_a_subclass_of_a_tensor_is_no_input():

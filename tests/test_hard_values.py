@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.fused_formula import fused_formula
 from attn_exp.attention.hard_values import KINDS, draw, hard_inputs
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.tolerance import expected
 from attn_exp.core.case import Case
 
 DTYPES = ("bfloat16", "float16", "float32")

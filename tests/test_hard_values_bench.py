@@ -56,8 +56,8 @@ def test_all_backends_and_kinds_are_checked_and_the_journal_is_gone(tmp_path, mo
 def test_the_rows_are_those_of_a_fresh_preparation(tmp_path, monkeypatch):
     from accuracy import compared, computed
 
+    from attn_exp.attention.expected import expected
     from attn_exp.attention.hard_values import make_inputs_of
-    from attn_exp.attention.tolerance import expected
     from attn_exp.backends.base import load_backend
     from attn_exp.core.conf import conf_folder, read_yaml
 

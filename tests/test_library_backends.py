@@ -436,7 +436,7 @@ HELION_CASES = [
 def test_the_helion_kernels_are_right_in_helions_reference_mode(case, monkeypatch):
     if importlib.util.find_spec("helion") is None:
         pytest.skip("helion is not installed")
-    from attn_exp.attention.tolerance import expected
+    from attn_exp.attention.expected import expected
     from attn_exp.kernels import helion_attention
 
     monkeypatch.setenv("HELION_INTERPRET", "1")

@@ -14,10 +14,11 @@ from standins import install_fa3
 from test_conf import CONF
 
 from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.expected import expected
 from attn_exp.attention.fp8_formula import fp8_formula
 from attn_exp.attention.inputs import distribution, make_inputs, quantised, rounded
 from attn_exp.attention.reference import reference
-from attn_exp.attention.tolerance import expected, measured_tolerances
+from attn_exp.attention.tolerance import measured_tolerances
 from attn_exp.backends import cudnn_fp8
 from attn_exp.backends.base import load_backend, supported_passes
 from attn_exp.backends.cudnn_fp8 import fp8_refusal

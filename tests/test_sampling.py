@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from attn_exp.attention import sampling, tolerance
+import attn_exp.attention.expected
+from attn_exp.attention import head_sums, sampling
 from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.expected import expected
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.reference import reference
 from attn_exp.attention.sampled import sampled_reference
-from attn_exp.attention.sampling import GROUP, boundary_rows, draw_rows, rows_of, sampled_length
-from attn_exp.attention.tolerance import expected
+from attn_exp.attention.sampling import GROUP, boundary_rows, draw_heads, draw_rows, group_of, sampled_length
 from attn_exp.attention.verdict import malformed, verdict
 from attn_exp.core.case import Case
 
@@ -49,7 +50,7 @@ def test_a_sampled_reference_is_the_whole_one_at_its_rows_and_changes_no_input(c
     part = sampled_reference(case, inputs, with_gradients=with_gradients)
     assert set(part.tensors) == set(whole)
     for name, tensor in part.tensors.items():
-        wanted = rows_of(whole[name], part.places[name]) if name in part.places else whole[name]
+        wanted = part.places[name].of(whole[name])
         assert tensor.shape == wanted.shape
         assert (tensor - wanted).norm() <= 3e-6 * wanted.norm(), name
     after = [tensor.detach().float() for tensor in (*inputs.qkv, inputs.d_out_bhsd)]
@@ -61,9 +62,9 @@ def test_two_judgements_look_at_different_rows_and_both_at_the_boundaries(small_
     inputs = make_inputs(CASE, "cpu", 3, with_gradients=True)
     first, second = (expected(CASE, inputs, with_gradients=True, sampled=True) for _ in range(2))
     for name in ("dq", "dk", "dv"):
-        assert not torch.equal(first.places[name], second.places[name])
-    assert not torch.equal(first.places["dq"][0, 0], first.places["dq"][0, 1]), "each head has its own"
-    for place in (first.places["dq"], second.places["dk"]):
+        assert not torch.equal(first.places[name].rows, second.places[name].rows)
+    assert not torch.equal(*first.places["dq"].rows[:2]), "each head has its own"
+    for place in (first.places["dq"].rows, second.places["dk"].rows):
         assert place.shape[-1] == sampled_length(600)
         assert all((place == row).any(-1).all() for row in (0, 63, 64, 127, 128, 255, 256, 575, 576, 598, 599))
         assert (place.diff(dim=-1) > 0).all(), "ascending, none twice"
@@ -74,7 +75,7 @@ def test_a_seed_changes_nothing_about_what_is_drawn():
     drawn = []
     for _ in range(2):
         torch.manual_seed(0)
-        drawn.append(draw_rows(1, 2, 4096))
+        drawn.append(draw_rows(2, 4096))
     assert not torch.equal(*drawn)
 
 
@@ -95,7 +96,7 @@ def test_small_cases_and_short_tensors_are_looked_at_whole(monkeypatch):
 def test_tolerances_of_an_earlier_reference_are_not_measured_again(monkeypatch):
     inputs = make_inputs(CASE, "cpu", 3, with_gradients=True)
     known = expected(CASE, inputs, with_gradients=True)
-    monkeypatch.setattr(tolerance, "measured_tolerances", None)
+    monkeypatch.setattr(attn_exp.attention.expected, "measured_tolerances", None)
     again = expected(CASE, inputs, with_gradients=True, tolerances=known.tolerances)
     assert again.tolerances is known.tolerances
     assert again.largest_score == known.largest_score > 4
@@ -106,13 +107,14 @@ def test_a_sampled_judgement_reads_its_rows_alone_and_all_of_them(small_is_large
     inputs = make_inputs(case, "cpu", 3, with_gradients=True)
     right = reference(case, inputs, with_gradients=True)
     judge = expected(case, inputs, with_gradients=True, sampled=True)
-    for name, place in judge.places.items():
-        spoiled = torch.full_like(right[name], float("nan"))
-        spoiled.scatter_(2, place.unsqueeze(-1).expand(*place.shape, spoiled.shape[-1]), rows_of(right[name], place))
-        assert inaccuracy({name: judge.judge(name, spoiled)}) is None
+    for name, places in judge.places.items():
+        spoiled = torch.full_like(right[name], float("nan")).flatten(0, 1)
+        heads = places.heads[:, None]
+        spoiled[heads, places.rows] = right[name].flatten(0, 1)[heads, places.rows]
+        assert inaccuracy({name: judge.judge(name, spoiled.view_as(right[name]))}) is None
         for head, row in ((0, 0), (-1, -1), (0, 7)):
             wrong = right[name].clone()
-            wrong[head, head, place[head, head, row]] = 0
+            wrong.flatten(0, 1)[places.heads[head], places.rows[head, row]] = 0
             assert inaccuracy({name: judge.judge(name, wrong)}), (name, head, row)
         with pytest.raises(ValueError, match="the shape is"):
             judge.judge(name, right[name][:, :, 1:])
@@ -125,9 +127,60 @@ def test_a_verdict_is_on_all_tensors_of_a_call(small_is_large):
     found = verdict(CASE, inputs, judge, tensors, {})
     assert found.wrong is None
     assert set(found.of_pass("forward")) == {"out"} and set(found.of_pass("backward")) == {"dq", "dk", "dv"}
-    assert (found.rows, found.rows_of, found.heads) == (8 * (600 + 91) + 2 * 4 * 91, 16 * 600 + 2 * 4 * 600, 8)
+    assert (found.rows, found.rows_of, found.heads) == (8 * 2 * 91 + 2 * 4 * 91, 16 * 600 + 2 * 4 * 600, 8)
     wrong = verdict(CASE, inputs, judge, tensors | {"dk": tensors["dv"].repeat(1, 1, 1, 2)}, {}).wrong
     assert wrong.startswith("dk is off by")
+
+
+def formula_in_16_bits(case, inputs):
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *inputs.qkv, is_causal=case.causal, enable_gqa=case.kv_heads != case.q_heads
+    )
+    gradients = torch.autograd.grad(out, inputs.qkv, inputs.d_out_bhsd)
+    return dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *gradients), strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_whose_keys_have_no_reference_are_judged_by_their_sums(small_is_large, monkeypatch, causal):
+    monkeypatch.setitem(sampling._SCORES_OF_KEYS, "cpu", 3 * 600 * 600 * 2)
+    case = replace(CASE, batch=8, causal=causal, value_dim=32)
+    inputs = make_inputs(case, "cpu", 3, with_gradients=True)
+    tensors = formula_in_16_bits(case, inputs)
+    judge = expected(case, inputs, with_gradients=True, sampled=True)
+    assert judge.leaves_heads_out and len(judge.places["dk"].heads) == 3
+    assert len(judge.places["dq"].heads) == 8 * 4
+    assert verdict(case, inputs, judge, tensors, {}).wrong is None
+    unseen = next(head for head in range(16) if head not in judge.places["dk"].heads.tolist())
+    place = divmod(unseen, 2)
+    for name, said in (("dv", "dv of all keys does not sum to d_out"), ("dk", "dkT k is not qT dq")):
+        for wrong in (torch.zeros_like, lambda tensor: 2 * tensor, lambda tensor: tensor * float("nan")):
+            spoiled = tensors[name].clone()
+            spoiled[place] = wrong(spoiled[place])
+            found = verdict(case, inputs, judge, tensors | {name: spoiled}, {}).wrong
+            assert found.startswith(f"{said} in head {place[1]} of batch row {place[0]}"), found
+
+
+def test_the_sums_of_honest_gradients_stay_far_within_what_is_allowed():
+    worst = 0.0
+    for seed in range(40):
+        case = replace(CASE, dtype=("bfloat16", "float16", "float32")[seed % 3], causal=seed % 2 == 1, value_dim=32)
+        inputs = make_inputs(case, "cpu", seed, with_gradients=True)
+        tensors = formula_in_16_bits(case, inputs)
+        for allowed in (0.5, 0.1, 0.02, 0.004):
+            relative = dict.fromkeys(tensors, allowed / 12)
+            if head_sums.wrong_head(case, inputs, tensors, {}, relative) is not None:
+                worst = max(worst, allowed)
+                break
+    assert worst < 0.02
+
+
+def test_all_heads_are_drawn_where_they_are_affordable_and_others_each_time_where_they_are_not():
+    assert draw_heads(5, 1 << 24, "cuda").tolist() == list(range(5))
+    assert len(draw_heads(1000, 1 << 40, "cuda")) == 1
+    drawn = [tuple(draw_heads(256, 1 << 26, "cuda").tolist()) for _ in range(20)]
+    assert all(len(set(heads)) == 32 and sorted(heads) == list(heads) for heads in drawn)
+    assert len(set(drawn)) == 20
+    assert (group_of(600), group_of(2048), group_of(4096), group_of(1 << 20)) == (8, 8, 16, 32)
 
 
 class Lazy(torch.Tensor):
@@ -167,7 +220,7 @@ DRAWS = 20_000
 
 
 def test_each_row_is_looked_at_as_often_as_every_other_and_boundaries_always():
-    drawn = draw_rows(DRAWS, 1, 256).flatten()
+    drawn = draw_rows(DRAWS, 256).flatten()
     share = torch.bincount(drawn, minlength=256).double() / DRAWS
     always = boundary_rows(256)
     assert (share[always] == 1).all()
@@ -181,16 +234,17 @@ def test_each_row_is_looked_at_as_often_as_every_other_and_boundaries_always():
 
 @pytest.mark.parametrize(("rows", "judgements"), [((5,), 1), ((5,), 3), ((5, 25, 45, 80), 1), ((5, 25, 45, 80), 2)])
 def test_wrong_rows_are_found_with_the_probability_of_the_closed_form(rows, judgements):
-    drawn = draw_rows(DRAWS, judgements, 256)
+    drawn = draw_rows(DRAWS * judgements, 256).unflatten(0, (DRAWS, judgements))
     found = torch.stack([(drawn == row).any(-1) for row in rows]).any(0).any(-1).double().mean().item()
     expected_share = chance(len(rows), judgements)
     assert abs(found - expected_share) < 7 * (expected_share * (1 - expected_share) / DRAWS) ** 0.5
 
 
 def test_a_wrong_tile_or_head_is_always_found_and_the_page_has_these_figures():
-    drawn = draw_rows(1000, 1, 4096)
-    for first in range(0, 4096 - 64, 37):
-        assert ((drawn >= first) & (drawn < first + 64)).any(-1).all(), "64 rows anywhere"
+    for length in (2048, 8192):
+        drawn = draw_rows(200, length)
+        for first in range(0, length - 64, 37):
+            assert ((drawn >= first) & (drawn < first + 64)).any(-1).all(), "64 rows anywhere"
     page = (DOCS / "accuracy.md").read_text()
     for rows in (1, 4, 16):
         shares = " | ".join(f"{100 * chance(rows, judgements):.3g} %" for judgements in (1, 2, 10))

@@ -23,6 +23,7 @@ from attn_exp.attention.error_parts import (
     of_tiles,
     place_of_row,
 )
+from attn_exp.attention.sampling import Places
 from attn_exp.core.record import TensorError
 
 _CHUNK = 1 << 26
@@ -52,7 +53,7 @@ def judged_error(
     bounds: Tolerance,
     scale: float = 1.0,
     *,
-    places: torch.Tensor | None = None,
+    places: Places | None = None,
     tile: int = TILE,
     unit: Unit = UNIT,
 ) -> TensorError:
@@ -63,7 +64,7 @@ def judged_error(
         reference: the expected values of the same shape.
         bounds: what is allowed.
         scale: the factor of a tensor of codes.
-        places: the rows that these are, (batch, heads, n); None if the tensor is whole.
+        places: which rows these are, (1, heads, n, dim); None if the tensor is whole.
         tile: how many of these rows are in a tile.
         unit: what errors are relative to if the reference vanishes.
 

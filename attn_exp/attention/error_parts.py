@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from attn_exp.attention.sampling import Places
+
 # Rows of a tile.
 TILE = 64
 # From this many rows on the noise of their mean is known. It may reach so many standard errors, beside
@@ -146,20 +148,20 @@ def biases(rows: Rows) -> Bias:
     return Bias(mean, noise)
 
 
-def place_of_row(field: str, at: int, shape: tuple[int, ...], places: torch.Tensor | None, tile: int) -> str:
+def place_of_row(field: str, at: int, shape: tuple[int, ...], places: Places | None, tile: int) -> str:
     """Return where row, tile or head `at` of a field of `TensorError` is, with {} for the tensor's name."""
     if len(shape) != _BHSD:
         return "{}" if field == "bias" else "a tile of {}" if field == "worst_tile" else f"row {at} of {{}}"
     _, heads, length, _ = shape
-    if field == "bias":
-        return f"head {at % heads} of {{}} in batch row {at // heads}"
-    of_head = -(-length // tile) if field == "worst_tile" else length
+    of_head = 1 if field == "bias" else -(-length // tile) if field == "worst_tile" else length
     head, first = at // of_head, at % of_head
     last = first
     if field == "worst_tile":
         first, last = first * tile, min(first * tile + tile, length) - 1
     if places is not None:
-        of = places[head // heads, head % heads]
-        first, last = int(of[first]), int(of[last])
+        first, last = int(places.rows[head, first]), int(places.rows[head, last])
+        head, heads = int(places.heads[head]), places.heads_of_batch_row
+    if field == "bias":
+        return f"head {head % heads} of {{}} in batch row {head // heads}"
     rows = f"rows {first} to {last}" if last > first else f"row {first}"
     return f"{rows} of {{}} in head {head % heads} of batch row {head // heads}"

@@ -1,10 +1,10 @@
 """New inputs for every timed call: signs of channels change in place, so that no earlier result is right.
 
-A change is one kernel a tensor, allocates nothing, keeps the distribution (a normal one is symmetric), and is exact:
-changing the same signs again restores the numbers. A forward gets other channels of q, k or v, of some or all of them;
-a backward gets other rows and channels of the output's gradient, so that dq, dk and dv all change. Changing the same
-channels of q and k changes no score, and changing channels of v changes those of the output: such a *relative* of
-inputs shares their reference.
+A change is one or two kernels a tensor, allocates nothing, keeps the distribution (a normal one is symmetric), and is
+exact: changing the same signs again restores the numbers. A forward gets other channels of q, other rows and channels
+of k or v, of some or all of them; a backward gets other rows and channels of the output's gradient, so that dq, dk and
+dv all change. Changing the same channels of q and k changes no score, and changing channels of v changes those of the
+output: such a *relative* of inputs shares their reference.
 """
 
 import random
@@ -17,14 +17,19 @@ import torch
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.core.case import NORMAL
 
-# Drawn once: drawing signs on the device would take a kernel for each call.
-_PATTERNS = 64
+# Drawn once: drawing signs on the device would take a kernel for each call. Rows are many, and few patterns combine to
+# many states.
+_PATTERNS, _PATTERNS_OF_ROWS = 64, 16
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# The changed channels of each tensor as the bits of a number: bit c stands for channel c. Those of `ROWS` are rows of
-# the output's gradient.
+# What is changed of each tensor as the bits of a number: by the tensor's name bit c stands for channel c, by `rows_of`
+# its name bit r for row r.
 Signs = Mapping[str, int]
-ROWS = "rows of d_out"
+
+
+def rows_of(name: str) -> str:
+    """Return the key of a tensor's rows in `Signs`."""
+    return f"rows of {name}"
 
 
 def flip_signs(tensor: torch.Tensor, bits: int, dim: int = -1) -> None:
@@ -66,7 +71,7 @@ def _masks(several: Sequence[int], integers: torch.Tensor, dim: int) -> torch.Te
     """Return the sign bit where bits are set, else 0, in the integers' dtype: (numbers, length of `dim`)."""
     dtype = integers.dtype
     sign = 1 << 7 if dtype == torch.uint8 else torch.iinfo(dtype).min
-    return (_unpacked(several, integers.shape[dim]).long() * sign).to(dtype).to(integers.device)
+    return (_unpacked(several, integers.shape[dim]).to(dtype) * sign).to(integers.device)
 
 
 def _along(mask: torch.Tensor, dim: int) -> torch.Tensor:
@@ -79,7 +84,8 @@ class _Changeable:
     def __init__(self, tensor: torch.Tensor, dice: random.Random, dim: int = -1, bits: Sequence[int] = ()) -> None:
         self.length = tensor.shape[dim]
         self._integers = _integers(tensor)
-        self.bits = bits or [dice.getrandbits(self.length) or 1 for _ in range(_PATTERNS)]
+        count = _PATTERNS if dim == -1 else _PATTERNS_OF_ROWS
+        self.bits = bits or [dice.getrandbits(self.length) or 1 for _ in range(count)]
         self._masks = [_along(mask, dim) for mask in _masks(self.bits, self._integers, dim)]
 
     def change(self, pattern: int) -> int:
@@ -89,7 +95,7 @@ class _Changeable:
 
 @dataclass(frozen=True)
 class State:
-    """How inputs differ from those of the seed: by signs of channels, and whether the whole gradient is negated."""
+    """How inputs differ from those of the seed: by signs of channels and rows, and whether the gradient is negated."""
 
     signs: Signs
     negated: bool = False
@@ -98,9 +104,9 @@ class State:
 def apply_signs(tensor: torch.Tensor, state: State, name: str) -> None:
     """Change a tensor of the inputs of the seed, `q`, `k`, `v`, `d_out` or a block's, into that of a state."""
     flip_signs(tensor, state.signs[name])
-    if name == "d_out":
-        flip_signs(tensor, state.signs[ROWS], dim=-2)
-        flip_signs(tensor, every_channel(tensor) if state.negated else 0)
+    flip_signs(tensor, state.signs.get(rows_of(name), 0), dim=-2)
+    if name == "d_out" and state.negated:
+        flip_signs(tensor, every_channel(tensor))
 
 
 class FreshInputs:
@@ -127,9 +133,11 @@ class FreshInputs:
         self.tensors: dict[str, torch.Tensor] = tensors
         self._places = {name: _place(tensor) for name, tensor in tensors.items()}
         self._changeable = {name: _Changeable(tensor, self._dice) for name, tensor in tensors.items()}
-        self._changeable[ROWS] = _Changeable(read.d_out, self._dice, dim=-2)
         # The scores of hard values are no accident, and stay if q and k change alike.
         self._keeps_scores = isinstance(read, Inputs) and read.kind != NORMAL
+        by_rows = ("d_out",) if not self._attention else ("v", "d_out") if self._keeps_scores else ("k", "v", "d_out")
+        for name in by_rows:
+            self._changeable[rows_of(name)] = _Changeable(tensors[name], self._dice, dim=-2)
         if self._keeps_scores:
             self._changeable["k"] = _Changeable(tensors["k"], self._dice, bits=self._changeable["q"].bits)
         self._bits = dict.fromkeys(self._changeable, 0)
@@ -161,11 +169,12 @@ class FreshInputs:
     def renew_gradient(self) -> None:
         """Change the output's gradient, which is all that a backward of a given forward may read anew."""
         self._change("d_out")
-        self._change(ROWS)
 
     def _change(self, name: str, pattern: int | None = None) -> None:
         chosen = self._dice.randrange(_PATTERNS) if pattern is None else pattern
         self._bits[name] ^= self._changeable[name].change(chosen)
+        if rows := self._changeable.get(rows_of(name)):
+            self._bits[rows_of(name)] ^= rows.change(self._dice.randrange(_PATTERNS_OF_ROWS))
 
     def relative(self, state: State) -> State:
         """Return another state whose output is that of `state` but for the signs of channels; a block's has none."""
@@ -179,16 +188,20 @@ class FreshInputs:
     def set_forward(self, state: State) -> None:
         """Change what a forward reads into `state`; the output's gradient stays."""
         for name in self.tensors.keys() - {"d_out"}:
-            flip_signs(self.tensors[name], self._bits[name] ^ state.signs[name])
-            self._bits[name] = state.signs[name]
+            self._set(name, state)
 
     def set_gradient(self, state: State, *, negated: bool) -> None:
         """Change the output's gradient into that of `state`, or into its negative."""
-        turned = every_channel(self.tensors["d_out"]) if negated != self._negated else 0
-        flip_signs(self.tensors["d_out"], self._bits["d_out"] ^ state.signs["d_out"] ^ turned)
-        flip_signs(self.tensors["d_out"], self._bits[ROWS] ^ state.signs[ROWS], dim=-2)
-        self._bits |= {name: state.signs[name] for name in ("d_out", ROWS)}
+        self._set("d_out", state)
+        if negated != self._negated:
+            flip_signs(self.tensors["d_out"], every_channel(self.tensors["d_out"]))
         self._negated = negated
+
+    def _set(self, name: str, state: State) -> None:
+        for key, dim in ((name, -1), (rows_of(name), -2)):
+            if key in self._bits:
+                flip_signs(self.tensors[name], self._bits[key] ^ state.signs[key], dim)
+                self._bits[key] = state.signs[key]
 
     @torch.no_grad()
     def write(self, values: DifferentiableInputs) -> None:

@@ -13,14 +13,13 @@ import torch
 
 from attn_exp.attention.error_parts import VANISHING
 from attn_exp.attention.formula import seen_keys
-from attn_exp.attention.fresh_inputs import ROWS, State, sign_factors
+from attn_exp.attention.fresh_inputs import State, rows_of, sign_factors
+from attn_exp.attention.head_sums import allowed_sum, sums_of_dv
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import capped
 from attn_exp.core.case import Case
 
 _ROWS = 16
-# The error of a stale result is 1.4 of its norm; a few rows of fp8 may be off by a quarter.
-_MOST = 0.5
 # Late rows of a causal mask are a third of the usual size.
 _LEAST = 0.3
 # Keys of all heads that are computed together: 64 MiB in float32 with 128 channels.
@@ -109,62 +108,60 @@ def _together(probes: Sequence[Probe], kv_len: int) -> Iterator[Sequence[Probe]]
 def _rows(case: Case, numbers: Inputs, probes: Sequence[Probe], name: str) -> torch.Tensor:
     """Return what the rows of `out` or `dq` should be, (probes, n, dim) in float32.
 
-    Signs of channels of k act on scores as those of q do, and those of v on the output: keys and values are not copied.
+    Signs of channels of k act on scores as those of q do, those of v on the output, and signs of rows on scores and
+    weights: keys and values are not copied.
     """
     device, group = numbers.q_bhsd.device, case.q_heads // case.kv_heads
     places = [(probe.place.batch, probe.place.q_head, probe.place.q_head // group) for probe in probes]
     batch, q_head, kv_head = torch.tensor(places, device=device).unbind(-1)
     rows = torch.stack([probe.place.rows for probe in probes])
 
-    def signs(name: str, length: int) -> torch.Tensor:
-        return sign_factors([probe.state.signs[name] for probe in probes], length, device)
+    def signs(key: str, length: int) -> torch.Tensor:
+        return sign_factors([probe.state.signs.get(key, 0) for probe in probes], length, device)
 
     of_q, of_k, of_v, of_d_out = (
         signs(of, dim).unsqueeze(1)
         for of, dim in zip(("q", "k", "v", "d_out"), (case.head_dim,) * 2 + (case.value_dim,) * 2, strict=True)
     )
+    rows_of_k, rows_of_v = (signs(rows_of(of), case.kv_len).unsqueeze(1) for of in ("k", "v"))
     at = batch[:, None], q_head[:, None], rows
     k, v = (tensor.detach()[batch, kv_head].float() for tensor in (numbers.k_bhsd, numbers.v_bhsd))
     q = numbers.q_bhsd.detach()[at].float() * (of_q * of_k)
-    scores, slope = capped(case, q @ k.mT * case.head_dim**-0.5)
+    scores, slope = capped(case, q @ k.mT * (rows_of_k * case.head_dim**-0.5))
     first, last = seen_keys(case, rows)
     key = torch.arange(case.kv_len, device=device)
     hidden = (key < first[..., None]) | (key > last[..., None])
     weights = torch.softmax(scores.masked_fill_(hidden, float("-inf")), -1).nan_to_num_(0.0)
-    out = weights @ v
+    out = (weights * rows_of_v) @ v
     if name == "out":
         return out.mul_(of_v)
     negated = torch.tensor([-1.0 if probe.state.negated else 1.0 for probe in probes], device=device)
-    by_row = signs(ROWS, case.q_len).gather(-1, rows) * negated[:, None]
+    by_row = signs(rows_of("d_out"), case.q_len).gather(-1, rows) * negated[:, None]
     # In the basis in which v has the numbers of the seed.
     d_out = numbers.d_out_bhsd[at].float() * (of_d_out * of_v) * by_row[..., None]
-    d_scores = weights * (d_out @ v.mT - (d_out * out).sum(-1, keepdim=True))
+    d_scores = weights * (d_out @ v.mT * rows_of_v - (d_out * out).sum(-1, keepdim=True))
     d_scores = d_scores if slope is None else d_scores * slope
-    return (d_scores @ k).mul_(of_k * case.head_dim**-0.5)
+    return ((d_scores * rows_of_k) @ k).mul_(of_k * case.head_dim**-0.5)
 
 
 @torch.no_grad()
 def sum_errors(case: Case, seeded: Inputs, probes: Sequence[Probe], scale: float) -> list[float]:
     """Return the relative error of each backward's sum of dv over the keys, infinite if it is not finite.
 
-    The weights of a query sum to one, so that dv of all keys sums to d_out of all queries that see a key: one sum tells
-    a dv that was kept. `scale` is the factor of dv that is codes.
+    It tells a dv that was kept (attn_exp/attention/head_sums.py). `scale` is the factor of dv that is codes.
     """
     device, group = seeded.q_bhsd.device, case.q_heads // case.kv_heads
-    d_out = seeded.numbers().d_out_bhsd
     first, last = seen_keys(case, torch.arange(case.q_len, device=device))
     places = [(probe.place.batch, probe.place.q_head // group) for probe in probes]
     batch, kv_head = torch.tensor(places, device=device).unbind(-1)
-    by_row = sign_factors([probe.state.signs[ROWS] for probe in probes], case.q_len, device) * (first <= last)
+    by_row = sign_factors([probe.state.signs[rows_of("d_out")] for probe in probes], case.q_len, device)
     by_channel = sign_factors([probe.state.signs["d_out"] for probe in probes], case.value_dim, device)
     negated = torch.tensor([-1.0 if probe.state.negated else 1.0 for probe in probes], device=device)
-    of_groups = d_out.unflatten(1, (case.kv_heads, group))[batch, kv_head].float()
-    wanted = torch.einsum("pgqd,pq->pd", of_groups, by_row) * by_channel * negated[:, None]
+    of_queries = seeded.numbers().d_out_bhsd.unflatten(1, (case.kv_heads, group))[batch, kv_head].float()
+    sums, size = sums_of_dv(of_queries, by_row * (first <= last))
+    wanted = sums * by_channel * negated[:, None]
     found = torch.stack([probe.sum_dv for probe in probes if probe.sum_dv is not None]) * scale
-    # Sums may be small by chance.
-    usual = (of_groups.square().sum((1, 3)) * by_row.square()).sum(-1).sqrt()
-    norms = wanted.norm(dim=-1).maximum(_LEAST * usual).clamp(min=torch.finfo(torch.float32).tiny)
-    errors = ((found - wanted).norm(dim=-1) / norms).tolist()
+    errors = ((found - wanted).norm(dim=-1) / size).tolist()
     return [error if math.isfinite(error) else math.inf for error in errors]
 
 
@@ -176,4 +173,4 @@ def usual_size(tensor: torch.Tensor) -> float:
 
 def allowed_error(relative: float) -> float:
     """Return the error that a probe may have where whole tensors may have `relative`, infinite if that is."""
-    return min(_MOST, 12 * relative) if math.isfinite(relative) else math.inf
+    return allowed_sum(relative) if math.isfinite(relative) else math.inf

@@ -118,32 +118,6 @@ def _sliced(
     return tuple(tensor.reshape(like.shape) for tensor, like in zip(made, shapes, strict=False))
 
 
-@torch.no_grad()
-def row_statistics(case: Case, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output (batch, q_heads, q_len, value_dim) and the log-sum-exp of each row's scores, in float32.
-
-    The log-sum-exp of a query that sees no key is infinite, so that it gives every key the weight zero.
-    """
-    inputs = inputs.numbers()
-    q, k, v = (tensor.detach() for tensor in inputs.qkv)
-    q = q.reshape(-1, case.q_heads // case.kv_heads, case.q_len, case.head_dim)
-    k, v = k.reshape(-1, 1, case.kv_len, case.head_dim), v.reshape(-1, 1, case.kv_len, case.value_dim)
-    out = torch.empty(*q.shape[:-1], case.value_dim, device=q.device)
-    lse = torch.empty(q.shape[:-1], device=q.device)
-    for heads, rows in _slices(case, len(q), q.device.type):
-        seen = slice(0, _last_seen_key(case, rows))
-        queries = q[heads, :, rows].float() * case.head_dim**-0.5
-        scores, _ = capped(case, queries @ k[heads, :, seen].float().mT)
-        _hide(case, scores, rows)
-        weights = torch.softmax(scores, dim=-1)
-        # The largest weight is exp(largest score - log-sum-exp).
-        logarithm = scores.amax(-1) - weights.amax(-1).log()
-        if case.keyless:
-            weights, logarithm = weights.nan_to_num_(0.0), logarithm.nan_to_num_(float("inf"))
-        out[heads, :, rows], lse[heads, :, rows] = weights @ v[heads, :, seen].float(), logarithm
-    return out.reshape(inputs.d_out_bhsd.shape), lse.reshape(inputs.d_out_bhsd.shape[:-1])
-
-
 def capped(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the scores after the softcap, and their derivative with respect to those before it, None without one."""
     if case.softcap is None:

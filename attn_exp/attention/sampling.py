@@ -1,20 +1,25 @@
 """Which rows of a tensor a judgement looks at: drawn anew from the operating system's entropy for every judgement.
 
-Every head of every row of the batch gets its own: one at random of each group of `GROUP` neighbours, and always the
+Every head of every row of the batch gets its own: one at random of each group of `group_of` neighbours, and always the
 rows at which kernels err: the first and the last, those on both sides of tile boundaries, and some near the end.
 """
 
 import secrets
+from dataclasses import dataclass
 
 import torch
 
-# Of this many neighbours one is looked at. A tile has 64 rows or more, so a wrong tile always is.
-GROUP = 8
+# Of so many neighbours one is looked at. A tile has 64 rows or more, so a wrong tile always is.
+GROUP, _LARGEST_GROUP = 8, 32
+# Rows of a head beyond which groups grow: so many show what a norm or a mean can show.
+_ENOUGH_ROWS = 256
 _TILES = (64, 128, 256)
 # Distances from the end at which a mask or a tail may be handled differently.
 _FROM_END = (1, 2, 3, 4, 8, 16, 32)
 # Scores below which a whole reference is cheap: 4 heads of 1,024 queries and keys.
 _LEAST_SCORES = 1 << 22
+# Scores of the heads of which gradients of keys are computed, since these need all queries: 32 heads of 8,192 tokens.
+_SCORES_OF_KEYS = {"cuda": 1 << 31, "cpu": 1 << 25}
 
 
 def fresh_dice() -> torch.Generator:
@@ -35,10 +40,15 @@ def boundary_rows(length: int) -> list[int]:
     return sorted(row for row in rows if 0 <= row < length)
 
 
+def group_of(length: int) -> int:
+    """Return of how many neighbours one is looked at in a tensor of `length` rows: 8 up to 2,048, 32 from 8,192 on."""
+    return min(max(GROUP, length // _ENOUGH_ROWS), _LARGEST_GROUP)
+
+
 def sampled_length(length: int) -> int:
     """Return how many rows of `length` a judgement looks at; all of them where a part would be most of them."""
     fixed = len(boundary_rows(length))
-    part = fixed + -(-(length - fixed) // GROUP)
+    part = fixed + -(-(length - fixed) // group_of(length))
     return part if 2 * part <= length else length
 
 
@@ -47,27 +57,63 @@ def worth_sampling(heads: int, q_len: int, kv_len: int) -> bool:
     return heads * q_len * kv_len >= _LEAST_SCORES and sampled_length(q_len) < q_len
 
 
-def draw_rows(batch: int, heads: int, length: int) -> torch.Tensor:
-    """Return the rows of each head, (batch, heads, `sampled_length`) on the CPU, ascending, without repetition."""
+def draw_heads(heads: int, scores: int, device: str) -> torch.Tensor:
+    """Return, ascending on the CPU, the heads whose gradients of keys are computed: all of them if they are affordable.
+
+    Args:
+        heads: key-value heads of all rows of the batch.
+        scores: of one of them with all its queries.
+        device: `cuda` or `cpu`.
+    """
+    count = max(1, _SCORES_OF_KEYS[device] // scores)
+    if count >= heads:
+        return torch.arange(heads)
+    return torch.randperm(heads, generator=fresh_dice())[:count].sort().values
+
+
+@dataclass(frozen=True)
+class Places:
+    """Rows of some heads of a tensor (batch, heads, length, dim).
+
+    Attributes:
+        heads: which, (m,), ascending, counted over the batch.
+        rows: of each of them, (m, n), ascending, without repetition.
+        heads_of_batch_row: how many heads a row of the batch has.
+    """
+
+    heads: torch.Tensor
+    rows: torch.Tensor
+    heads_of_batch_row: int
+
+    @classmethod
+    def drawn(cls, heads: torch.Tensor, length: int, heads_of_batch_row: int) -> "Places":
+        """Draw rows of these heads, on the CPU."""
+        return cls(heads, draw_rows(len(heads), length), heads_of_batch_row)
+
+    def to(self, device: torch.device) -> "Places":
+        """Return the same on a device."""
+        return Places(self.heads.to(device), self.rows.to(device), self.heads_of_batch_row)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return these rows of a tensor as (1, m, n, dim)."""
+        # Codes are copied as bytes, which every device can index.
+        bits = tensor.detach().view(torch.uint8) if tensor.element_size() == 1 else tensor.detach()
+        batch, head = self.heads // self.heads_of_batch_row, self.heads % self.heads_of_batch_row
+        return bits[batch[:, None], head[:, None], self.rows].view(tensor.dtype).unsqueeze(0)
+
+
+def draw_rows(heads: int, length: int) -> torch.Tensor:
+    """Return rows of each head, (heads, `sampled_length`) on the CPU, ascending, without repetition."""
     count = sampled_length(length)
     if count == length:
-        return torch.arange(length).expand(batch, heads, length)
+        return torch.arange(length).expand(heads, length)
     fixed = torch.tensor(boundary_rows(length))
     others = torch.ones(length, dtype=torch.bool)
     others[fixed] = False
     others = others.nonzero().squeeze(1)
-    first = torch.arange(0, len(others), GROUP)
-    sizes = (len(others) - first).clamp(max=GROUP)
-    places = torch.rand(batch, heads, len(first), generator=fresh_dice(), dtype=torch.float64)
+    group = group_of(length)
+    first = torch.arange(0, len(others), group)
+    sizes = (len(others) - first).clamp(max=group)
+    places = torch.rand(heads, len(first), generator=fresh_dice(), dtype=torch.float64)
     drawn = others[first + (places * sizes).long()]
-    rows = torch.cat([drawn, fixed.expand(batch, heads, -1)], dim=-1)
-    return rows.sort(dim=-1).values
-
-
-def rows_of(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return the rows `places` (batch, heads, n) of a tensor (batch, heads, length, dim), as (batch, heads, n, dim)."""
-    batch = torch.arange(tensor.shape[0], device=places.device)[:, None, None]
-    head = torch.arange(tensor.shape[1], device=places.device)[None, :, None]
-    # Codes are copied as bytes, which every device can index.
-    bits = tensor.detach().view(torch.uint8) if tensor.element_size() == 1 else tensor.detach()
-    return bits[batch, head, places].view(tensor.dtype)
+    return torch.cat([drawn, fixed.expand(heads, -1)], dim=-1).sort(dim=-1).values

@@ -6,23 +6,20 @@ depend on the number of heads or rows.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
 from attn_exp.attention.autograd import autograd_backward
 from attn_exp.attention.error import judged_error, measured_bias, tensor_error
-from attn_exp.attention.error_parts import TILE, UNIT, VANISHING, Tolerance, Unit
+from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.fp8_formula import fp8_formula
 from attn_exp.attention.fused_formula import FEW_ROWS, fused_formula, score_rounding
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.part import part_of
-from attn_exp.attention.reference import reference, reference_and_largest_score
-from attn_exp.attention.sampled import sampled_reference
-from attn_exp.attention.sampling import GROUP, rows_of, worth_sampling
+from attn_exp.attention.reference import reference
 from attn_exp.core.case import NORMAL, Case
-from attn_exp.core.record import TensorError
 
 FACTOR = 3.0
 # One row in a million deviates more than one in the thousands that are sampled: cuDNN's dq of 256 heads of 8,192 tokens
@@ -41,128 +38,8 @@ BIAS_UNITS, BIAS_UNITS_OF_CODES = 0.05, 0.2
 LEAST_ROW = 0.25
 # A row of zeros is off by 1 of its norm. Of means of equal weights, some are smaller than others.
 LEAST_LOST, _SMALLEST_MEAN = 0.5, 0.3
-# A reference is noise below this over the number of keys, if these are so many that it is below `VANISHING`.
-VANISHING_OF_KEYS = 1e-2
 # Unit roundoff of float32, in which every backend sums.
 _ROUNDOFF = 2.0**-24
-# The dimensions of an output of attention without a block.
-_BHSD = 4
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The reference of a case in float32, whole or at the rows that were drawn, and its tolerances.
-
-    Attributes:
-        tensors: `out`, and with gradients `dq`, `dk`, `dv`; a block's have other names. Whole, or with an entry in
-            `places` only these rows.
-        tolerances: by the same names.
-        places: the rows that were drawn of a tensor, (batch, heads, n).
-        lengths: rows a head of the tensors in `places`, drawn or not.
-        units: what errors are relative to if a tensor vanishes.
-        largest_score: the largest magnitude of a score that the reference saw, scaled and before a softcap; None for a
-            block.
-    """
-
-    tensors: dict[str, torch.Tensor]
-    tolerances: dict[str, Tolerance]
-    places: dict[str, torch.Tensor] = field(default_factory=dict)
-    lengths: dict[str, int] = field(default_factory=dict)
-    units: dict[str, Unit] = field(default_factory=dict)
-    largest_score: float | None = None
-
-    @property
-    def sampled(self) -> bool:
-        """Whether only drawn rows of some tensor are judged."""
-        return bool(self.places)
-
-    @property
-    def rows(self) -> int:
-        """Return how many rows of all tensors are looked at, over all heads of the batch."""
-        return sum(tensor[..., 0].numel() for tensor in self.tensors.values())
-
-    @property
-    def rows_of(self) -> int:
-        """Return how many rows all tensors have."""
-        return sum(math.prod(self.shape(name)[:-1]) for name in self.tensors)
-
-    @property
-    def heads(self) -> int:
-        """Return how many heads of `out` are looked at, in all rows of the batch; 0 for a block, which has none."""
-        out = self.tensors["out"]
-        return out.shape[0] * out.shape[1] if out.ndim == _BHSD else 0
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor."""
-        shape = self.tensors[name].shape
-        return (*shape[:-2], self.lengths.get(name, shape[-2]), shape[-1]) if len(shape) > 1 else tuple(shape)
-
-    def judge(self, name: str, tensor: torch.Tensor, scale: float = 1.0) -> TensorError:
-        """Return the error of a backend's whole tensor and what is allowed; `scale` is the factor of codes.
-
-        Only the rows in `places` are read.
-
-        Raises:
-            ValueError: the shape is another.
-        """
-        if tuple(tensor.shape) != self.shape(name):
-            raise ValueError(f"the shape is {tuple(tensor.shape)}, not {self.shape(name)}")
-        places, bounds, unit = self.places.get(name), self.tolerances[name], self.units.get(name, UNIT)
-        if places is None:
-            return judged_error(tensor, self.tensors[name], bounds, scale, unit=unit)
-        rows, tile = rows_of(tensor, places), TILE // GROUP
-        return judged_error(rows, self.tensors[name], bounds, scale, places=places, tile=tile, unit=unit)
-
-
-def expected(
-    case: Case,
-    inputs: Inputs,
-    *,
-    with_gradients: bool,
-    sampled: bool = False,
-    tolerances: dict[str, Tolerance] | None = None,
-) -> Expected:
-    """Return the reference of a case with its tolerances.
-
-    Args:
-        case: the problem.
-        inputs: its tensors.
-        with_gradients: whether `dq`, `dk` and `dv` are asked for.
-        sampled: compute only rows that are drawn anew (attn_exp/attention/sampling.py), if the case is large enough
-            that this is much cheaper.
-        tolerances: those of an earlier reference of the same case, whose inputs had the same distribution; by default
-            they are measured.
-    """
-    bounds = measured_tolerances(case, inputs, with_gradients=with_gradients) if tolerances is None else tolerances
-    if sampled and worth_sampling(case.batch * case.q_heads, case.q_len, case.kv_len):
-        part = sampled_reference(case, inputs, with_gradients=with_gradients)
-        lengths = {name: case.q_len if name in ("out", "dq") else case.kv_len for name in part.places}
-        return Expected(part.tensors, bounds, part.places, lengths, _units(case, inputs), part.largest_score)
-    tensors, largest = reference_and_largest_score(case, inputs, with_gradients=with_gradients)
-    return Expected(tensors, bounds, units=_units(case, inputs), largest_score=largest)
-
-
-def _units(case: Case, inputs: Inputs) -> dict[str, Unit]:
-    """Return what errors are relative to where a reference vanishes: products of the inputs' root mean squares.
-
-    There dq and dk are differences of products of d_out and v, channel by channel: where one is large in the channels
-    in which the other is small, their products are not. A gradient of a key is a sum over queries. The gradient of a
-    key among many is small without being noise.
-    """
-    numbers = inputs.numbers()
-    tensors = (*numbers.qkv, numbers.d_out_bhsd)
-    by_channel = [one.detach().float().square().mean((0, 1, 2)) for one in tensors]
-    means = torch.stack([one.mean() for one in (*by_channel, by_channel[2] * by_channel[3])])
-    # Hard values may be all zeros.
-    q, k, v, d_out, product = (root or 1.0 for root in means.sqrt().tolist())
-    summed = max(1.0, case.q_heads * case.q_len / (case.kv_heads * case.kv_len)) ** 0.5
-    terms = max(case.head_dim, case.value_dim) ** 0.5
-    keys = min(case.kv_len, case.window or case.kv_len, max(case.lengths or (case.kv_len,)))
-    share = min(VANISHING, VANISHING_OF_KEYS / keys)
-    scales = {"out": v, "dq": k * product, "dk": q * product * summed, "dv": d_out * summed}
-    factor = {"out": 1.0, "dq": terms, "dk": terms, "dv": 1.0}
-    # A tensor of zeros gives no scale.
-    return {name: Unit(share * scale, factor[name] * scale or 1.0) for name, scale in scales.items()}
 
 
 def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, Tolerance]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.expected import Expected
+from attn_exp.attention.head_sums import wrong_head
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
-from attn_exp.attention.tolerance import Expected
 from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.record import TensorError
 
@@ -66,6 +67,9 @@ def verdict(
         # Before the parts of tensors: it says why these are wrong.
         wrong = edge_error(case, inputs, tensors["out"], scales.get("out", 1.0), tensors.get("dq"))
     wrong = wrong or inaccuracy(errors)
+    if wrong is None and isinstance(inputs, Inputs) and "dk" in tensors and expected.leaves_heads_out:
+        relative = {name: expected.tolerances[name].relative for name in tensors}
+        wrong = wrong_head(case, inputs, tensors, scales, relative)
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
 
 

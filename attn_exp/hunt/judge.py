@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from attn_exp.attention.error_parts import UNIT, Tolerance
+from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import reference
-from attn_exp.attention.tolerance import Expected, expected, measured_tolerances
+from attn_exp.attention.tolerance import measured_tolerances
 from attn_exp.attention.verdict import Verdict, malformed, verdict
 from attn_exp.backends.base import Backend
 from attn_exp.core.case import Case

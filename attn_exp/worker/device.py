@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.hard_values import hard_inputs
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs
-from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import E4M3, Case
 from attn_exp.core.catalogue import packages

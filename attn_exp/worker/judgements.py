@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import distribution
 from attn_exp.attention.probe import allowed_error, probe_errors, sum_errors, usual_size
-from attn_exp.attention.tolerance import Expected
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
 from attn_exp.core.record import Form, Judged, TensorError

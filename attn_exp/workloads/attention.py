@@ -1,9 +1,9 @@
 """The workload `attention`: the backend's calls, without a transformer block."""
 
 from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.hard_values import make_inputs_of
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.tolerance import Expected, expected
 from attn_exp.backends.base import Backend, Calls
 from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.record import Work

@@ -10,11 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attn_exp.attention.autograd import Attention, autograd_backward
 from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.expected import Expected
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.part import PART_SCORES
 from attn_exp.attention.reference import reference_attention
-from attn_exp.attention.tolerance import Expected, bounds
+from attn_exp.attention.tolerance import bounds
 from attn_exp.backends.base import NO_FUNCTION, Backend, Calls, calls_of
 from attn_exp.backends.package import Refused
 from attn_exp.core.case import NORMAL, PASSES, Case

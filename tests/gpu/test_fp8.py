@@ -7,8 +7,8 @@ import torch
 from fakes import make_request
 
 from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.expected import expected
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.tolerance import expected
 from attn_exp.backends import cudnn_fp8
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Refused

@@ -10,8 +10,8 @@ import yaml
 
 import attn_exp
 from attn_exp.attention.error import inaccuracy
+from attn_exp.attention.expected import expected
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.tolerance import expected
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import Case

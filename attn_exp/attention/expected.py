@@ -1,0 +1,142 @@
+"""What a right result is: the reference, what errors are relative to, and how large they may be."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from attn_exp.attention.error import judged_error
+from attn_exp.attention.error_parts import TILE, UNIT, VANISHING, Tolerance, Unit
+from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.reference import reference_and_largest_score
+from attn_exp.attention.sampled import sampled_reference
+from attn_exp.attention.sampling import GROUP, Places, worth_sampling
+from attn_exp.attention.tolerance import measured_tolerances
+from attn_exp.core.case import Case
+from attn_exp.core.record import TensorError
+
+# A reference is noise below this over the number of keys, if these are so many that it is below `VANISHING`.
+VANISHING_OF_KEYS = 1e-2
+# The dimensions of an output of attention without a block.
+_BHSD = 4
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The reference of a case in float32, whole or at the rows that were drawn, and its tolerances.
+
+    Attributes:
+        tensors: `out`, and with gradients `dq`, `dk`, `dv`; a block's have other names. Whole, or with an entry in
+            `places` only these rows, (1, heads, n, dim).
+        tolerances: by the same names.
+        places: the rows that were drawn of a tensor.
+        shapes: those of the whole tensors in `places`.
+        units: what errors are relative to if a tensor vanishes.
+        largest_score: the largest magnitude of a score that the reference saw, scaled and before a softcap; None for a
+            block.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    tolerances: dict[str, Tolerance]
+    places: dict[str, Places] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    units: dict[str, Unit] = field(default_factory=dict)
+    largest_score: float | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether only drawn rows of some tensor are judged."""
+        return bool(self.places)
+
+    @property
+    def leaves_heads_out(self) -> bool:
+        """Whether gradients of keys are known of some heads alone."""
+        return "dk" in self.places and len(self.places["dk"].heads) < math.prod(self.shape("dk")[:2])
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows of all tensors are looked at, over all heads of the batch."""
+        return sum(tensor[..., 0].numel() for tensor in self.tensors.values())
+
+    @property
+    def rows_of(self) -> int:
+        """Return how many rows all tensors have."""
+        return sum(math.prod(self.shape(name)[:-1]) for name in self.tensors)
+
+    @property
+    def heads(self) -> int:
+        """Return how many heads of `out` are looked at, in all rows of the batch; 0 for a block, which has none."""
+        out = self.tensors["out"]
+        return out.shape[0] * out.shape[1] if out.ndim == _BHSD else 0
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        return self.shapes.get(name) or tuple(self.tensors[name].shape)
+
+    def judge(self, name: str, tensor: torch.Tensor, scale: float = 1.0) -> TensorError:
+        """Return the error of a backend's whole tensor and what is allowed; `scale` is the factor of codes.
+
+        Only the rows in `places` are read.
+
+        Raises:
+            ValueError: the shape is another.
+        """
+        if tuple(tensor.shape) != self.shape(name):
+            raise ValueError(f"the shape is {tuple(tensor.shape)}, not {self.shape(name)}")
+        places, bounds, unit = self.places.get(name), self.tolerances[name], self.units.get(name, UNIT)
+        if places is None:
+            return judged_error(tensor, self.tensors[name], bounds, scale, unit=unit)
+        rows, tile = places.of(tensor), TILE // GROUP
+        return judged_error(rows, self.tensors[name], bounds, scale, places=places, tile=tile, unit=unit)
+
+
+def expected(
+    case: Case,
+    inputs: Inputs,
+    *,
+    with_gradients: bool,
+    sampled: bool = False,
+    tolerances: dict[str, Tolerance] | None = None,
+) -> Expected:
+    """Return the reference of a case with its tolerances.
+
+    Args:
+        case: the problem.
+        inputs: its tensors.
+        with_gradients: whether `dq`, `dk` and `dv` are asked for.
+        sampled: compute only rows that are drawn anew (attn_exp/attention/sampling.py), if the case is large enough
+            that this is much cheaper.
+        tolerances: those of an earlier reference of the same case, whose inputs had the same distribution; by default
+            they are measured.
+    """
+    bounds = measured_tolerances(case, inputs, with_gradients=with_gradients) if tolerances is None else tolerances
+    if sampled and worth_sampling(case.batch * case.q_heads, case.q_len, case.kv_len):
+        part = sampled_reference(case, inputs, with_gradients=with_gradients)
+        whole = dict(zip(("out", "dq", "dk", "dv"), (inputs.d_out_bhsd, *inputs.qkv), strict=True))
+        shapes = {name: tuple(whole[name].shape) for name in part.places}
+        return Expected(part.tensors, bounds, part.places, shapes, _units(case, inputs), part.largest_score)
+    tensors, largest = reference_and_largest_score(case, inputs, with_gradients=with_gradients)
+    return Expected(tensors, bounds, units=_units(case, inputs), largest_score=largest)
+
+
+def _units(case: Case, inputs: Inputs) -> dict[str, Unit]:
+    """Return what errors are relative to where a reference vanishes: products of the inputs' root mean squares.
+
+    There dq and dk are differences of products of d_out and v, channel by channel: where one is large in the channels
+    in which the other is small, their products are not. A gradient of a key is a sum over queries. The gradient of a
+    key among many is small without being noise.
+    """
+    numbers = inputs.numbers()
+    tensors = (*numbers.qkv, numbers.d_out_bhsd)
+    by_channel = [one.detach().float().square().mean((0, 1, 2)) for one in tensors]
+    means = torch.stack([one.mean() for one in (*by_channel, by_channel[2] * by_channel[3])])
+    # Hard values may be all zeros.
+    q, k, v, d_out, product = (root or 1.0 for root in means.sqrt().tolist())
+    summed = max(1.0, case.q_heads * case.q_len / (case.kv_heads * case.kv_len)) ** 0.5
+    terms = max(case.head_dim, case.value_dim) ** 0.5
+    keys = min(case.kv_len, case.window or case.kv_len, max(case.lengths or (case.kv_len,)))
+    share = min(VANISHING, VANISHING_OF_KEYS / keys)
+    scales = {"out": v, "dq": k * product, "dk": q * product * summed, "dv": d_out * summed}
+    factor = {"out": 1.0, "dq": terms, "dk": terms, "dv": 1.0}
+    # A tensor of zeros gives no scale.
+    return {name: Unit(share * scale, factor[name] * scale or 1.0) for name, scale in scales.items()}
