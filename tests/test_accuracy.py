@@ -263,6 +263,44 @@ def test_what_hides_in_a_norm_is_found_by_any_sampled_verdict(case, wrong, words
     assert words in judged(case, wrong, sampled=True)
 
 
+def keys_changed(keys, factor):
+    """These keys have `factor` times their weight."""
+
+    def wrong(case, inputs, out):
+        q, k, v = (tensor.float() for tensor in inputs.qkv)
+        weights = (q @ k.mT * case.head_dim**-0.5).exp()
+        weights[..., keys] *= factor
+        return weights @ v / weights.sum(-1, keepdim=True)
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "keys"), [(1, 20_000, [13_332]), (1, 1024, [511]), (700, 700, [127, 383, 500])]
+)
+@pytest.mark.parametrize(("factor", "what"), [(0, "were missing"), (2, "were counted twice")])
+def test_a_key_that_is_lost_or_counted_twice_anywhere_is_named(q_len, kv_len, keys, factor, what):
+    case = replace(FULL, q_len=q_len, kv_len=kv_len)
+    named = f"keys {', '.join(map(str, keys))}" if len(keys) > 1 else f"key {keys[0]}"
+    inputs = make_inputs(case, "cpu", 7, with_gradients=False)
+    said = edge_error(case, inputs, keys_changed(keys, factor)(case, inputs, None).bfloat16())
+    assert said.startswith(f"out is as if {named} {what}: the sampled rows deviate by ")
+    assert edge_error(case, inputs, reference(case, inputs, with_gradients=False)["out"].bfloat16()) is None
+
+
+def test_rows_of_zeros_are_wrong_also_where_gradients_are_small():
+    case = replace(LONG, q_len=512, kv_len=512)
+    inputs = make_inputs(case, "cpu", 7, with_gradients=True)
+    known = expected(case, inputs, with_gradients=True)
+    for name in ("dk", "dv"):
+        tensor = known.tensors[name].bfloat16()
+        assert inaccuracy({name: known.judge(name, tensor)}) is None
+        tensor[:, 1, -1] = 0
+        found = known.judge(name, tensor)
+        assert (found.least_row, found.least_row_tolerance) == (0, 0.25)
+        assert inaccuracy({name: found}).startswith(f"row 511 of {name} in head 1 of batch row 0 is ")
+
+
 @pytest.mark.parametrize(("name", "of"), [("q", "dq"), ("k", "dk"), ("v", "dv"), ("q", "out")])
 def test_zeros_are_wrong_also_where_inputs_are_tiny(name, of):
     case = replace(LONG, dtype="float32", q_len=64, kv_len=64)

@@ -40,6 +40,7 @@ class EdgeSample:
         first: the first key that each query sees, on the CPU.
         last: the last one, on the CPU.
         weights: (heads, rows, kv_len); those of hidden keys are what they would have among the visible ones.
+        visible: the same with zeros for hidden keys.
         values: (heads, kv_len, value_dim).
         out: (heads, rows, value_dim).
         by_scale: the derivative of `out` with respect to the logarithm of the scores' scale.
@@ -52,6 +53,7 @@ class EdgeSample:
     first: torch.Tensor
     last: torch.Tensor
     weights: torch.Tensor
+    visible: torch.Tensor
     values: torch.Tensor
     out: torch.Tensor
     by_scale: torch.Tensor
@@ -104,7 +106,7 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
         d_scores = d_scores if slope is None else d_scores * slope
         gradient = Gradient(d_scores.masked_fill(hidden, 0.0) @ k, d_scores, k)
     moved = (visible * (by_scale - mean)) @ v
-    return EdgeSample((batch, q_head), rows, first, last, weights, v, out, moved, spread, gradient)
+    return EdgeSample((batch, q_head), rows, first, last, weights, visible, v, out, moved, spread, gradient)
 
 
 def _rows(case: Case, device: str, dice: torch.Generator) -> torch.Tensor:

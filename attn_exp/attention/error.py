@@ -81,7 +81,7 @@ def judged_error(
             parts["own_row"] = of_rows(rows, bounds.small)
             allowed["own_row_tolerance"] = bounds.own_row
     if bounds.least_row is not None:
-        parts["least_row"] = follows(rows)
+        parts["least_row"] = follows(rows, bounds.least_norm)
         allowed["least_row_tolerance"] = bounds.least_row
     if bounds.bias is not None:
         bias = biases(rows)

@@ -17,8 +17,8 @@ _STANDARD_ERRORS = 8.0
 _LEAST_NOISE = 0.1
 # A reference with less than this share of its scale squared vanishes, and errors have no direction.
 _LEAST_NORM = 1e-2
-# A row of less than this share of the typical norm is small.
-_SMALL = 0.5
+# A row of less than this share of the typical norm is small; of less than the other, it may be rounded to zeros.
+_SMALL, _LEAST_OF_TYPICAL = 0.5, 1e-4
 _BHSD = 4
 
 
@@ -33,6 +33,7 @@ class Tolerance:
         tile: on `worst_tile`.
         bias: on the magnitude of `bias`, beside its noise.
         least_row: the least `least_row`.
+        least_norm: the norm from which on also a small row must not be zeros.
         small: in `own_row` and `worst_tile`, rows of a smaller share of the typical norm are judged by this share.
     """
 
@@ -42,6 +43,7 @@ class Tolerance:
     tile: float | None = None
     bias: float | None = None
     least_row: float | None = None
+    least_norm: float = math.inf
     small: float = 1.0
 
 
@@ -97,10 +99,13 @@ def of_tiles(rows: Rows, small: float, tile: int) -> torch.Tensor:
     return share.sqrt()
 
 
-def follows(rows: Rows) -> torch.Tensor:
-    """Return <x, ref> / <ref, ref> of each row, (heads, rows): 1 if it is right, and for rows that are small."""
+def follows(rows: Rows, least_norm: float) -> torch.Tensor:
+    """Return <x, ref> / <ref, ref> of each row, (heads, rows): 1 if it is right, and for small rows but zeros."""
     share = 1 + rows.along / rows.norm.square().clamp(min=torch.finfo(rows.norm.dtype).tiny)
-    return share.masked_fill(rows.norm < _SMALL * rows.typical, 1.0)
+    # The difference of zeros and a row is that row.
+    zeros = (rows.error == rows.norm) & (share.abs() < 1e-3)
+    zeros &= (rows.norm > _LEAST_OF_TYPICAL * rows.typical) & (rows.norm > least_norm)
+    return share.masked_fill((rows.norm < _SMALL * rows.typical) & ~zeros, 1.0)
 
 
 @dataclass(frozen=True)

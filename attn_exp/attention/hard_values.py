@@ -57,6 +57,7 @@ _MIXTURE = (
     *(hard_rows.sharp, hard_rows.sharp, hard_rows.sharp),
     *(hard_rows.needle, hard_rows.negative, hard_rows.positive, hard_rows.flat_negative),
     *(hard_rows.sink, hard_rows.rising, hard_rows.falling, hard_rows.edges, hard_rows.edges),
+    hard_rows.zeros,
 )
 KINDS = {
     "sharp": Kind((hard_rows.sharp,)),

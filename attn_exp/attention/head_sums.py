@@ -1,8 +1,8 @@
 """Sums over a head that its gradients of keys have in any attention: they show a wrong head without a reference.
 
 The weights of a query sum to one, so that dv of all keys sums to d_out of all queries that see a key. And qT dq is
-dkT k, matrices (head_dim, head_dim): both are the sum over all scores of the gradient of a score times q kT of its query
-and key.
+dkT k, matrices (head_dim, head_dim): both are the sum over all queries and keys of q kT times the gradient of their
+score.
 """
 
 from collections.abc import Mapping

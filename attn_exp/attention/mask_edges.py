@@ -12,6 +12,7 @@ import torch
 
 from attn_exp.attention.edge_sample import EdgeSample, Gradient, edge_sample
 from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.single_keys import LEAST_KEYS, wrong_key
 from attn_exp.core.case import Case
 
 # A key with nearly all the weight: its loss shows in the norms.
@@ -20,8 +21,6 @@ _HEAVIEST = 0.9
 _SHARE, _ERRORS = 0.5, 8.0
 # With fewer directions the rounding of a single row is too uncertain to judge it.
 _LEAST_DIM = 32
-# Where few keys have the weight, rounding their weights moves the output along few directions, among them this one.
-_LEAST_KEYS = 16.0
 # One key, and blocks of keys. The nearest size still shows most of a block of another size.
 _COUNTS = (1, 4, 16, 64)
 # Units of the dtype by which the scores' scale may be off beside its noise.
@@ -63,7 +62,8 @@ def edge_error(
     if not blocks:
         return None
     error = sample.error(out_bhsd, scale)
-    wrong = _wrong("out", sample, error, _moves_of_out(sample, blocks)) or _wrong_scale(case, sample, error)
+    wrong = _wrong("out", sample, error, _moves_of_out(sample, blocks))
+    wrong = wrong or wrong_key(sample, error) or _wrong_scale(case, sample, error)
     if wrong is None and sample.gradient is not None and dq_bhsd is not None:
         wrong = _wrong("dq", sample, sample.dq_error(dq_bhsd), _moves_of_dq(sample, sample.gradient, blocks))
     return wrong
@@ -141,7 +141,7 @@ def _wrong(name: str, sample: EdgeSample, error: torch.Tensor, made: _Moves) -> 
     """
     error, moves = error.unsqueeze(-2), made.moves
     known = moves.square().sum(-1)
-    judged = made.concerned & (known > 0) & (sample.spread >= _LEAST_KEYS).unsqueeze(-1)
+    judged = made.concerned & (known > 0) & (sample.spread >= LEAST_KEYS).unsqueeze(-1)
     known = known.where(judged, 1.0)
     along = (error * moves).sum(-1).where(judged, 0.0)
     beside = (error.square().sum(-1) - along.square() / known).clamp(min=0).where(judged, 0.0)
@@ -175,7 +175,7 @@ def _wrong(name: str, sample: EdgeSample, error: torch.Tensor, made: _Moves) -> 
 
 def _wrong_scale(case: Case, sample: EdgeSample, error: torch.Tensor) -> str | None:
     """Return by how much the scores are scaled wrongly as a sentence, or None."""
-    judged = sample.spread >= _LEAST_KEYS
+    judged = sample.spread >= LEAST_KEYS
     error, move = error[judged], sample.by_scale[judged]
     known = move.square().sum(-1)
     if not known.sum() > 0:

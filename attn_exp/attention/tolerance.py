@@ -36,6 +36,8 @@ SMALL_BY_WEIGHTS, SMALL_GRADIENT = 0.1, 0.25
 BIAS_UNITS, BIAS_UNITS_OF_CODES = 0.05, 0.2
 # Of rows that are not small, the formula's followed the reference by 0.88 at fp8, and by 0.97 in 16-bit dtypes.
 LEAST_ROW = 0.25
+# Where a row has a norm of this many smallest normal numbers, none is rounded to zeros.
+LEAST_NORMAL = 16.0
 # A row of zeros is off by 1 of its norm. Of means of equal weights, some are smaller than others.
 LEAST_LOST, _SMALLEST_MEAN = 0.5, 0.3
 # Unit roundoff of float32, in which every backend sums.
@@ -87,7 +89,8 @@ def _with_parts(case: Case, name: str, whole: Tolerance, bias: float) -> Toleran
     it most: the error of an output in codes is that of all its keys' gradients.
     """
     by_weights, several = name in ("out", "dv"), PART_FACTOR * whole.relative
-    unit = torch.finfo(getattr(torch, case.dtype)).eps
+    numbers = torch.finfo(getattr(torch, case.dtype))
+    unit = numbers.eps
     units = BIAS_UNITS_OF_CODES if case.quantised else BIAS_UNITS
     return replace(
         whole,
@@ -95,6 +98,8 @@ def _with_parts(case: Case, name: str, whole: Tolerance, bias: float) -> Toleran
         tile=several,
         bias=min(FACTOR * bias, whole.relative) + max(units * unit, summed_otherwise(case)),
         least_row=LEAST_ROW,
+        # Codes round small weights to zeros.
+        least_norm=math.inf if case.quantised else LEAST_NORMAL * numbers.smallest_normal,
         small=SMALL_BY_WEIGHTS if by_weights else 1.0 if case.quantised else SMALL_GRADIENT,
     )
 
