@@ -68,7 +68,11 @@ def _of_queries(
         scores = (queries[part].float().flatten(1, 2) @ keys.mT).mul_(case.head_dim**-0.5)
         largest += scores.aminmax()
         bounds = (bound[part].flatten(1).to(device) for bound in (first, last))
-        weights, slope = _weights(case, scores, *bounds)
+        scores, slope = _capped_and_hidden(case, scores, None, *bounds)
+        weights = torch.softmax(scores, dim=-1)
+        if case.keyless:
+            # A row of minus infinities has no softmax.
+            weights.nan_to_num_(0.0)
         result = weights @ values
         out[part] = result.reshape(out[part].shape)
         if dq is not None:
@@ -84,44 +88,46 @@ def _of_keys(case: Case, inputs: Inputs, drawn: Places) -> tuple[torch.Tensor, t
     device = inputs.q_bhsd.device
     queries, d_out = (_grouped(case, tensor.detach())[drawn.heads] for tensor in (inputs.q_bhsd, inputs.d_out_bhsd))
     k, v = (tensor.detach().flatten(0, 1)[drawn.heads] for tensor in (inputs.k_bhsd, inputs.v_bhsd))
-    own_values = drawn.of(inputs.v_bhsd).squeeze(0).float()
+    own_keys, own_values = (drawn.of(tensor).squeeze(0).float() for tensor in (inputs.k_bhsd, inputs.v_bhsd))
     dk, dv = (torch.zeros(*drawn.rows.shape, dim, device=device) for dim in (case.head_dim, case.value_dim))
-    group = queries.shape[1]
+    group, at = queries.shape[1], drawn.rows.cpu()
     first, last = seen_keys(case, torch.arange(case.q_len))
     for heads, rows in _parts(len(k), case.q_len, group * case.kv_len, device.type, causal=case.causal):
         seen = slice(0, max(1, int(last[rows].max()) + 1))
+        # Of ascending keys, those up to the last that any of these rows sees.
+        own = heads, slice(0, int((at[heads] < seen.stop).sum(-1).max()))
         q = queries[heads, :, rows].float().flatten(1, 2) * case.head_dim**-0.5
-        bounds = (bound[rows].to(device).repeat(group)[None] for bound in (first, last))
-        weights, slope = _weights(case, q @ k[heads, seen].float().mT, *bounds)
-        d_result = d_out[heads, :, rows].float().flatten(1, 2)
+        bounds = tuple(bound[rows].to(device).repeat(group)[None] for bound in (first, last))
+        scores = _capped_and_hidden(case, q @ k[heads, seen].float().mT, None, *bounds)[0]
+        weights = torch.softmax(scores, dim=-1)
+        # The largest weight is exp(largest score - log-sum-exp). A query that sees no key gives every key no weight.
+        lse = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
+        if case.keyless:
+            weights, lse = weights.nan_to_num_(0.0), lse.nan_to_num_(float("inf"))
         result = weights @ v[heads, seen].float()
-        # No query of this part sees the keys from `seen.stop` on: they get no weight.
-        at = drawn.rows[heads, None, :]
-        index = at.clamp(max=seen.stop - 1).expand(-1, q.shape[1], -1)
-        weights = weights.gather(-1, index).masked_fill_(at >= seen.stop, 0.0)
-        slope = None if slope is None else slope.gather(-1, index)
-        dv[heads] += weights.mT @ d_result
-        dk[heads] += _d_scores(d_result, result, own_values[heads], weights, slope).mT @ q
+        d_result = d_out[heads, :, rows].float().flatten(1, 2)
+        scores, slope = _capped_and_hidden(case, q @ own_keys[own].mT, drawn.rows[own], *bounds)
+        weights = scores.sub_(lse).exp_()
+        dv[own] += weights.mT @ d_result
+        dk[own] += _d_scores(d_result, result, own_values[own], weights, slope).mT @ q
     return dk.unsqueeze(0), dv.unsqueeze(0)
 
 
-def _weights(
-    case: Case, scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor
+def _capped_and_hidden(
+    case: Case, scores: torch.Tensor, keys: torch.Tensor | None, first: torch.Tensor, last: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the softmax of scores (heads, rows, keys), overwriting them, and the slope of a softcap.
+    """Return scores (heads, rows, n) after softcap and mask, overwriting them, and the softcap's slope.
 
-    `first` and `last` (heads or 1, rows) are the keys that each row sees.
+    `keys` (heads, n) are theirs, None for the first n. Each row sees those from `first` to `last` (heads or 1, rows).
     """
     scores, slope = capped(case, scores)
     if masked(case):
-        key = torch.arange(scores.shape[-1], device=scores.device)
+        key = torch.arange(scores.shape[-1], device=scores.device) if keys is None else keys.unsqueeze(1)
         hidden = key > last[..., None]
         if case.window is not None or case.lengths is not None:
             hidden |= key < first[..., None]
         scores.masked_fill_(hidden, float("-inf"))
-    weights = torch.softmax(scores, dim=-1)
-    # A row of minus infinities has no softmax.
-    return weights.nan_to_num_(0.0) if case.keyless else weights, slope
+    return scores, slope
 
 
 def _d_scores(

@@ -163,10 +163,10 @@ class PatchesTheVerdictWhereItIsUsed(_WrongBehindAPatch):
 class PatchesTheTolerance(_WrongBehindAPatch):
     """Replaces the comparison with the reference by one that allows everything."""
 
-    where, what = "attention.tolerance", "judge"
+    where, what = "attention.expected", "judge"
 
     def owner(self) -> Any:
-        return importlib.import_module("attn_exp.attention.tolerance").Expected
+        return importlib.import_module("attn_exp.attention.expected").Expected
 
     def instead(self, real: Any) -> Any:
         def judge(*args: Any, **kwargs: Any) -> Any:
