@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
+from attn_exp.attention.expected import Expected
 from attn_exp.attention.fresh_inputs import State
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.probe import Place, Probe, allowed_error, probe_errors, usual_size
-from attn_exp.attention.tolerance import Expected
 from attn_exp.core.case import Case
 
 # Probes of each of a call's rows of the batch, and at most so many rows of the batch.
