@@ -1,0 +1,111 @@
+"""python bench/intervals.py OUT_FOLDER [--count N]: what intervals over rounds cover, and what they cost.
+
+Simulates rows, tables and duels (tests/simulated.py) with Student's interval, as method 2 had it, and with today's, and
+writes intervals.csv and intervals.txt. N rows, N/2 tables and N/4 duels for each figure.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+import simulated
+from simulated import KINDS, student
+
+from attn_exp.core.interval import log_half_width
+
+NOISES = (0.001, 0.003, 0.01)
+INTERVALS: dict[str, Callable[..., Any]] = {"before": student, "now": log_half_width}
+
+
+def percent(values: list[bool]) -> float:
+    return 100 * float(np.mean(values))
+
+
+def rows(kind: str, interval: Callable[..., Any], count: int) -> dict[str, float]:
+    found = {}
+    for rounds in (5, 7, 10, 15, 20, 40):
+        covered, half = simulated.coverage(np.random.default_rng(rounds), kind, rounds, count, interval)
+        found |= {f"covered {rounds}": 100 * covered, f"half {rounds}": half}
+    return found
+
+
+def tables(kind: str, interval: Callable[..., Any], count: int) -> dict[str, float]:
+    found = {}
+    for sd in NOISES:
+        for rivals in (2, 9):
+            for slower, word in ((0.0, "false"), (0.03, "found")):
+                rng = np.random.default_rng(rivals)
+                each = [simulated.table(rng, kind, 7, sd, rivals, interval, slower) for _ in range(count)]
+                hits = [rivals - 1 in one if slower else bool(one) for one in each]
+                found[f"{word} of {rivals}, {100 * sd:g} %"] = percent(hits)
+    return found
+
+
+def duels(kind: str, interval: Callable[..., Any], count: int, *, shared: bool) -> dict[str, float]:
+    found = {}
+    for sd in NOISES:
+        name, rng = f"{100 * sd:g} %", np.random.default_rng(11)
+        missed, faster, slower, taken = simulated.duels(rng, kind, sd, count, shared=shared, interval=interval)
+        found |= {
+            f"covers, {name}": 100 - 100 * missed,
+            f"told, {name}": 100 * (faster + slower),
+            f"rounds, {name}": taken,
+        }
+        _, faster, slower, _ = simulated.duels(
+            np.random.default_rng(12), kind, sd, count, shared=shared, effect=0.03, interval=interval
+        )
+        found[f"found, {name}"] = 100 * faster
+    return found
+
+
+# The columns of intervals.txt: their heads, and what is computed for each.
+SHOWN = {
+    "row: covers, 7": "row: covered 7",
+    "40 rounds": "row: covered 40",
+    "half-width, 7": "row: half 7",
+    "20": "row: half 20",
+    "40 rounds ": "row: half 40",
+    "2 rows: +3 % found": "table: found of 2, 0.3 %",
+    "9 equal rows: told": "table: false of 9, 0.3 %",
+    "duel: covers": "own: covers, 1 %",
+    "told": "own: told, 1 %",
+    "+3 % found, 0.3 %": "own: found, 0.3 %",
+    "1 %": "own: found, 1 %",
+}
+
+
+def main(out: Path, count: int) -> None:
+    lines, listed = [], []
+    for kind in KINDS:
+        for name, interval in INTERVALS.items():
+            found: dict[str, float] = {}
+            for part, values in (
+                ("row", rows(kind, interval, count)),
+                ("table", tables(kind, interval, count // 2)),
+                ("own", duels(kind, interval, count // 4, shared=False)),
+                ("shared", duels(kind, interval, count // 4, shared=True)),
+            ):
+                found |= {f"{part}: {key}": value for key, value in values.items()}
+            lines += [(kind, name, key, f"{value:.4g}") for key, value in found.items()]
+            listed.append([kind, name, *(f"{found[key]:.{2 if 'half' in key else 1}f}" for key in SHOWN.values())])
+    out.mkdir(parents=True, exist_ok=True)
+    heads = [head.replace(": ", ":\n").replace(", ", ",\n").strip() for head in SHOWN]
+    table = tabulate(listed, ["rounds are", "", *heads], disable_numparse=True, stralign="right")
+    (out / "intervals.txt").write_text(f"{table}\n")
+    with (out / "intervals.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([("rounds", "interval", "figure", "value"), *lines])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--count", type=int, default=2000)
+    options = parser.parse_args()
+    main(options.out, options.count)

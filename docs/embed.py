@@ -25,7 +25,9 @@ from pathlib import Path
 
 from attn_exp.compare.ratio import OTHER_GPU_SPREAD, POWER_CAPPED_SPREAD
 from attn_exp.core.conf import conf_folder, read_yaml
+from attn_exp.core.interval import Uncertainty, combined
 from attn_exp.core.metrics import METRICS
+from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.core.status import status_table
 from attn_exp.run.capabilities import ask, markdown
 
@@ -82,7 +84,10 @@ def _mean_rate(cells: dict[tuple[str, ...], dict[str, Row]], name: str) -> float
 
 def _leaders(rivals: dict[str, Row], direction: str) -> tuple[str, ...]:
     best = min(rivals.values(), key=lambda row: float(row[f"{direction}/time_us"]))
-    return tuple(name for name, row in rivals.items() if _too_close(row, best, direction))
+    others = [name for name, row in rivals.items() if row is not best]
+    worse = worse_than_best([_p_value(rivals[name], best, direction) for name in others])
+    behind = {name for name, one in zip(others, worse, strict=True) if one}
+    return tuple(name for name in rivals if name not in behind)
 
 
 def _listed(best: tuple[str, ...]) -> str:
@@ -90,17 +95,19 @@ def _listed(best: tuple[str, ...]) -> str:
     return f"{text} (too close to call)" if len(best) > 1 else text
 
 
-def _too_close(row: Row, best: Row, direction: str) -> bool:
+def _p_value(row: Row, best: Row, direction: str) -> float:
     capped = any("power_capped" in one["flags"].split() for one in (row, best))
     spread = POWER_CAPPED_SPREAD if capped else _ROW_SPREAD
     if row["gpu_uuid"] != best["gpu_uuid"]:
         spread = math.hypot(spread, OTHER_GPU_SPREAD)
     time, best_time = (float(one[f"{direction}/time_us"]) for one in (row, best))
-    return math.log(time / best_time) <= math.hypot(_half(row, direction), _half(best, direction), math.log1p(spread))
+    doubt = combined([_uncertainty(row, direction), _uncertainty(best, direction), Uncertainty(math.log1p(spread))])
+    return doubt.p_value(math.log(time / best_time))
 
 
-def _half(row: Row, direction: str) -> float:
-    return math.log(float(row[f"{direction}/time_high_us"]) / float(row[f"{direction}/time_low_us"])) / 2
+def _uncertainty(row: Row, direction: str) -> Uncertainty:
+    low, high, rounds = (float(row[f"{direction}/{name}"]) for name in ("time_low_us", "time_high_us", "rounds"))
+    return Uncertainty(math.log(high / low) / 2, rounds - 1)
 
 
 def _rate(rivals: dict[str, Row], name: str, direction: str, *, bold: bool) -> str:

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-PHIS, WEIGHTS = (0.0, 0.3, 0.6, 0.95), (4, 4, 4, 3)
+PHIS, WEIGHTS = (0.0, 0.3, 0.6, 0.95), (2, 2, 2, 3)
 
 
 def parts(values):

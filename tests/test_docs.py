@@ -120,12 +120,12 @@ def test_the_figures_in_the_pages_are_those_of_the_results(embed):
 def test_the_fastest_backends_are_bold_with_those_too_close_to_call(embed, tmp_path):
     columns = "status,backend,batch,q_heads,q_len,head_dim,causal,flags,gpu_uuid"
     for side in ("forward", "backward"):
-        columns += f",{side}/tflops,{side}/time_us,{side}/time_low_us,{side}/time_high_us"
+        columns += f",{side}/tflops,{side}/time_us,{side}/time_low_us,{side}/time_high_us,{side}/rounds"
     rows = [
-        "ok,slow,1,2,4096,64,True,,G,100,10,9.99,10.01,100,10,9.99,10.01",
-        "ok,fast,1,2,4096,64,True,,G,110,9,8.99,9.01,101,9.95,9.94,9.96",  # 1.005 x is within 1 %, 1.1 x is not
-        "ok,capped,1,2,4096,64,True,power_capped,H,107,9.28,9.18,9.38,50,20,19,21",  # 3.06 %; the limit is 3.12 %
-        "error,broken,1,2,4096,64,True,,G,,,,,,,,",
+        "ok,slow,1,2,4096,64,True,,G,100,10,9.99,10.01,40,100,10,9.99,10.01,40",
+        "ok,fast,1,2,4096,64,True,,G,110,9,8.99,9.01,40,101,9.95,9.94,9.96,40",  # 1.005 x is within 1 %, 1.1 x is not
+        "ok,capped,1,2,4096,64,True,power_capped,H,107,9.28,9.18,9.38,40,50,20,19,21,40",  # 3.06 %; the limit is 3.12 %
+        "error,broken,1,2,4096,64,True,,G,,,,,,,,,,",
     ]
     (tmp_path / "table.csv").write_text("\n".join([columns, *rows]))
     lines = embed.fastest(tmp_path / "table.csv").splitlines()

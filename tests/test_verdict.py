@@ -65,10 +65,10 @@ def test_an_order_of_nothing_is_refused(rivals, index, why):
 
 
 def test_a_comparison_of_known_medians():
-    a, b = [100.0, 101.0, 99.5, 100.4, 102.0], [103.0, 103.5, 103.2, 102.6, 105.5]
+    a, b = [100.0, 101.0, 99.5, 100.4, 102.0], [113.0, 113.5, 113.2, 112.6, 115.5]
     found = compare_pair(a, b, 0.01)
-    assert found.effect == pytest.approx(0.029617109129030282, rel=1e-9)
     ratios = [math.log(time_b / time_a) for time_a, time_b in zip(a, b, strict=True)]
+    assert found.effect == pytest.approx(math.expm1(statistics.fmean(ratios)), rel=1e-9)
     half = dense.half_width(ratios)
     assert (math.log1p(found.low), math.log1p(found.high)) == pytest.approx(
         (math.log1p(found.effect) - half, math.log1p(found.effect) + half), rel=1e-6
@@ -200,12 +200,12 @@ def test_all_pairs_come_in_order_and_equal_the_pairs_alone_but_for_the_adjustmen
 
 def test_a_difference_that_one_pair_would_show_is_not_called_among_many_pairs():
     rng = np.random.default_rng(3)
-    pair = noisy(1.03, 0.028)
-    assert 0.01 < compare_pair(*pair, 0.01).p < 0.05
+    pair = noisy(1.03, 0.012)
+    assert 0.001 < compare_pair(*pair, 0.01).p < 0.01
     assert compare_pair(*pair, 0.01).verdict == "faster"
     others = (100 * np.exp(rng.normal(0.015, 0.02, (6, 8)))).tolist()
     first = compare_all([*pair, *others], 0.01)[0]
-    assert first.p < 0.05 < first.p_adjusted
+    assert first.p < 0.01 < first.p_adjusted
     assert first.verdict == "undecided"
 
 
@@ -285,20 +285,21 @@ def stopped(rng, kind, effect, count):
 
 @pytest.mark.parametrize("kind", drift.KINDS)
 def test_three_percent_is_found(kind):
-    """In 99.7 to 100 % of duels, which take 23 to 26 rounds on average."""
+    """In all of 150 duels, which take 24 to 26 rounds on average."""
     found = stopped(np.random.default_rng(31), kind, 0.03, 150)
     assert sum(each.verdict == "faster" for each in found) / 150 >= 0.98
     assert not any(each.verdict in ("slower", "equivalent") for each in found)
     assert statistics.fmean(each.rounds for each in found) <= 28
 
 
-@pytest.mark.parametrize(("kind", "power"), [("white", 0.97), ("walk", 0.75), ("thermal", 0.85), ("throttle", 0.4)])
-def test_three_percent_is_found_in_seven_rounds_only_where_these_differ_little(kind, power):
-    """With 0.3 % of noise a block in 99.7, 83, 93 and 52 %; with 1 % in a fifth."""
-    found = compared(np.random.default_rng(31), kind, 7, 0.003, 0.03, 300)
-    assert sum(each.verdict == "faster" for each in found) / 300 >= power
-    noisy_rounds = compared(np.random.default_rng(31), kind, 7, 0.01, 0.03, 300)
-    assert sum(each.verdict == "faster" for each in noisy_rounds) / 300 <= 0.3
+def test_seven_rounds_tell_three_percent_only_where_blocks_hardly_scatter():
+    """With 0.1 % of noise a block in all of 300 comparisons, with 0.2 % in 72 %, with 1 % in 1 %."""
+
+    def found(block_sd):
+        comparisons = compared(np.random.default_rng(31), "white", 7, block_sd, 0.03, 300)
+        return sum(each.verdict == "faster" for each in comparisons) / 300
+
+    assert found(0.001) >= 0.98 and 0.6 <= found(0.002) <= 0.85 and found(0.01) <= 0.05
 
 
 @pytest.mark.parametrize("kind", drift.KINDS)
@@ -310,7 +311,7 @@ def test_three_per_mille_is_never_called_where_the_interval_is_narrow(kind):
     rng = np.random.default_rng(37)
     found = [each for sd in (0.002, 0.003, 0.005) for each in compared(rng, kind, 15, sd, 0.003, 400)]
     narrow = [each for each in found if each.high - each.low <= 0.01]
-    assert len(narrow) > 400
+    assert len(narrow) > 300
     assert called(narrow) == 0
     wide = compared(rng, kind, 7, 0.01, 0.003, 800)
     assert called(wide) <= 0.01
@@ -347,7 +348,7 @@ def test_one_after_the_other_with_pooled_samples_is_wrong_far_more_often_on_the_
 
 @pytest.mark.parametrize("rivals", [2, 3, 4])
 def test_what_a_position_costs_is_not_taken_for_a_rivals_fault(rivals):
-    rng, rounds = np.random.default_rng(47), 12
+    rng, rounds = np.random.default_rng(47), 24
     cost = np.tile(np.r_[0.03, np.zeros(rivals - 1)], rounds)  # whoever is first in a round
     for _ in range(20):
         series = replace(drift.draw(rng, "white", rivals * rounds, block_sd=0.002), clock=cost)
@@ -372,9 +373,9 @@ def test_among_45_pairs_of_equals_hardly_ever_one_is_called(kind):
 
 
 def test_among_pairs_of_equals_and_unequals_the_false_share_stays_small_and_the_true_ones_are_found():
-    rng, order, false_shares, found_shares = np.random.default_rng(59), drift.interleaved(6, 20), [], []
+    rng, order, false_shares, found_shares = np.random.default_rng(59), drift.interleaved(6, 30), [], []
     for index in range(120):
-        series = drift.draw(rng, drift.KINDS[index % 4], 120, block_sd=0.01)
+        series = drift.draw(rng, drift.KINDS[index % 4], 180, block_sd=0.01)
         rounds = drift.medians(drift.run(series, order, [100.0] * 3 + [105.0] * 3))
         judged = [each for each in compare_all(rounds, MARGIN_FLOOR) if each.verdict in ("faster", "slower")]
         true = [each for each in judged if each.a < 3 <= each.b]

@@ -18,8 +18,9 @@ from functools import cached_property
 from attn_exp.core.student import student_t_975, student_t_p, student_t_within
 
 # Each memory with its weight before anything is measured. 0.95 covers up to 0.8 with few rounds, where the largest is
-# never ruled out; with many, its weight vanishes unless the rounds show it.
-MEMORIES = ((0.0, 4 / 15), (0.3, 4 / 15), (0.6, 4 / 15), (0.95, 3 / 15))
+# never ruled out; with many, its weight vanishes unless the rounds show it. It weighs more than the others because of
+# rules that look after each round whether to stop, and so favour rounds that look independent by chance.
+MEMORIES = ((0.0, 2 / 9), (0.3, 2 / 9), (0.6, 2 / 9), (0.95, 3 / 9))
 _LEVEL = 0.95
 # Below the square of any spread that a clock can resolve; a series that one memory explains exactly has none.
 _LEAST_SQUARES = 1e-300

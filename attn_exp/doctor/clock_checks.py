@@ -50,7 +50,7 @@ def differences_are_found(bench: Bench) -> Finding:
     large, small = INJECTED[bench.machine.device]
     clearly = _slowed(bench, large)
     # As a duel does: until the ratio is known well enough to tell what was injected from nothing.
-    enough = replace(PRECISE, precision=large / 3)
+    enough = replace(PRECISE, precision=large / 6)
     comparisons = [_compare(bench, bench.call, clearly, enough) for _ in range(counts[0])]
     slightly = _slowed(bench, small)
     called = [_compare(bench, bench.call, slightly, PRECISE) for _ in range(counts[1])]

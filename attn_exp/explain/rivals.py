@@ -1,11 +1,15 @@
 """Other jobs on the same case, measured in the same way on the same kind of machine."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from attn_exp.compare.answer import spreads_for
 from attn_exp.compare.join import method_key
+from attn_exp.compare.ratio import ratio
 from attn_exp.core.flags import flag_marks
+from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.core.text import SHORT, figures
+from attn_exp.results.cell import ChosenMetric, cells_of
 from attn_exp.results.result import Result, named
 
 
@@ -30,14 +34,14 @@ def against_fastest(job: Result, results: Iterable[Result], direction: str) -> l
         return []
     first = several[0]
     if first is own:
-        other, slow, fast = several[1], several[1], own
+        other, slow = several[1], several[1]
         place = f"the fastest of {len(several)}; next is {_time(other, direction)}, which"
     else:
-        other, slow, fast = first, own, first
+        other, slow = first, own
         at = [one.path for one in several].index(own.path) + 1
         place = f"{at} of {len(several)}; {_time(other, direction)} is the fastest, and this"
-    ratio = slow.metrics[f"{direction}/time_us"] / fast.metrics[f"{direction}/time_us"]
-    sentence = f"{direction}: {place} takes {ratio:.3g} times as long{_doubt(slow, fast, direction)}"
+    times = slow.metrics[f"{direction}/time_us"] / first.metrics[f"{direction}/time_us"]
+    sentence = f"{direction}: {place} takes {times:.3g} times as long{_doubt(several, slow, direction)}"
     return [sentence, *_kernels(own, other, direction)]
 
 
@@ -49,11 +53,13 @@ def _time(result: Result, direction: str) -> str:
     return f"{result.label} ({figures(metrics[f'{direction}/time_us'])} us{more}{', marks ' + marks if marks else ''})"
 
 
-def _doubt(slow: Result, fast: Result, direction: str) -> str:
-    """Return a remark if two medians differ by no more than their intervals."""
-    halves = [one.metrics.get(f"{direction}/time_half_width", 0.0) for one in (slow, fast)]
-    ratio = slow.metrics[f"{direction}/time_us"] / fast.metrics[f"{direction}/time_us"] - 1
-    if ratio > max(0.01, sum(halves)):
+def _doubt(several: Sequence[Result], slow: Result, direction: str) -> str:
+    """Return a remark if a job is tied with the fastest of several, as in a comparison of them all."""
+    metric, spreads = ChosenMetric(direction=direction), spreads_for(several, None)
+    first, *others = cells_of(several, metric)
+    ratios = (ratio(cell, first, metric, spreads.between_rows(cell.result, first.result)) for cell in others)
+    worse = worse_than_best([1.0 if one is None else one.p for one in ratios])
+    if any(one for one, cell in zip(worse, others, strict=True) if cell.result is slow):
         return ""
     return f": within their intervals, too close to call (attn-exp duel decides {SHORT[direction]})"
 

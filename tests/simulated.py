@@ -1,0 +1,128 @@
+"""Rounds of a machine whose noise is known: what intervals cover, and how often equal things are told apart.
+
+All is on the log scale, with a standard deviation of 1 and a true mean of 0. Used by tests/test_coverage.py and, with
+more repetitions, by bench/intervals.py.
+"""
+
+import math
+
+import numpy as np
+
+from attn_exp.core.interval import Uncertainty, combined, log_half_width
+from attn_exp.core.multiple_tests import worse_than_best
+from attn_exp.core.paired_test import MARGIN_FLOOR, compare_pair
+from attn_exp.core.stats import summarize
+from attn_exp.core.student import student_t_975, student_t_p
+from attn_exp.timers.loop import StoppingRule
+
+KINDS = ("independent", "drifting", "heavy tails", "two states", "AR(1) 0.3", "AR(1) 0.5", "AR(1) 0.8")
+DUEL = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=5.0)
+# Twice the standard error of a row's own deviation from what it would be at another time: two rows differ by 1 %.
+ROW = math.log1p(MARGIN_FLOOR) / 1.96 / math.sqrt(2)
+
+
+def draw(rng, kind, rounds, length=None):
+    """`rounds` values of a session that would have `length` rounds (drifts are over the whole session)."""
+    length = length or rounds
+    if kind == "independent":
+        return rng.normal(0, 1, rounds)
+    if kind == "drifting":
+        # As much as the noise from first to last, on average; either way.
+        slope = rng.normal(0, 1)
+        noise = rng.normal(0, math.sqrt(11 / 12), rounds)
+        return noise + slope * (np.arange(rounds) - (rounds - 1) / 2) / max(1, length - 1)
+    if kind == "heavy tails":
+        return rng.standard_t(3, rounds) / math.sqrt(3)
+    if kind == "two states":
+        # In three of ten rounds slower by 2 standard deviations, with a little noise in both.
+        return 2 * ((rng.random(rounds) < 0.3) - 0.3) + rng.normal(0, 0.4, rounds)
+    phi = float(kind.removeprefix("AR(1) "))
+    values = [rng.normal()]
+    for step in rng.normal(0, math.sqrt(1 - phi * phi), rounds - 1):
+        values.append(phi * values[-1] + step)
+    return np.array(values)
+
+
+def student(medians, about=None):
+    """The 95 % half-width as it was before: Student's, of independent rounds."""
+    logs = np.log(medians)
+    return student_t_975(len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs))
+
+
+def times_us(series, sd, slower=0.0):
+    return (100 * np.exp(sd * np.asarray(series) + math.log1p(slower))).tolist()
+
+
+def row(series, sd, interval=log_half_width, slower=0.0):
+    """The headline of a row, and its uncertainty: one call a round."""
+    medians = times_us(series, sd, slower)
+    if interval is student:
+        return math.log(np.median(medians)), student(medians)
+    found = summarize(medians, range(len(medians)))
+    return math.log(found.median_us), math.log(found.high_us / found.low_us) / 2
+
+
+def coverage(rng, kind, rounds, count, interval=log_half_width):
+    """The share of rows whose interval contains the true mean, and its median half-width in standard deviations."""
+    found = [row(draw(rng, kind, rounds), 0.01, interval) for _ in range(count)]
+    covered = np.mean([abs(value - math.log(100)) <= half for value, half in found])
+    return float(covered), float(np.median([half for _, half in found]) / 0.01)
+
+
+def told(one, other, rounds, interval=log_half_width):
+    """The p-value that a comparison gives two rows of a sweep, with the spread of rows on a GPU."""
+    spread = Uncertainty(math.log1p(MARGIN_FLOOR))
+    if interval is student:
+        return combined([Uncertainty(one[1]), Uncertainty(other[1]), spread]).p_value(one[0] - other[0])
+    doubt = combined([Uncertainty(one[1], rounds - 1), Uncertainty(other[1], rounds - 1), spread])
+    return doubt.p_value(one[0] - other[0])
+
+
+def table(rng, kind, rounds, sd, rivals, interval=log_half_width, slower=0.0):
+    """One table of `rivals` rows, each measured at its own time, the last slower: which of them are told from the best.
+
+    By Student's interval each row is judged alone, as it was before.
+    """
+    rows = []
+    for index in range(rivals):
+        value, half = row(draw(rng, kind, rounds), sd, interval, slower if index == rivals - 1 else 0.0)
+        rows.append((value + rng.normal(0, ROW), half))
+    best = min(range(rivals), key=lambda index: rows[index][0])
+    others = [index for index in range(rivals) if index != best]
+    p_values = [told(rows[index], rows[best], rounds, interval) for index in others]
+    worse = [p <= 0.05 for p in p_values] if interval is student else worse_than_best(p_values)
+    return {index for index, one in zip(others, worse, strict=True) if one}
+
+
+def duel(rng, kind, sd, *, shared, effect=0.0, interval=log_half_width):
+    """One duel by its stopping rule: the log effect, its half-width, how many rounds, and the verdict.
+
+    `shared`: both rivals have the disturbance of a round in common, and independent noise of a third of it.
+    """
+    rounds = DUEL.max_rounds
+    if shared:
+        common = draw(rng, kind, rounds)
+        series = [common + rng.normal(0, 1 / 3, rounds) for _ in range(2)]
+    else:
+        series = [draw(rng, kind, rounds) for _ in range(2)]
+    a, b = times_us(series[0], sd), times_us(series[1], sd, effect)
+    ratios = [time_b / time_a for time_a, time_b in zip(a, b, strict=True)]
+    if interval is student:
+        taken = next((n for n in range(7, rounds) if student(ratios[:n]) <= DUEL.precision), rounds)
+        mean, half = float(np.mean(np.log(ratios[:taken]))), student(ratios[:taken])
+        p = student_t_p(mean / half * student_t_975(taken - 1), taken - 1)
+        verdict = "undecided"
+        if p <= 0.05 and abs(mean) >= math.log1p(MARGIN_FLOOR):
+            verdict = "faster" if mean > 0 else "slower"
+        return mean, half, taken, verdict
+    taken = next(n for n in range(7, rounds + 1) if DUEL.verdict([ratios[:n]], 100.0, 0.0))
+    found = compare_pair(a[:taken], b[:taken], MARGIN_FLOOR)
+    return math.log1p(found.effect), math.log1p(found.high) - math.log1p(found.effect), taken, found.verdict
+
+
+def duels(rng, kind, sd, count, *, shared, effect=0.0, interval=log_half_width):
+    """Shares of `count` duels: whose interval misses the effect, called `faster`, `slower`; and the mean rounds."""
+    found = [duel(rng, kind, sd, shared=shared, effect=effect, interval=interval) for _ in range(count)]
+    missed = np.mean([abs(mean - math.log1p(effect)) > half for mean, half, _, _ in found])
+    faster, slower = (np.mean([verdict == one for *_, verdict in found]) for one in ("faster", "slower"))
+    return float(missed), float(faster), float(slower), float(np.mean([taken for _, _, taken, _ in found]))
