@@ -297,7 +297,7 @@ def test_rows_of_zeros_are_wrong_also_where_gradients_are_small():
         assert inaccuracy({name: known.judge(name, tensor)}) is None
         tensor[:, 1, -1] = 0
         found = known.judge(name, tensor)
-        assert (found.least_row, found.least_row_tolerance) == (0, 0.25)
+        assert found.least_row < 1e-6 < found.least_row_tolerance == 0.25
         assert inaccuracy({name: found}).startswith(f"row 511 of {name} in head 1 of batch row 0 is ")
 
 

@@ -44,7 +44,7 @@ def tensor_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1
         ValueError: the shapes differ.
     """
     rows = _by_row(tensor, reference, scale, UNIT)
-    return TensorError(**_read(_figures(rows, of_rows(rows, 1.0))))
+    return TensorError(**_finite(_figures(rows, of_rows(rows, 1.0))))
 
 
 def judged_error(
@@ -85,7 +85,7 @@ def judged_error(
         allowed["least_row_tolerance"] = bounds.least_row
     if bounds.bias is not None:
         bias = biases(rows)
-    found = _read(_figures(rows, **parts) | _of_bias(bias))
+    found = _finite(_figures(rows, **parts) | _of_bias(bias))
     if found["relative"] is None:
         return TensorError(
             **{name: found[name] for name in _OF_WHOLE},
@@ -109,7 +109,7 @@ def judged_error(
 
 def measured_bias(tensor: torch.Tensor, reference: torch.Tensor) -> float:
     """Return the magnitude of a tensor's bias beyond its noise; 0 where there is none, or where it is not known."""
-    found = _read(_of_bias(biases(_by_row(tensor, reference, 1.0, UNIT))))
+    found = _finite(_of_bias(biases(_by_row(tensor, reference, 1.0, UNIT))))
     if found["bias"] is None or found["noise"] is None:
         return 0.0
     beyond: float = abs(found["bias"]) - found["noise"] / 2
@@ -149,25 +149,24 @@ def _exceeds(found: float | None, allowed: float | None) -> bool:
 _OF_WHOLE = ("relative", "worst_row", "max_abs")
 
 
-def _figures(rows: Rows, worst_row: torch.Tensor, **parts: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the fields of a `TensorError` as tensors without dimensions: a part's is that of its worst place."""
-    relative = rows.error.double().norm() / (rows.typical.double() * rows.norm.numel() ** 0.5)
-    figures = {"relative": relative, "worst_row": worst_row.amax(), "max_abs": rows.largest}
-    return figures | {name: part.amin() if name == "least_row" else part.amax() for name, part in parts.items()}
+def _figures(rows: Rows, worst_row: torch.Tensor, **parts: torch.Tensor) -> dict[str, float]:
+    """Return the fields of a `TensorError`: a part's is that of its worst place."""
+    relative = float(rows.error.norm()) / (rows.typical * rows.norm.numel() ** 0.5)
+    figures = {"relative": relative, "worst_row": float(worst_row.amax()), "max_abs": rows.largest}
+    return figures | {name: float(part.amin() if name == "least_row" else part.amax()) for name, part in parts.items()}
 
 
-def _of_bias(bias: Bias | None) -> dict[str, torch.Tensor]:
+def _of_bias(bias: Bias | None) -> dict[str, float]:
     """Return the bias that is furthest beyond its noise, and what its noise explains."""
     if bias is None:
         return {}
-    mean, noise = torch.stack([bias.mean, bias.noise])[:, bias.excess.argmax()]
-    return {"bias": mean, "noise": noise}
+    worst = int(bias.excess.argmax())
+    return {"bias": float(bias.mean[worst]), "noise": float(bias.noise[worst])}
 
 
-def _read(figures: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Read numbers from the device at once: the host waits for it each time. None for what is not finite."""
-    values = torch.stack([figure.double() for figure in figures.values()]).tolist()
-    return {name: value if math.isfinite(value) else None for name, value in zip(figures, values, strict=True)}
+def _finite(figures: dict[str, float]) -> dict[str, Any]:
+    """Return None for what is not finite."""
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
 
 def _by_row(tensor: torch.Tensor, reference: torch.Tensor, scale: float, unit: Unit) -> Rows:
@@ -175,18 +174,18 @@ def _by_row(tensor: torch.Tensor, reference: torch.Tensor, scale: float, unit: U
         raise ValueError(f"the shape is {tuple(tensor.shape)}, not {tuple(reference.shape)}")
     width = reference.shape[-1]
     rows, rows_reference = tensor.detach().reshape(-1, width), reference.reshape(-1, width)
-    errors, norms, along, largest = [], [], [], []
+    parts = []
     step = max(1, _CHUNK // width)
     for begin in range(0, len(rows), step):
         expected = rows_reference[begin : begin + step]
-        difference = rows[begin : begin + step].to(expected.dtype) * scale - expected
-        largest.append(difference.abs().max())
-        errors.append(difference.norm(dim=-1))
-        norms.append(expected.norm(dim=-1))
-        along.append(difference.mul_(expected).sum(dim=-1))
+        difference = rows[begin : begin + step].to(expected.dtype)
+        difference = (difference if scale == 1.0 else difference * scale) - expected
+        figures = difference.norm(dim=-1), expected.norm(dim=-1), difference.norm(math.inf, dim=-1)
+        parts.append(torch.stack([*figures, difference.mul_(expected).sum(dim=-1)]))
+    # The device is waited for once.
     heads = reference.shape[0] * reference.shape[1] if reference.ndim == _BHSD else 1
-    error, norm, product = (torch.cat(parts).reshape(heads, -1) for parts in (errors, norms, along))
-    total = norm.double().square().sum()
-    if (total / reference.numel()).sqrt() <= unit.least:
-        total = torch.full_like(total, reference.numel() * unit.scale**2)
-    return Rows(error, norm, product, (total / norm.numel()).sqrt().to(norm.dtype), torch.stack(largest).max())
+    error, norm, largest, along = torch.cat(parts, -1).cpu().double().unflatten(-1, (heads, -1))
+    total = float(norm.square().sum())
+    if (total / reference.numel()) ** 0.5 <= unit.least:
+        total = reference.numel() * unit.scale**2
+    return Rows(error, norm, along, (total / norm.numel()) ** 0.5, float(largest.amax()))

@@ -20,6 +20,7 @@ _LEAST_NORM = 1e-2
 # A row of less than this share of the typical norm is small; of less than the other, it may be rounded to zeros.
 _SMALL, _LEAST_OF_TYPICAL = 0.5, 1e-4
 _BHSD = 4
+_TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -68,31 +69,33 @@ UNIT = Unit(least=VANISHING, scale=1.0)
 
 @dataclass(frozen=True)
 class Rows:
-    """What a comparison knows of each row, (heads, rows); tensors without heads have one.
+    """What a comparison knows of each row, (heads, rows) in float64 on the CPU; tensors without heads have one.
+
+    They are few numbers, and a GPU takes longer to be told of many small operators than a CPU to compute them.
 
     Attributes:
         error: |x - ref|.
         norm: |ref|.
         along: <x - ref, ref>.
-        typical: the root-mean-square norm of all rows, without dimensions.
-        largest: the largest error of an element, without dimensions.
+        typical: the root-mean-square norm of all rows.
+        largest: the largest error of an element.
     """
 
     error: torch.Tensor
     norm: torch.Tensor
     along: torch.Tensor
-    typical: torch.Tensor
-    largest: torch.Tensor
+    typical: float
+    largest: float
 
 
 def of_rows(rows: Rows, small: float) -> torch.Tensor:
     """Return each row's error by its own norm, (heads, rows); `small` is that of `Tolerance`."""
-    return rows.error / torch.maximum(rows.norm, small * rows.typical)
+    return rows.error / rows.norm.clamp(min=small * rows.typical)
 
 
 def of_tiles(rows: Rows, small: float, tile: int) -> torch.Tensor:
     """Return the error of each tile of `tile` rows by its own norm, (heads, tiles)."""
-    both = torch.stack([rows.error, torch.maximum(rows.norm, small * rows.typical)]).square()
+    both = torch.stack([rows.error, rows.norm.clamp(min=small * rows.typical)]).square()
     missing = -both.shape[-1] % tile
     error, of = torch.nn.functional.pad(both, (0, missing)).unflatten(-1, (-1, tile)).sum(-1)
     share: torch.Tensor = error / of
@@ -101,7 +104,7 @@ def of_tiles(rows: Rows, small: float, tile: int) -> torch.Tensor:
 
 def follows(rows: Rows, least_norm: float) -> torch.Tensor:
     """Return <x, ref> / <ref, ref> of each row, (heads, rows): 1 if it is right, and for small rows but zeros."""
-    share = 1 + rows.along / rows.norm.square().clamp(min=torch.finfo(rows.norm.dtype).tiny)
+    share = 1 + rows.along / rows.norm.square().clamp(min=_TINY)
     # The difference of zeros and a row is that row.
     zeros = (rows.error == rows.norm) & (share.abs() < 1e-3)
     zeros &= (rows.norm > _LEAST_OF_TYPICAL * rows.typical) & (rows.norm > least_norm)
@@ -133,21 +136,20 @@ def biases(rows: Rows) -> Bias:
     rounding. The noise of a mean is measured on how much its rows differ. With too few rows, or a reference that
     vanishes, there is no bias, and its noise is infinite.
     """
-    error, norm, along = torch.stack([rows.error, rows.norm, rows.along]).double()
-    error, norm = error.square(), norm.square()
-    tiny, of_all = torch.finfo(torch.float64).tiny, norm.sum()
-    usual = error.sum() / of_all.clamp(min=tiny)
-    weight = 1 / (error + _LEAST_NOISE**2 * usual * norm).clamp(min=tiny)
-    weighted = weight * torch.stack([along, norm])
+    error, norm = rows.error.square(), rows.norm.square()
+    of_all = float(norm.sum())
+    usual = float(error.sum()) / max(of_all, _TINY)
+    weight = 1 / (error + _LEAST_NOISE**2 * usual * norm).clamp(min=_TINY)
+    weighted = weight * torch.stack([rows.along, norm])
     of_heads = torch.cat([weighted, weighted.square(), weighted[:1] * weighted[1:]]).sum(-1)
     along, norm, along_2, norm_2, product = torch.cat([of_heads, of_heads.sum(-1, keepdim=True)], -1)
-    norm = norm.clamp(min=tiny)
+    norm = norm.clamp(min=_TINY)
     mean = along / norm
     # The sum of (along - mean * norm)^2 of the rows.
     noise = _STANDARD_ERRORS * (along_2 - mean * (2 * product - mean * norm_2)).clamp(min=0).sqrt() / norm
-    few = rows.norm.numel() < _LEAST_ROWS
-    vanishes = of_all < _LEAST_NORM * rows.norm.numel() * rows.typical.double() ** 2
-    noise = noise.masked_fill(vanishes, math.inf) if not few else torch.full_like(noise, math.inf)
+    count = rows.norm.numel()
+    if count < _LEAST_ROWS or of_all < _LEAST_NORM * count * rows.typical**2:
+        noise[:] = math.inf
     if rows.norm.shape[-1] < _LEAST_ROWS:
         noise[:-1] = math.inf
     return Bias(mean, noise)

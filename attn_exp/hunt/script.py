@@ -198,7 +198,9 @@ def _errors(outcome: Outcome) -> list[str]:
             last = "what, error = 'a tile is off by', (tiles[0] / tiles[1]).sqrt().max().item()"
         case "least_row":
             rows = ["follows = (found * exact).sum(-1) / exact.square().sum(-1)"]
-            rows.append("follows = follows[exact.norm(dim=-1) > typical / 2]")
+            # Small rows count only if they are zeros.
+            rows.append("norms, lost = exact.norm(dim=-1) / typical, found.norm(dim=-1) == 0")
+            rows.append("follows = follows[(norms > 0.5) | (lost & (norms > 1e-4))]")
             last = "what, error = 'a row is this share of what is right:', follows.min().item()"
         case "bias":
             rows = ["along = (found * exact).sum((-2, -1)) / exact.square().sum((-2, -1))"]
