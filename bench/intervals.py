@@ -20,7 +20,7 @@ from simulated import KINDS, student
 
 from attn_exp.core.interval import log_half_width
 
-NOISES = (0.001, 0.003, 0.01)
+NOISES = (0.001, 0.003, 0.005, 0.01)
 INTERVALS: dict[str, Callable[..., Any]] = {"before": student, "now": log_half_width}
 
 
