@@ -177,6 +177,21 @@ class Traced:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FirstBackward:
+    """Backwards that were each the first one of a new forward, and the repeated one that was timed, in turn.
+
+    Attributes:
+        first_us: the median time of the first ones in microseconds, by the device's plain timer.
+        repeated_us: that of the repeated one.
+        calls: how many calls of each; 0 where the memory did not hold a second graph, so that nothing was compared.
+    """
+
+    first_us: float | None = None
+    repeated_us: float | None = None
+    calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
     """The result of one pass, forward or backward.
 
@@ -190,6 +205,7 @@ class PassRecord:
             name is the one in `record.json`.
         work: a block's work; None without a block, where the work follows from the case.
         timings: the ranking timer's samples, then those of secondary timers.
+        first_backward: of the backward, whether the first one of a forward takes longer than repeated ones; else None.
     """
 
     first_call_s: float | None = None
@@ -200,6 +216,7 @@ class PassRecord:
     took: str | None = None
     work: Work | None = None
     timings: tuple[Timing, ...] = ()
+    first_backward: FirstBackward | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -227,6 +227,11 @@ class Judge:
             forward.result = None
         return self._calls.backward(self._calls.forward() if out is None else out)
 
+    def new_backward(self) -> Callable[[], Any]:
+        """Return the backward of a new forward on other inputs; nobody times or judges that forward."""
+        self.fresh.renew()
+        return self._calls.backward(self._calls.forward())
+
     def state(self) -> State:
         """Return how the inputs differed for the results that are judged: a reference is needed of these."""
         backward, forward = self.passes.get("backward"), self.passes.get("forward")

@@ -22,6 +22,7 @@ from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call, TimedCall, as_timed
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
+from attn_exp.worker.first_backward import check_first_backward
 from attn_exp.worker.judge import Judge
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
@@ -119,6 +120,8 @@ def _time_one(
         except CaptureFailed as error:
             raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
     _store_timings(attempt, machine, direction, (ranking, *others))
+    if direction == "backward":
+        check_first_backward(attempt, machine, judge, call)
 
 
 def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine: Machine, direction: str) -> None:
@@ -141,12 +144,19 @@ def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine
     for (attempt, entry), timing in zip(entries, timings, strict=True):
         attempt.run(partial(_make_last, judges[id(attempt)], direction, entry))
         attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
+        if direction == "backward" and attempt.status == "ok":
+            attempt.run(partial(_check_first, attempt, machine, judges[id(attempt)], entry))
         _flag_telemetry(attempt, machine)
 
 
 def _make_last(judge: Judge, direction: str, entry: Entry) -> None:
     with entry.scope():
         judge.make_last(direction, entry.timer, as_timed(entry.call))
+
+
+def _check_first(attempt: Attempt, machine: Machine, judge: Judge, entry: Entry) -> None:
+    with entry.scope():
+        check_first_backward(attempt, machine, judge, entry.call)
 
 
 def _sample_interleaved(entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str) -> list[Timing]:

@@ -190,3 +190,66 @@ class Detached(Plain):
 
     def forward(self, run: Run) -> Any:
         return run().detach()
+
+
+def _weights(q: Tensor, k: Tensor) -> Tensor:
+    for _ in range(6):
+        weights = torch.softmax(q.double() @ k.double().mT * q.shape[-1] ** -0.5, -1)
+    return weights
+
+
+class _KeepsWeights(torch.autograd.Function):
+    """Saves nothing but the inputs; the weights are computed in the first backward of a graph, and stay with it."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        ctx.save_for_backward(q, k, v, out)
+        ctx.weights = None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        q, k, v, out = ctx.saved_tensors
+        scale = q.shape[-1] ** -0.5
+        if ctx.weights is None:
+            # Slowly, so that the difference shows on a busy machine, too.
+            ctx.weights = _weights(q, k).to(q.dtype)
+        p = ctx.weights
+        ds = ((d_out @ v.mT) - (d_out * out).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+        return ds @ k, ds.mT @ q, p.mT @ d_out
+
+
+@cheat("gradients", "implausible", "the first backward of a forward takes", case=case_of(512, batch=1))
+class WeightsOfTheFirstBackward(Plain):
+    """Computes the weights in the first backward of a forward, which nobody times, and keeps them for repeated ones."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _KeepsWeights.apply(q, k, v)
+
+
+class _ForwardInTheFirstBackward(torch.autograd.Function):
+    """Computes all gradients' factors anew in each backward, but only in the first one of a graph the forward."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.graph = None
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        if ctx.graph is None:
+            leaves = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            with torch.enable_grad():
+                ctx.graph = torch.nn.functional.scaled_dot_product_attention(*leaves), leaves
+            _weights(*ctx.saved_tensors[:2])
+        return torch.autograd.grad(*ctx.graph, d_out, retain_graph=True)
+
+
+@cheat("gradients", "implausible", "the first backward of a forward takes", rival=True, case=case_of(512, batch=1))
+class RecomputesOnce(Plain):
+    """Recomputes the forward in the first backward of a forward alone, in a duel with an honest rival."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _ForwardInTheFirstBackward.apply(q, k, v)
