@@ -83,6 +83,7 @@ class Opaque(Eager):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr("attn_exp.timers.loop.ROUND_US", 2_000.0)
+    monkeypatch.setattr("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.WARM_UP_US", 1_000.0)
 
 

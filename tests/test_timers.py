@@ -10,7 +10,7 @@ from attn_exp.timers.cpu import CpuTimer
 from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.event import EventTimer
 from attn_exp.timers.kernel import KernelTimer
-from attn_exp.timers.loop import Block, Cost, StoppingRule, sample, single_block
+from attn_exp.timers.loop import RIVALS_ROUND_US, ROUND_US, Block, Cost, StoppingRule, sample, single_block
 from attn_exp.timers.timed_call import TimedCall
 from attn_exp.timers.wall import WallTimer
 
@@ -113,7 +113,7 @@ def test_the_first_call_of_an_unblocked_block_does_not_wait_for_the_host():
     # Calls above 15 ms come one a block, so that each of them is a first one.
     gpu = FakeGpu(enqueue_us=1.0, flush_us=20.0)
     timer, call = DeviceTimer(gpu), gpu.call(20_000.0, host_us=5_000.0)
-    assert timer.estimate(call).calls_per_round == 1
+    assert timer.estimate(call).calls_in(RIVALS_ROUND_US) == 1
     assert timer.block(call, 1).times_us == [20_000.0]
 
 
@@ -141,9 +141,9 @@ def test_a_whole_sampling_on_the_fake_gpu_is_exact():
     gpu, call = launch_bound()
     timing = sample(DeviceTimer(gpu), call, RULE)
     assert (timing.timer, timing.l2, timing.stop_reason, timing.flags) == ("device", "cold", "precise", ())
-    assert timing.times_us == (10.0,) * 50 * 7
-    assert timing.rounds == tuple(index for index in range(7) for _ in range(50))
-    assert timing.notes == {"calls_per_round": 50.0, "warm_up_calls": 226.0}  # 25 ms of 10 + 20 + 81 us
+    assert timing.times_us == (10.0,) * 45 * 7
+    assert timing.rounds == tuple(index for index in range(7) for _ in range(45))
+    assert timing.notes == {"calls_per_round": 45.0, "warm_up_calls": 226.0}  # 25 ms of 10 + 20 + 81 us
 
 
 def test_a_round_fits_into_the_launch_queue():
@@ -152,21 +152,21 @@ def test_a_round_fits_into_the_launch_queue():
 
 
 @pytest.mark.parametrize(
-    ("cost", "calls", "warm_up"),
+    ("cost", "calls", "of_rivals", "warm_up"),
     [
-        (Cost(1.0), 50, 300),
-        (Cost(1000.0), 15, 25),
-        (Cost(990.0, 20.0), 15, 25),
-        (Cost(14_000.0), 1, 3),
-        (Cost(15_000.0), 1, 3),
-        (Cost(1e6), 1, 3),
-        (Cost(10.0, 0.0, 40), 20, 300),
-        (Cost(10.0, 0.0, 5000), 1, 300),
-        (Cost(200.0), 50, 125),
+        (Cost(1.0), 50, 50, 300),
+        (Cost(1000.0), 5, 15, 25),
+        (Cost(990.0, 20.0), 5, 15, 25),
+        (Cost(14_000.0), 1, 1, 3),
+        (Cost(15_000.0), 1, 1, 3),
+        (Cost(1e6), 1, 1, 3),
+        (Cost(10.0, 0.0, 40), 20, 20, 300),
+        (Cost(10.0, 0.0, 5000), 1, 1, 300),
+        (Cost(200.0), 25, 50, 125),
     ],
 )
-def test_calls_a_round_fill_15_ms_and_the_warm_up_25(cost, calls, warm_up):
-    assert (cost.calls_per_round, cost.warm_up_calls) == (calls, warm_up)
+def test_calls_a_round_fill_5_ms_or_15_of_rivals_and_the_warm_up_25(cost, calls, of_rivals, warm_up):
+    assert (cost.calls_in(ROUND_US), cost.calls_in(RIVALS_ROUND_US), cost.warm_up_calls) == (calls, of_rivals, warm_up)
 
 
 WIDE, TIGHT = [100.0, 110.0] * 30, [100.0] * 60
@@ -215,8 +215,8 @@ class Scripted:
 def test_warm_up_comes_first_in_blocks_and_is_not_in_the_samples():
     timer = Scripted(Cost(1000.0), values=lambda block: 999.0 if block <= 2 else 100.0)
     timing = sample(timer, lambda: None, RULE)
-    assert timer.blocks == [15, 10] + [15] * 7
-    assert timing.times_us == (100.0,) * 15 * 7
+    assert timer.blocks == [15, 10] + [5] * 7
+    assert timing.times_us == (100.0,) * 5 * 7
 
 
 def test_samples_that_stay_noisy_end_at_the_last_round_with_all_of_them_kept():

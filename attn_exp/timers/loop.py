@@ -21,7 +21,8 @@ from attn_exp.timers.timed_call import Call
 
 WARM_UP_US = 25_000.0
 WARM_UP_CALLS = (3, 300)
-ROUND_US = 15_000.0
+# Of one call alone: the interval needs many rounds more than long ones. Rivals share a round, and with it clocks.
+ROUND_US, RIVALS_ROUND_US = 5_000.0, 15_000.0
 ROUND_CALLS = (1, 50)
 # The launch queue holds about 1,024 kernels; a block that fills it stalls the host behind the blocker.
 ROUND_KERNELS = 800
@@ -43,10 +44,9 @@ class Cost:
     around_us: float = 0.0
     kernels: float = 1.0
 
-    @property
-    def calls_per_round(self) -> int:
-        """Return the number of calls that takes nearest to 15 ms and fits the launch queue."""
-        wanted = round(ROUND_US / (self.time_us + self.around_us))
+    def calls_in(self, round_us: float) -> int:
+        """Return the number of calls that takes nearest to `round_us` and fits the launch queue."""
+        wanted = round(round_us / (self.time_us + self.around_us))
         queue = math.floor(ROUND_KERNELS / max(1.0, self.kernels))
         return max(ROUND_CALLS[0], min(ROUND_CALLS[1], wanted, queue))
 
@@ -184,10 +184,12 @@ def sample_rivals(
     Returns:
         One timing for each entry. Samples of different entries with the same round index were interleaved.
     """
-    costs = []
+    costs, calls = [], []
+    round_us = ROUND_US if len(entries) == 1 else RIVALS_ROUND_US
     for position, entry in enumerate(entries):
         with _naming(position):
             costs.append(_warmed_up(entry))
+            calls.append(costs[-1].calls_in(round_us))
     all_samples = [_Samples() for _ in entries]
     longest_us = max(cost.time_us for cost in costs)
     started, index, reason = time.perf_counter(), 0, None
@@ -202,7 +204,7 @@ def sample_rivals(
                 if rest_s:
                     time.sleep(rest_s)
                 with _naming(position), entry.scope():
-                    all_samples[position].add(entry.timer.block(entry.call, costs[position].calls_per_round), index)
+                    all_samples[position].add(entry.timer.block(entry.call, calls[position]), index)
                 after_block(position)
             index += 1
             medians = [round_medians(samples.times_us, samples.rounds) for samples in all_samples]
@@ -214,11 +216,11 @@ def sample_rivals(
             times_us=tuple(samples.times_us),
             rounds=tuple(samples.rounds),
             stop_reason=reason,
-            notes={"calls_per_round": float(cost.calls_per_round), "warm_up_calls": float(cost.warm_up_calls)}
+            notes={"calls_per_round": float(of_round), "warm_up_calls": float(cost.warm_up_calls)}
             | {name: statistics.median(values) for name, values in samples.notes.items()},
             flags=tuple(sorted(samples.flags)),
         )
-        for entry, samples, cost in zip(entries, all_samples, costs, strict=True)
+        for entry, samples, cost, of_round in zip(entries, all_samples, costs, calls, strict=True)
     ]
 
 
@@ -243,10 +245,10 @@ def _warmed_up(entry: Entry) -> Cost:
     with entry.scope():
         cost = entry.timer.estimate(entry.call)
         cost = replace(cost, kernels=max(cost.kernels, entry.kernels))
-        left = cost.warm_up_calls
+        left, at_once = cost.warm_up_calls, cost.calls_in(RIVALS_ROUND_US)
         while left > 0:
-            entry.timer.block(entry.call, min(left, cost.calls_per_round))
-            left -= cost.calls_per_round
+            entry.timer.block(entry.call, min(left, at_once))
+            left -= at_once
     return cost
 
 

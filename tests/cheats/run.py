@@ -42,6 +42,7 @@ def short() -> Iterator[None]:
     compile_ = torch.compile
     with (
         mock.patch("attn_exp.timers.loop.ROUND_US", 2_000.0),
+        mock.patch("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0),
         mock.patch("attn_exp.timers.loop.WARM_UP_US", 1_000.0),
         # A call that does nothing would be made thousands of times to fill a millisecond.
         mock.patch("attn_exp.timers.cpu.SAMPLE_US", 50.0),
