@@ -50,6 +50,13 @@ def test_four_lines_say_what_was_judged():
     ]
 
 
+def test_an_output_that_the_next_forward_overwrites_is_told():
+    static = replace(record(), judged=(JUDGED[0], replace(JUDGED[1], overwritten=True)))
+    assert judged_lines(static)[0] == (
+        "calls: first on normal(0, 1); hard (a later forward overwrites the output) on hard"
+    )
+
+
 def test_what_is_not_known_is_left_out():
     own = record()
     first = replace(JUDGED[0], largest_score=None, heads=0)

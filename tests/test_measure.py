@@ -6,13 +6,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 import torch
+from cheats.corpus import SMALL
 from fakes import CASE, FakeGpu, fake_activities, make_request
 
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.record import Traced, read_record, write_record
 from attn_exp.timers.loop import Block, Cost
-from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.attempt import Attempt, status_of
 from attn_exp.worker.device import LOAD_S, Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 
@@ -133,6 +134,38 @@ def test_a_backend_that_is_right_in_its_first_calls_alone_is_inaccurate(machine,
     assert record.metrics == {}
     rivals = [make_request({"_target_": "fakes.Honest", "name": "good"}, **passes), make_request(target, **passes)]
     assert [record.status for record in measure_interleaved(rivals, machine)] == ["ok", "inaccurate"]
+
+
+@pytest.mark.parametrize(("target", "overwritten"), [("OneOutputForAllCalls", True), ("AsWritten", False)])
+def test_the_record_says_whose_outputs_the_next_forward_overwrites(machine, tmp_path, target, overwritten):
+    record = measured(f"cheats.odd.{target}", machine, tmp_path, SMALL, passes=("forward", "backward"))
+    assert (record.status, record.reason) == ("ok", None)
+    assert [one.overwritten for one in record.judged if one.call == "hard"] == [overwritten]
+    assert record.passes["backward"].first_backward.calls >= 1
+
+
+def test_where_another_graph_does_not_fit_hard_values_are_judged_without_it(machine, tmp_path, monkeypatch):
+    failed = []
+    monkeypatch.setattr(
+        "attn_exp.worker.other_values.status_of",
+        lambda error, name: failed.append(str(error)) or status_of(error, name),
+    )
+    record = measured("cheats.odd.TwoGraphsAtATime", machine, tmp_path, SMALL, passes=("forward", "backward"))
+    assert (record.status, record.reason) == ("ok", None)
+    assert failed == ["a third graph does not fit"]
+
+
+def test_the_attention_of_a_block_is_judged_alone_and_the_next_rival_gets_the_same_values(machine, tmp_path):
+    case = replace(CASE, workload="decoder_layer", mlp_dim=64, kv_heads=CASE.q_heads)
+    record = measured("fakes.Honest", machine, tmp_path, case)
+    assert (record.status, record.reason) == ("ok", None)
+    alone = [one for one in record.judged if one.call == "alone"]
+    assert [one.inputs for one in alone] == ["normal(0, 1)", "hard values"]
+    known = dict(machine.values)
+    assert measured("fakes.Honest", machine, tmp_path, case).status == "ok"
+    assert all(machine.values[kind] is one for kind, one in known.items())
+    assert measured("fakes.Honest", machine, tmp_path).status == "ok"
+    assert machine.values.keys() == {"mixed"}
 
 
 # One key among thousands: less than rounding in bf16 by any norm, and right in every other respect.

@@ -1,6 +1,6 @@
 """The case: shapes, dtype and mask of one attention problem, independent of the backend."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from attn_exp.core.errors import UserError, nearest
@@ -161,6 +161,11 @@ class Case:
             raise UserError(f"workload={workload} needs its MLP's width: set mlp_dim=14336, or choose model=llama3_8b")
         if not isinstance(mlp, int) or isinstance(mlp, bool) or not 1 <= mlp <= _LARGEST_MLP:
             raise UserError(f"mlp_dim={mlp!r} is not a whole number from 1 to {_LARGEST_MLP:,}")
+
+    @property
+    def alone(self) -> "Case":
+        """Return the attention without a block, with tensors as a block's projections leave them."""
+        return self if self.workload is None else replace(self, layout="bshd", workload=None, mlp_dim=None)
 
     @property
     def quantised(self) -> bool:

@@ -121,19 +121,22 @@ class Judged:
     """One call whose results were compared with the reference.
 
     Attributes:
-        call: `first`, on the inputs of the seed; `hard`, on hard values; `drawn`, a timed call that was chosen at
+        call: `first`, on the inputs of the seed; `hard`, on hard values; `alone`, of a block's attention without the
+            block; `drawn`, a timed call that was chosen at
             random; `last`, one more call as the timer makes it.
         passes: the passes whose results were compared.
-        index: which timed call of the pass it was, from 1 on; None for `first` and `hard`.
+        index: which timed call of the pass it was, from 1 on; None for the others.
         of: how many calls the timer made of that pass by then.
         inputs: the distribution of the inputs, and what was changed in them.
         largest_score: the largest absolute score that the reference saw, before a softcap; None for a block.
         rows: how many rows of all compared tensors, of `rows_of`, were looked at.
         heads: in how many heads, those of every row of the batch; 0 for a block, which has none.
         form: of each compared tensor.
+        overwritten: whether a later forward wrote over the output, as a CUDA graph's replay does; it is known of `hard`
+            and `alone`.
     """
 
-    call: Literal["first", "hard", "drawn", "last"]
+    call: Literal["first", "hard", "alone", "drawn", "last"]
     passes: tuple[str, ...]
     inputs: str
     index: int | None = None
@@ -143,6 +146,7 @@ class Judged:
     rows_of: int = 0
     heads: int = 0
     form: dict[str, Form] = field(default_factory=dict)
+    overwritten: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

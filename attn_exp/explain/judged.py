@@ -26,7 +26,7 @@ def _calls(judged: Sequence[Judged]) -> str:
 
 def _call(one: Judged) -> str:
     if one.index is None:
-        return one.call
+        return f"{one.call} (a later forward overwrites the output)" if one.overwritten else one.call
     passes = "+".join(SHORT.get(name, name) for name in one.passes)
     return f"{one.call} {passes} ({one.index:,} of {one.of or one.index:,})"
 

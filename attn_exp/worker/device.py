@@ -144,6 +144,8 @@ def load_libraries(dtype: str) -> None:
 
 
 LOAD_S = 2.0
+# The kind of values that a backend is judged on besides those that are timed.
+HARD = "mixed"
 
 
 @dataclass
@@ -158,7 +160,7 @@ class Machine:
         ceilings: by dtype.
         canaries: microseconds of fixed work, measured once.
         expected: the last case's reference, and what it belongs to.
-        hard: the same on hard values, with the seed of these and the row of the batch.
+        values: the same on other values by their kind, with the seed of these and the row of the batch.
         loaded: whether the GPU has been under load.
         settings: PyTorch's settings before any backend was loaded.
         guard: what judging and timing use, as it was then; None if each job takes it anew.
@@ -171,7 +173,7 @@ class Machine:
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
     canaries: dict[str, float] = field(default_factory=dict)
     expected: tuple[Any, Expected] | None = None
-    hard: tuple[Any, int, int, Expected] | None = None
+    values: dict[str, tuple[Any, int, int, Expected]] = field(default_factory=dict)
     loaded: bool = False
     settings: Settings = field(default_factory=Settings.now)
     guard: "Guard | None" = None
@@ -238,34 +240,48 @@ class Machine:
             self.expected = key, made
         return self.expected[1]
 
-    def hard_for(self, request: Request, *, with_gradients: bool) -> tuple[Inputs, int, Expected]:
-        """Return hard values for a case, a row of the batch drawn at random, and the reference of that row.
+    def values_for(self, request: Request, kind: str, *, with_gradients: bool) -> tuple[Inputs, int, Expected]:
+        """Return values for a case, a row of the batch drawn at random, and the reference of that row.
 
         Rows of a batch do not depend on each other. The next rival of the same case gets the same.
+
+        Args:
+            request: the job, of an attention without a block.
+            kind: `NORMAL` or `HARD`.
+            with_gradients: whether the reference has gradients.
+
+        Raises:
+            ValueError: the formula's result on these values is not finite, so that there is no tolerance.
         """
-        key = (request.case, request.measuring.seed, with_gradients)
-        like = make_inputs(request.case, self.device, request.measuring.seed, with_gradients=with_gradients)
-        if self.hard is not None and self.hard[0] == key:
-            seed, row, made = self.hard[1:]
-            return hard_inputs(request.case, like, seed), row, made
-        self.hard = None
-        # Another one in each process, so that no backend can be right on these values alone.
-        seed, row = secrets.randbits(63), secrets.randbelow(request.case.batch)
-        values = hard_inputs(request.case, like, seed)
-        alone = values.row(row)
-        for tensor in alone.qkv:
+        case, key = request.case, _key_of_values(request, with_gradients=with_gradients)
+        known = self.values.get(kind)
+        if known is not None and known[0] == key:
+            seed, row, made = known[1:]
+            return self._drawn(case, kind, request.measuring.seed, seed), row, made
+        self.values.pop(kind, None)
+        # Other ones in each process, so that no backend can be right on these values alone.
+        seed, row = secrets.randbits(63), secrets.randbelow(case.batch)
+        values = self._drawn(case, kind, request.measuring.seed, seed)
+        of_row = values.row(row)
+        for tensor in of_row.qkv:
             tensor.requires_grad_(with_gradients)
-        made = expected(replace(request.case, batch=1), alone, with_gradients=with_gradients, sampled=True)
-        self.hard = key, seed, row, made
+        made = expected(replace(case, batch=1), of_row, with_gradients=with_gradients, sampled=True)
+        self.values[kind] = key, seed, row, made
         return values, row, made
 
+    def _drawn(self, case: Case, kind: str, of_scales: int, seed: int) -> Inputs:
+        """Return values of a kind from `seed`, hard ones with the scales that the seed `of_scales` gives."""
+        if kind != HARD:
+            return make_inputs(case, self.device, seed, with_gradients=False)
+        return hard_inputs(case, make_inputs(case, self.device, of_scales, with_gradients=False), seed)
+
     def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
-        """Free the kept reference unless this job can use it."""
+        """Free the kept references unless this job can use them."""
         key = (request.case, request.measuring.seed, request.measuring.inputs, with_gradients)
         if self.expected and self.expected[0] != key:
             self.expected = None
-        if self.hard and self.hard[0] != key:
-            self.hard = None
+        key_of_values = _key_of_values(request, with_gradients=with_gradients)
+        self.values = {kind: known for kind, known in self.values.items() if known[0] == key_of_values}
 
     def reading(self) -> list[dict[str, Any]]:
         """Return what NVML, or on a CPU Linux, reports now; empty if neither is available."""
@@ -277,6 +293,10 @@ class Machine:
     def held_bytes(self) -> int:
         """Return the bytes that are allocated on the GPU now; 0 on a CPU."""
         return torch.cuda.memory_allocated() if self.device == "cuda" else 0
+
+
+def _key_of_values(request: Request, *, with_gradients: bool) -> tuple[Case, int, bool]:
+    return request.case.alone, request.measuring.seed, with_gradients
 
 
 def event_floor(gpu: Gpu) -> dict[str, float]:

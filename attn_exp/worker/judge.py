@@ -23,15 +23,11 @@ from attn_exp.timers.graph import GraphTimer
 from attn_exp.timers.loop import Timer
 from attn_exp.timers.timed_call import TimedCall
 from attn_exp.worker.attempt import Stopped
+from attn_exp.worker.judged import form_of
 
 Results = dict[str, torch.Tensor]
 # How many calls of a pass have a few of their rows looked at, and how many sets of rows these choose from.
 _PROBES, _PLACES = 8, 64
-
-
-def form_of(tensor: torch.Tensor) -> Form:
-    """Return dtype, shape and strides of a tensor."""
-    return Form(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape), strides=tensor.stride())
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,20 @@
 """Compare the calls of a job with references: the first, one on hard values, and the timed ones."""
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import distribution
 from attn_exp.attention.probe import allowed_error, probe_errors, sum_errors, usual_size
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
-from attn_exp.core.record import Form, Judged, TensorError
-from attn_exp.timers.sync import synchronize
+from attn_exp.core.record import Form, TensorError
 from attn_exp.worker.attempt import Attempt, Stopped
-from attn_exp.worker.device import Machine
-from attn_exp.worker.judge import Judge, Results, form_of
-from attn_exp.worker.other_rows import wrong_in_other_rows
+from attn_exp.worker.attention_alone import judge_attention_alone
+from attn_exp.worker.device import HARD, Machine
+from attn_exp.worker.judge import Judge, Results
+from attn_exp.worker.judged import add_judged, form_of, pass_of
+from attn_exp.worker.other_values import OtherValues
 from attn_exp.workloads.base import Workload
 
 
@@ -49,53 +50,25 @@ class Judgements:
             raise Stopped("inaccurate", f"{other} of the inputs that the calls read does not have the numbers given")
         expected = self.machine.expected_for(self.attempt.request, inputs, with_gradients=self.attempt.with_gradients)
         made = self._verdict(inputs, expected, results)
-        self._add(
-            "first",
-            results,
-            expected,
-            made,
-            self._described(),
-        )
+        add_judged(self.attempt, "first", _forms(results), expected, made, self._described())
         errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
         for name, error in made.errors.items():
-            errors[_pass_of(name)][name] = error
+            errors[pass_of(name)][name] = error
         return errors, made.wrong
 
     def hard(self) -> None:
         """Call each pass once on hard values, untimed, and compare; the inputs are then those of the seed again.
 
-        Values that are a block's inputs reach its attention only through projections: blocks are not called.
+        Values that are a block's inputs reach its attention only through projections: that is judged alone.
 
         Raises:
             Stopped: a result is inaccurate.
         """
-        request, attempt = self.attempt.request, self.attempt
-        if request.case.workload is not None:
+        if self.attempt.request.case.workload is not None:
+            judge_attention_alone(self.attempt, self.machine)
             return
-        with attempt.stage("accuracy"), self.machine.settings.again():
-            try:
-                values, row, expected = self.machine.hard_for(request, with_gradients=attempt.with_gradients)
-            except ValueError:
-                # Where the formula itself is not finite there is no tolerance; the record has no such call then.
-                return
-            self.judge.fresh.write(values)
-            synchronize(request.device)
-        with attempt.stage("first_call"):
-            out = self.calls.forward()
-            results = self.judge.results("forward", out)
-            if attempt.with_gradients:
-                results |= self.judge.results("backward", self.calls.backward(out)())
-            synchronize(request.device)
-        with attempt.stage("accuracy"), self.machine.settings.again():
-            of_row = {name: tensor[row : row + 1] for name, tensor in results.items()}
-            made = verdict(replace(request.case, batch=1), values.row(row), expected, of_row, self.calls.scales)
-            self._add("hard", results, expected, made, "hard values")
-            wrong = made.wrong or wrong_in_other_rows(
-                request.case, values, self.judge.fresh.state, row, expected, results, self.calls.scales
-            )
-            self.judge.fresh.write(self._seeded())
-        if wrong:
-            raise Stopped("inaccurate", f"on hard values (docs/accuracy.md): {wrong}")
+        request = self.attempt.request
+        OtherValues(self.attempt, self.machine, request, self.calls, self.judge, self._seeded()).compare(HARD)
 
     def timed(self) -> None:
         """Compare the drawn and the last call of each pass with one reference of their inputs.
@@ -163,7 +136,7 @@ class Judgements:
         for call, kept in self.judge.kept(direction):
             made = self._verdict(inputs, expected, kept.results)
             described = f"{self._described()}, signs changed"
-            self._add(call, kept.results, expected, made, described, forms=kept.forms, index=kept.index, of=count)
+            add_judged(self.attempt, call, kept.forms, expected, made, described, index=kept.index, of=count)
             if made.wrong is None:
                 continue
             stale = self._verdict(seeded, first, kept.results).wrong is None
@@ -187,30 +160,6 @@ class Judgements:
             kind=request.measuring.inputs,
         )
 
-    def _add(
-        self,
-        call: Literal["first", "hard", "drawn", "last"],
-        results: Results,
-        expected: Expected,
-        made: Verdict,
-        inputs: str,
-        forms: dict[str, Form] | None = None,
-        **which: int,
-    ) -> None:
-        self.attempt.judged.append(
-            Judged(
-                call=call,
-                passes=tuple(dict.fromkeys(_pass_of(name) for name in results)),
-                inputs=inputs,
-                largest_score=expected.largest_score,
-                rows=made.rows,
-                rows_of=made.rows_of,
-                heads=made.heads,
-                form=forms or {name: form_of(tensor) for name, tensor in results.items()},
-                **which,
-            )
-        )
 
-
-def _pass_of(name: str) -> str:
-    return "forward" if name == "out" else "backward"
+def _forms(results: Results) -> dict[str, Form]:
+    return {name: form_of(tensor) for name, tensor in results.items()}

@@ -67,7 +67,7 @@ def measure_interleaved(requests: Sequence[Request], machine: Machine) -> list[R
             _time_interleaved(standing, machine, direction)
     for attempt, prepared in rivals:
         if attempt.status == "ok":
-            attempt.run(partial(_check_again, attempt, prepared))
+            attempt.run(partial(_check_again, attempt, machine, prepared))
     _flag_clocks(attempts)
     return [attempt.record(machine) for attempt in attempts]
 
@@ -84,20 +84,23 @@ def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) ->
                 launched = name_kernels(attempt, machine, prepared, direction) + _KERNELS_AROUND
                 _time_one(attempt, machine, prepared.judge, call, direction, launched)
             attempt.telemetry += machine.reading()
-    _check_again(attempt, prepared)
+    _check_again(attempt, machine, prepared)
     _flag_telemetry(attempt, machine)
 
 
-def _check_again(attempt: Attempt, prepared: PreparedBackend) -> None:
-    """Compare the results of timed calls with a reference of their inputs.
+def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
+    """Compare the results of timed calls with a reference of their inputs, and a timed backward with first ones.
 
     Raises:
-        Stopped: a result is inaccurate, or a clock was replaced.
+        Stopped: a result is inaccurate, a clock was replaced, or first backwards take longer than the one that was
+            timed.
     """
     if attempt.guard is not None:
         attempt.guard.check("while it was timed")
     with prepared.scope():
         prepared.judgements.timed()
+        if "backward" in prepared.judge.passes:
+            check_first_backward(attempt, machine, prepared.judge, prepared.calls["backward"])
 
 
 def _time_one(
@@ -120,8 +123,6 @@ def _time_one(
         except CaptureFailed as error:
             raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
     _store_timings(attempt, machine, direction, (ranking, *others))
-    if direction == "backward":
-        check_first_backward(attempt, machine, judge, call)
 
 
 def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine: Machine, direction: str) -> None:
@@ -144,19 +145,12 @@ def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine
     for (attempt, entry), timing in zip(entries, timings, strict=True):
         attempt.run(partial(_make_last, judges[id(attempt)], direction, entry))
         attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
-        if direction == "backward" and attempt.status == "ok":
-            attempt.run(partial(_check_first, attempt, machine, judges[id(attempt)], entry))
         _flag_telemetry(attempt, machine)
 
 
 def _make_last(judge: Judge, direction: str, entry: Entry) -> None:
     with entry.scope():
         judge.make_last(direction, entry.timer, as_timed(entry.call))
-
-
-def _check_first(attempt: Attempt, machine: Machine, judge: Judge, entry: Entry) -> None:
-    with entry.scope():
-        check_first_backward(attempt, machine, judge, entry.call)
 
 
 def _sample_interleaved(entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str) -> list[Timing]:

@@ -74,7 +74,7 @@ class BlockWorkload:
             Refused: the backend has no function of q, k and v.
         """
         like = inputs.operands[0]
-        lying = replace(case, layout="bshd", workload=None, mlp_dim=None)
+        lying = case.alone
         # The backend prepares for the shapes and strides of its inputs; the sample is freed when this returns.
         sample = make_inputs(lying, like.device.type, 0, with_gradients=like.requires_grad)
         prepared = backend.prepare(lying, sample)

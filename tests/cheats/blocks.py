@@ -1,5 +1,6 @@
 """The same inside a transformer block, compiled, in fp8 and in a duel."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from cheats.ways import Plain, Run, Tensor, attend
 
 LAYER = case_of(64, head_dim=16, value_dim=16, kv_heads=2, causal=True, workload="decoder_layer", mlp_dim=128)
 DIT = case_of(64, head_dim=16, value_dim=16, workload="dit_block", mlp_dim=128)
+CAPPED_LAYER = replace(LAYER, softcap=50.0, dtype="bfloat16")
 OUT = r"\bout\b|result of the first call"
 
 
@@ -58,6 +60,26 @@ class UnmaskedInALayer(Plain):
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(case, q, k, v, mask=None)
+
+
+@cheat("blocks", "inaccurate", r"the attention alone, on hard values", case=CAPPED_LAYER)
+class NoSoftcapInALayer(Plain):
+    """Leaves out a softcap that the scores inside a decoder layer never reach."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(case, q, k, v, softcap=None)
+
+
+@cheat("blocks", "inaccurate", r"\bout\b", passes=FORWARD, case=DIT)
+class WithoutMaximumInADitBlock(Plain):
+    """Does not subtract the row's maximum, inside a DiT block."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def weights(s: Tensor) -> Tensor:
+            e = s.exp()
+            return e / e.sum(-1, keepdim=True)
+
+        return attend(case, q, k, v, weights=weights)
 
 
 @cheat("blocks", "inaccurate", OUT, passes=FORWARD, case=DIT)

@@ -118,3 +118,36 @@ class GroupNotSummed(Plain):
         scores = q @ wide_k.mT * self.case.head_dim**-0.5
         dq, dk, dv = torch.autograd.grad(softmax(scores) @ wide_v, (q, wide_k, wide_v), self.inputs.d_out)
         return dq, dk[:, ::group], dv[:, ::group]
+
+
+class _SharedStatistics(torch.autograd.Function):
+    """Keeps the rows' log-sum-exp and the output in one workspace that all calls of a shape share."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, workspace: dict[str, Tensor]) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        workspace["lse"] = scores.logsumexp(-1, keepdim=True)
+        workspace["out"] = (scores - workspace["lse"]).exp() @ v
+        ctx.save_for_backward(q, k, v)
+        ctx.workspace = workspace
+        return workspace["out"].clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        q, k, v = ctx.saved_tensors
+        scale = q.shape[-1] ** -0.5
+        p = (q @ k.mT * scale - ctx.workspace["lse"]).exp()
+        ds = p * (d_out @ v.mT - (d_out * ctx.workspace["out"]).sum(-1, keepdim=True)) * scale
+        return ds @ k, ds.mT @ q, p.mT @ d_out, None
+
+
+@cheat("gradients", "inaccurate", r"a later forward overwrites what the backward .* needs: d[qkv] ")
+class SharedStatistics(Plain):
+    """Keeps what the backward needs where the next forward writes: wrong for two layers, or two micro-batches."""
+
+    def prepared(self, case: Any, inputs: Any) -> Any:
+        self.workspace: dict[str, Tensor] = {}
+        return inputs
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _SharedStatistics.apply(q, k, v, self.workspace)

@@ -1,5 +1,6 @@
 """Honest backends that do something unusual: what must not be taken for a cheat."""
 
+import weakref
 from typing import Any
 
 import torch
@@ -165,3 +166,43 @@ class PadsAndMasks(Plain):
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (torch.nn.functional.pad(one, (0, 0, 0, 6)) for one in (k, v))
         return attend(case, q, k, v, mask=torch.arange(256)[None].expand(case.q_len, -1) >= 250)
+
+
+@honest()
+class OneOutputForAllCalls(Plain):
+    """Writes each forward's output and statistics to one place, which its backward reads, as a CUDA graph does."""
+
+    def prepare(self, case: Any, inputs: Any) -> Calls:
+        q, k, v = inputs.qkv
+        scale, out = case.head_dim**-0.5, torch.empty_like(inputs.d_out)
+        lse = torch.empty(*q.shape[:-1], 1)
+
+        @torch.no_grad()
+        def forward() -> Tensor:
+            scores = q @ k.mT * scale
+            lse.copy_(scores.logsumexp(-1, keepdim=True))
+            return out.copy_((scores - lse).exp() @ v)
+
+        @torch.no_grad()
+        def gradients() -> Any:
+            p, d_out = (q @ k.mT * scale - lse).exp(), inputs.d_out
+            ds = p * (d_out @ v.mT - (d_out * out).sum(-1, keepdim=True)) * scale
+            return ds @ k, ds.mT @ q, p.mT @ d_out
+
+        return Calls(forward=forward, backward=lambda _: gradients, inputs=inputs)
+
+
+@honest()
+class TwoGraphsAtATime(Plain):
+    """Has no memory for a third graph while two are alive."""
+
+    def prepared(self, case: Any, inputs: Any) -> Any:
+        self.alive: Any = weakref.WeakSet()
+        return inputs
+
+    def forward(self, run: Run) -> Tensor:
+        if len(self.alive) > 1:
+            raise torch.OutOfMemoryError("a third graph does not fit")
+        out = run()
+        self.alive.add(out)
+        return out

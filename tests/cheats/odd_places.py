@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cheats.blocks import DIT, FP8, LAYER, Codes
+from cheats.blocks import CAPPED_LAYER, DIT, FP8, LAYER, Codes
 from cheats.corpus import FORWARD, honest
 from cheats.ways import Plain, Run, Tensor, attend, grouped, hidden, softmax
 
@@ -10,6 +10,11 @@ from cheats.ways import Plain, Run, Tensor, attend, grouped, hidden, softmax
 @honest(case=LAYER)
 class InALayer(Plain):
     """Computes the attention of a decoder layer."""
+
+
+@honest(case=CAPPED_LAYER)
+class CappedInALayer(Plain):
+    """Computes the attention of a decoder layer with a softcap, in bf16."""
 
 
 @honest(case=DIT)

@@ -1,0 +1,123 @@
+"""Judge calls on other values than those that are timed: hard ones, and of attention in a block normal ones, too."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from attn_exp.attention.expected import Expected
+from attn_exp.attention.inputs import Inputs, distribution
+from attn_exp.attention.verdict import Verdict, verdict
+from attn_exp.backends.base import Calls
+from attn_exp.core.case import NORMAL
+from attn_exp.core.record import Form, Request
+from attn_exp.timers.sync import synchronize
+from attn_exp.worker.attempt import Attempt, Stopped, status_of
+from attn_exp.worker.device import HARD, Machine
+from attn_exp.worker.judge import Judge, Results
+from attn_exp.worker.judged import add_judged, form_of
+from attn_exp.worker.other_rows import wrong_in_other_rows
+
+# What reasons begin with.
+_ON = {HARD: "on hard values (docs/accuracy.md)", NORMAL: "on normal values"}
+
+
+@dataclass(frozen=True)
+class OtherValues:
+    """Calls each pass of an attention once, untimed, on values of a kind.
+
+    Between a forward and its backward there is another forward on other inputs, as in a model of several layers: what
+    the backward needs must not lie where the next forward writes. Where the output itself lies there, as with a CUDA
+    graph or a buffer of the backend's own, the record says so, and the backward follows its forward at once.
+
+    Attributes:
+        attempt: the job; gets what was judged.
+        machine: keeps references for other jobs of the same case.
+        request: the job, of the attention alone.
+        calls: of the backend.
+        judge: changes the inputs.
+        seeded: the inputs that the calls are left with.
+        call: the calls' name in the record.
+    """
+
+    attempt: Attempt
+    machine: Machine
+    request: Request
+    calls: Calls
+    judge: Judge
+    seeded: Any
+    call: Literal["hard", "alone"] = "hard"
+
+    def compare(self, kind: str) -> None:
+        """Compare one call of each pass on values of a kind, `NORMAL` or `HARD`.
+
+        Raises:
+            Stopped: a result is inaccurate.
+        """
+        attempt, request = self.attempt, self.request
+        with attempt.stage("accuracy"), self.machine.settings.again():
+            try:
+                values, row, expected = self.machine.values_for(request, kind, with_gradients=attempt.with_gradients)
+            except ValueError:
+                # Where the formula itself is not finite there is no tolerance; the record has no such call then.
+                return
+        results, forms, overwritten = self._results(values, between=True)
+        with attempt.stage("accuracy"), self.machine.settings.again():
+            made = self._verdict(values, row, expected, results)
+            described = "hard values" if kind == HARD else distribution(request.case, kind)
+            add_judged(attempt, self.call, forms, expected, made, described, overwritten=overwritten)
+            wrong = made.wrong or wrong_in_other_rows(
+                request.case, values, self.judge.fresh.state, row, expected, results, self.calls.scales
+            )
+        if made.wrong and attempt.with_gradients and not overwritten:
+            at_once = self._results(values, between=False)[0]
+            if self._verdict(values, row, expected, at_once).wrong is None:
+                wrong = f"a later forward overwrites what the backward of an earlier one needs: {wrong}"
+        self._write(self.seeded)
+        if wrong:
+            alone = "the attention alone, " if self.call == "alone" else ""
+            raise Stopped("inaccurate", f"{alone}{_ON[kind]}: {wrong}")
+
+    def _verdict(self, values: Inputs, row: int, expected: Expected, results: Results) -> Verdict:
+        of_row = {name: tensor[row : row + 1] for name, tensor in results.items()}
+        return verdict(replace(self.request.case, batch=1), values.row(row), expected, of_row, self.calls.scales)
+
+    def _results(self, values: Inputs, *, between: bool) -> tuple[Results, dict[str, Form], bool]:
+        """Return the results on these values, their forms, and whether a forward between wrote over the output."""
+        attempt, overwritten = self.attempt, False
+        self._write(values)
+        with attempt.stage("first_call"):
+            out = self.calls.forward()
+            made = self.judge.results("forward", out)
+            results = {"out": made["out"].clone()}
+            if between:
+                overwritten = self._overwritten(made["out"], results["out"])
+            if attempt.with_gradients:
+                if between:
+                    self._write(values)
+                if overwritten:
+                    out = self.calls.forward()
+                made |= self.judge.results("backward", self.calls.backward(out)())
+            synchronize(self.request.device)
+        return made | results, {name: form_of(tensor) for name, tensor in made.items()}, overwritten
+
+    def _overwritten(self, out: torch.Tensor, copy: torch.Tensor) -> bool:
+        """Make a forward on other inputs while an output is alive, and return whether that is another one now.
+
+        Where the memory does not hold a second graph there is no such forward.
+        """
+        self._write(self.seeded)
+        try:
+            other = self.calls.forward()
+        except Exception as error:  # whatever does not fit
+            if status_of(error, "")[0] != "out_of_memory":
+                raise
+            return False
+        out, copy = (one.view(torch.uint8) if one.element_size() == 1 else one for one in (out, copy))
+        same = torch.equal(out, copy)
+        del other
+        return not same
+
+    def _write(self, values: Any) -> None:
+        self.judge.fresh.write(values)
+        synchronize(self.request.device)
