@@ -9,7 +9,7 @@ import sweeps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_exp.core.text import figures, fitted, grid, plain
+from attn_exp.core.text import apart, figures, fitted, grid, plain
 from attn_exp.results.result import result_of
 from attn_exp.results.table import csv_text, job_line, table
 from attn_exp.sweep.product import varied_keys
@@ -77,3 +77,15 @@ def test_ways_of_measuring_stand_above_a_table_or_tell_its_rows_apart_and_are_in
 def test_what_jobs_differ_in_is_known_by_the_choices():
     jobs = [("backend=a", "+backend.rows=1", "batch=1"), ("backend=a", "+backend.rows=2", "batch=2")]
     assert varied_keys(jobs, "backend.") == ("rows",)
+
+
+@pytest.mark.parametrize(
+    ("found", "allowed", "texts"),
+    [
+        (0.5, 0.11, ("0.5", "0.11")),
+        (0.01093, 0.01091, ("0.01093", "0.01091")),
+        (float("inf"), 0.1, ("inf", "0.1")),
+    ],
+)
+def test_numbers_that_differ_print_differently(found, allowed, texts):
+    assert apart(found, allowed) == texts

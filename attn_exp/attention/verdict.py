@@ -67,6 +67,8 @@ def verdict(
         # Before the parts of tensors: it says why these are wrong.
         wrong = edge_error(case, inputs, tensors["out"], scales.get("out", 1.0), tensors.get("dq"))
     wrong = wrong or inaccuracy(errors)
+    if wrong and "as if scores were scaled" in wrong and case.softcap is not None:
+        wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
     if wrong is None and isinstance(inputs, Inputs) and "dk" in tensors and expected.leaves_heads_out:
         relative = {name: expected.tolerances[name].relative for name in tensors}
         wrong = wrong_head(case, inputs, tensors, scales, relative)

@@ -62,6 +62,15 @@ def figures(value: float) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
+def apart(found: float, allowed: float) -> tuple[str, str]:
+    """Format two different numbers with two significant digits, or with as many as tell one from the other."""
+    for digits in range(2, 17):
+        texts = f"{found:.{digits}g}", f"{allowed:.{digits}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
 def plain(value: Any) -> Any:
     """Return `yes` and `no` for truth values, anything else unchanged."""
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value

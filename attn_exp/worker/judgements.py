@@ -9,6 +9,7 @@ from attn_exp.attention.probe import allowed_error, probe_errors, sum_errors, us
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
 from attn_exp.core.record import Form, TensorError
+from attn_exp.core.text import apart
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.attention_alone import judge_attention_alone
 from attn_exp.worker.device import HARD, Machine
@@ -110,7 +111,7 @@ class Judgements:
             (
                 probe_errors(case, seeded, probes, name, scales.get(name, 1.0), usual),
                 allowed,
-                f"{len(probes[0].rows)} rows of {name}, drawn at random, are off by {{:.2g}} of their",
+                f"{len(probes[0].rows)} rows of {name}, drawn at random, are off by {{}} of their",
             )
         ]
         if direction == "backward":
@@ -119,16 +120,17 @@ class Judgements:
                 (
                     of_sums,
                     allowed_error(first.tolerances["dv"].relative),
-                    "the sum of dv over the keys is off by {:.2g} of its",
+                    "the sum of dv over the keys is off by {} of its",
                 )
             )
         for errors, most, what in looked:
             for probe, error in zip(probes, errors, strict=True):
                 if error > most:
+                    found, allowed_text = apart(error, most)
                     raise Stopped(
                         "inaccurate",
-                        f"{direction}: the first call is right, call {probe.index} not: {what.format(error)} norm, "
-                        f"allowed is {most:.2g}",
+                        f"{direction}: the first call was within tolerance, call {probe.index} was not: "
+                        f"{what.format(found)} norm, allowed is {allowed_text}",
                     )
 
     def _timed_pass(self, direction: str, inputs: Any, expected: Expected, seeded: Any, first: Expected) -> None:
@@ -142,7 +144,10 @@ class Judgements:
             stale = self._verdict(seeded, first, kept.results).wrong is None
             why = "it is the result of the first call's inputs, which have changed since" if stale else made.wrong
             which = "drawn at random" if call == "drawn" else "after the timing"
-            raise Stopped("inaccurate", f"{direction}: the first call is right, call {kept.index} ({which}) not: {why}")
+            raise Stopped(
+                "inaccurate",
+                f"{direction}: the first call was within tolerance, call {kept.index} ({which}) was not: {why}",
+            )
 
     def _verdict(self, inputs: Any, expected: Expected, results: Results) -> Verdict:
         return verdict(self.attempt.request.case, inputs, expected, results, self.calls.scales)

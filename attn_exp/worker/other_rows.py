@@ -15,6 +15,7 @@ from attn_exp.attention.fresh_inputs import State
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.probe import Place, Probe, allowed_error, probe_errors, usual_size
 from attn_exp.core.case import Case
+from attn_exp.core.text import apart
 
 # Probes of each of a call's rows of the batch, and at most so many rows of the batch.
 _PROBES, _MOST_ROWS = 2, 8
@@ -56,10 +57,10 @@ def wrong_in_other_rows(
     errors = probe_errors(case, values, probes, "out", scales.get("out", 1.0), usual_size(expected.tensors["out"]))
     for probe, error in zip(probes, errors, strict=True):
         if error > allowed:
-            place = probe.place
+            place, (found_text, allowed_text) = probe.place, apart(error, allowed)
             return (
                 f"{len(probe.rows)} rows of out in head {place.q_head} of row {place.batch} of the batch, drawn at "
-                f"random, are off by {error:.2g} of their norm, allowed is {allowed:.2g}"
+                f"random, are off by {found_text} of their norm, allowed is {allowed_text}"
             )
     return None
 

@@ -5,8 +5,10 @@ from typing import Any, Literal
 
 import torch
 
+from attn_exp.attention.error import tensor_error
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import Inputs, distribution
+from attn_exp.attention.reference import reference_forward
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
 from attn_exp.core.case import NORMAL
@@ -69,7 +71,9 @@ class OtherValues:
             wrong = made.wrong or wrong_in_other_rows(
                 request.case, values, self.judge.fresh.state, row, expected, results, self.calls.scales
             )
-        if made.wrong and attempt.with_gradients and not overwritten:
+        if made.wrong and request.case.softcap is not None and self._uncapped(values.row(row), row, expected, results):
+            wrong = f"{wrong}, as if the softcap of {request.case.softcap:g} were left out"
+        elif made.wrong and attempt.with_gradients and not overwritten:
             at_once = self._results(values, between=False)[0]
             if self._verdict(values, row, expected, at_once).wrong is None:
                 wrong = f"a later forward overwrites what the backward of an earlier one needs: {wrong}"
@@ -81,6 +85,15 @@ class OtherValues:
     def _verdict(self, values: Inputs, row: int, expected: Expected, results: Results) -> Verdict:
         of_row = {name: tensor[row : row + 1] for name, tensor in results.items()}
         return verdict(replace(self.request.case, batch=1), values.row(row), expected, of_row, self.calls.scales)
+
+    def _uncapped(self, values: Inputs, row: int, expected: Expected, results: Results) -> bool:
+        """Whether the output of a row of the batch is right without the case's softcap."""
+        case = replace(self.request.case, batch=1, softcap=None)
+        with self.machine.settings.again():
+            error = tensor_error(
+                results["out"][row : row + 1], reference_forward(case, values), self.calls.scales.get("out", 1.0)
+            )
+        return error.relative is not None and error.relative <= (expected.tolerances["out"].relative or 0.0)
 
     def _results(self, values: Inputs, *, between: bool) -> tuple[Results, dict[str, Form], bool]:
         """Return the results on these values, their forms, and whether a forward between wrote over the output."""
