@@ -69,7 +69,7 @@ def verdict(
     wrong = wrong or inaccuracy(errors)
     if wrong and "as if scores were scaled" in wrong and case.softcap is not None:
         wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
-    if wrong is None and isinstance(inputs, Inputs) and "dk" in tensors and expected.leaves_heads_out:
+    if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and "dk" in tensors:
         relative = {name: expected.tolerances[name].relative for name in tensors}
         wrong = wrong_head(case, inputs, tensors, scales, relative)
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
