@@ -175,6 +175,25 @@ def test_the_sums_of_honest_gradients_stay_far_within_what_is_allowed():
     assert worst < 0.02
 
 
+@pytest.mark.parametrize("name", ["dk", "dv"])
+@pytest.mark.parametrize("query", [0, 199])
+def test_a_query_that_the_gradients_of_keys_lack_shows_in_the_sums(name, query):
+    # Many query heads share the keys, so that one query is little: 0.9 % of the norm, allowed is 2 %.
+    case = replace(CASE, batch=1, q_heads=32, kv_heads=2, q_len=200, kv_len=200, value_dim=32)
+    inputs = make_inputs(case, "cpu", 3, with_gradients=True)
+    tensors = formula_in_16_bits(case, inputs)
+    judge = expected(case, inputs, with_gradients=True)
+    assert verdict(case, inputs, judge, tensors, {}).wrong is None
+    others = replace(inputs, d_out_bhsd=inputs.d_out_bhsd.clone())
+    others.d_out_bhsd[:, 20, query] = 0
+    lacking = reference(case, others, with_gradients=True)[name].bfloat16()
+    assert judge.judge(name, lacking).relative < judge.tolerances[name].relative
+    relative = {name: bounds.relative for name, bounds in judge.tolerances.items()}
+    said = head_sums.wrong_head(case, inputs, tensors | {name: lacking}, {}, relative)
+    wanted = "dv of all keys does not sum to d_out" if name == "dv" else "dkT k is not qT dq, as if one of them lacked"
+    assert said.startswith(wanted) and "in head 1 of batch row 0" in said
+
+
 def test_all_heads_are_drawn_where_they_are_affordable_and_others_each_time_where_they_are_not():
     assert draw_heads(5, 1 << 24, "cuda").tolist() == list(range(5))
     assert len(draw_heads(1000, 1 << 40, "cuda")) == 1

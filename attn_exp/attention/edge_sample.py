@@ -11,7 +11,7 @@ from attn_exp.core.case import Case
 
 # Scores of one head's sampled rows, and boundary keys of all heads: limits of float64 memory and of time.
 _SCORES = {"cuda": 1 << 21, "cpu": 1 << 16}
-_KEYS = 1 << 17
+_KEYS = {"cuda": 1 << 20, "cpu": 1 << 17}
 _MOST_ROWS = {"cuda": 256, "cpu": 96}
 _MOST_HEADS = {"cuda": 8, "cpu": 4}
 # Beside the boundary rows, this many at random at least.
@@ -75,7 +75,7 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
     inputs = inputs.numbers()
     device = inputs.q_bhsd.device
     dice = fresh_dice()
-    most = max(1, min(_MOST_HEADS[device.type], _KEYS // case.kv_len))
+    most = max(1, min(_MOST_HEADS[device.type], _KEYS[device.type] // case.kv_len))
     heads = torch.randperm(case.batch * case.q_heads, generator=dice)[:most]
     chosen = _rows(case, device.type, dice)
     first, last = seen_keys(case, chosen)

@@ -106,7 +106,7 @@ def follows(rows: Rows, least_norm: float) -> torch.Tensor:
     """Return <x, ref> / <ref, ref> of each row, (heads, rows): 1 if it is right, and for small rows but zeros."""
     share = 1 + rows.along / rows.norm.square().clamp(min=_TINY)
     # The difference of zeros and a row is that row.
-    zeros = (rows.error == rows.norm) & (share.abs() < 1e-3)
+    zeros = ((rows.error - rows.norm).abs() < 1e-6 * rows.norm) & (share.abs() < 1e-6)
     zeros &= (rows.norm > _LEAST_OF_TYPICAL * rows.typical) & (rows.norm > least_norm)
     return share.masked_fill((rows.norm < _SMALL * rows.typical) & ~zeros, 1.0)
 

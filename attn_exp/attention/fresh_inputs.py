@@ -217,9 +217,11 @@ class FreshInputs:
             # Freed memory must not be read.
             if _place(tensor) != self._places[name]:
                 return name
-        wanted = self.changed(seeded, self.state)
-        for (name, tensor), like in zip(self.tensors.items(), (*wanted.operands, wanted.d_out), strict=True):
-            if tensor.shape != like.shape or not torch.equal(_integers(tensor), _integers(like)):
+        state = self.state
+        for (name, tensor), like in zip(self.tensors.items(), (*seeded.operands, seeded.d_out), strict=True):
+            wanted = like.detach().clone()
+            apply_signs(wanted, state, name)
+            if tensor.shape != wanted.shape or not torch.equal(_integers(tensor), _integers(wanted)):
                 return name
         return None
 

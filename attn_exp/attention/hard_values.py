@@ -193,7 +193,7 @@ def _keys(case: Case, heads: int, kind: Kind, channels: Channels, generator: tor
     """Return keys of so many heads, (heads, kv_len, head_dim) in float32."""
     device = channels.size.device
     shape = (heads, case.kv_len, case.head_dim)
-    signs = torch.randint(2, shape, generator=generator, device=device).float() * 2 - 1
+    signs = torch.randint(2, shape, generator=generator, device=device, dtype=torch.int8).float() * 2 - 1
     # A key of an odd index differs from its twin before it in one of eight channels.
     differs = torch.arange(case.head_dim, device=device) % 8 == 0
     twins = torch.where(differs, -signs[:, ::2], signs[:, ::2])

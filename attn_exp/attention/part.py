@@ -11,6 +11,8 @@ from attn_exp.core.case import NORMAL, Case
 PART_SCORES = {"cuda": 1 << 26, "cpu": 1 << 18}
 # With fewer queries, heads of hard values differ much.
 _FEW_QUERIES = 64
+# Numbers of the keys of these: 1 GiB in float32.
+_MOST_NUMBERS = 1 << 28
 
 
 def part_of(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
@@ -21,7 +23,8 @@ def part_of(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
     scores = PART_SCORES[inputs.q_bhsd.device.type]
     if inputs.kind != NORMAL and case.q_len < _FEW_QUERIES:
         scores *= 16
-        batch = min(case.batch, scores // (case.q_heads * case.q_len * case.kv_len))
+        keys = _MOST_NUMBERS // (case.q_heads * case.kv_len * case.head_dim)
+        batch = min(case.batch, keys, scores // (case.q_heads * case.q_len * case.kv_len))
         if batch:
             return replace(case, batch=batch), replace(
                 inputs,

@@ -13,6 +13,8 @@ from attn_exp.core.case import Case
 # Scores of one slice. Larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200). On a CPU
 # they stay in its caches: 109 instead of 150 ms for 4 x 2048 x 2048 with gradients on two cores.
 SLICE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 22}
+# Keys and values of one slice in float32: with one query they are more than its scores.
+_KEY_BYTES = 1 << 30
 # Under a causal mask shorter slices skip more hidden keys.
 CAUSAL_ROWS = {"cuda": 1024, "cpu": 256}
 
@@ -158,7 +160,8 @@ def _slices(case: Case, heads: int, device: str) -> Iterator[tuple[slice, slice]
     row_bytes = 4 * (case.q_heads // case.kv_heads) * case.kv_len
     rows_that_fit = max(1, SLICE_BYTES[device] // row_bytes)
     rows_at_once = min(case.q_len, rows_that_fit, CAUSAL_ROWS[device] if case.causal else case.q_len)
-    heads_at_once = max(1, rows_that_fit // rows_at_once)
+    keys_that_fit = _KEY_BYTES // (4 * case.kv_len * (case.head_dim + case.value_dim))
+    heads_at_once = max(1, min(rows_that_fit // rows_at_once, keys_that_fit))
     for head in range(0, heads, heads_at_once):
         for row in range(0, case.q_len, rows_at_once):
             yield slice(head, min(head + heads_at_once, heads)), slice(row, min(row + rows_at_once, case.q_len))

@@ -28,7 +28,7 @@ def fresh_dice() -> torch.Generator:
 
 
 def boundary_rows(length: int) -> list[int]:
-    """Return, in order, at most 24 rows of `length` that every judgement looks at.
+    """Return, in order, at most 20 rows of `length` that every judgement looks at.
 
     They are the first, the rows on both sides of the first boundary of tiles of 64, 128 and 256 rows and of the last
     one, and rows 1 to 32 from the end.
@@ -41,7 +41,7 @@ def boundary_rows(length: int) -> list[int]:
 
 
 def group_of(length: int) -> int:
-    """Return of how many neighbours one is looked at in a tensor of `length` rows: 8 up to 2,048, 32 from 8,192 on."""
+    """Return of how many neighbours one is looked at in a tensor of `length` rows: 8 up to 2,303, 32 from 8,192 on."""
     return min(max(GROUP, length // _ENOUGH_ROWS), _LARGEST_GROUP)
 
 

@@ -190,8 +190,10 @@ class Judge:
 
     def _known_shapes(self, names: tuple[str, ...], returned: Any) -> bool:
         """Whether a call returned tensors in PyTorch's order of dimensions; `_look` names what it returned instead."""
-        return len(returned) == len(names) and all(
-            type(tensor) is torch.Tensor and tensor.shape == self._shapes[name]
+        if not isinstance(returned, Sequence) or len(returned) != len(names):
+            return False
+        return all(
+            type(tensor) is torch.Tensor and tensor.shape == self._shapes[name] and tensor.device == self._like.device
             for name, tensor in zip(names, returned, strict=True)
         )
 

@@ -31,7 +31,7 @@ from attn_exp.worker.prepare import PreparedBackend, prepare
 
 # On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
 BURST_REST_S = 0.1
-# The flush, five changes of the inputs, and a copy of a result.
+# The flush, five changes of the inputs, and copies of results, which are few on average.
 _KERNELS_AROUND = 7
 _SECONDARY_US = 10_000.0
 _SECONDARY_CALLS = (4, 12)
