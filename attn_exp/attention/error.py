@@ -25,6 +25,7 @@ from attn_exp.attention.error_parts import (
 )
 from attn_exp.attention.sampling import Places
 from attn_exp.core.record import TensorError
+from attn_exp.core.text import apart
 
 _CHUNK = 1 << 26
 _BHSD = 4
@@ -128,10 +129,11 @@ def inaccuracy(errors: dict[str, TensorError]) -> str | None:
             (of_own_row, error.own_row, error.own_row_tolerance),
             (error.where.get("worst_tile", "a tile of {}"), error.worst_tile, error.tile_tolerance),
         ):
-            if _exceeds(found, allowed):
+            if found is not None and allowed is not None and found > allowed:
                 several = what.startswith("rows ")
                 are, their = ("are", "their") if several else ("is", "its")
-                return f"{what.format(name)} {are} off by {found:.2g} of {their} norm, allowed is {allowed:.2g}"
+                off, most = apart(found, allowed)
+                return f"{what.format(name)} {are} off by {off} of {their} norm, allowed is {most}"
         if error.bias is not None and _exceeds(abs(error.bias), error.bias_tolerance):
             what = error.where.get("bias", "{}").format(name)
             large = "large" if error.bias > 0 else "small"

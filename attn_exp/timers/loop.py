@@ -165,6 +165,7 @@ def sample_rivals(
     *,
     order: Callable[[int, int], Sequence[int]] = lambda rivals, index: range(rivals),
     rest_s: float = 0.0,
+    started: Callable[[], None] = lambda: None,
     midway: Callable[[], None] | None = None,
     after_block: Callable[[int], None] = lambda position: None,
 ) -> list[Timing]:
@@ -175,6 +176,7 @@ def sample_rivals(
         rule: when to stop: by the median of a single call, by the pairwise ratios of several.
         order: the order of the rivals in a round, from their number and the round's index.
         rest_s: seconds of idle time before each block.
+        started: called once, after the warm-up.
         midway: called once, halfway through the least number of rounds, for blocks of other timers at the same clocks.
         after_block: called after each block with the index of its entry.
 
@@ -192,13 +194,14 @@ def sample_rivals(
             calls.append(costs[-1].calls_in(round_us))
     all_samples = [_Samples() for _ in entries]
     longest_us = max(cost.time_us for cost in costs)
-    started, index, reason = time.perf_counter(), 0, None
+    started()
+    began, index, reason = time.perf_counter(), 0, None
     with _without_collections():
         while reason is None:
             if midway is not None and index == rule.least_rounds(longest_us) // 2:
                 paused = time.perf_counter()
                 midway()
-                started += time.perf_counter() - paused
+                began += time.perf_counter() - paused
             for position in order(len(entries), index):
                 entry = entries[position]
                 if rest_s:
@@ -208,7 +211,7 @@ def sample_rivals(
                 after_block(position)
             index += 1
             medians = [round_medians(samples.times_us, samples.rounds) for samples in all_samples]
-            reason = rule.verdict(_series(medians), longest_us, time.perf_counter() - started)
+            reason = rule.verdict(_series(medians), longest_us, time.perf_counter() - began)
     return [
         Timing(
             timer=entry.timer.name,

@@ -164,6 +164,12 @@ class Judge:
 
         return TimedCall(run, before, after)
 
+    def start(self, direction: str) -> None:
+        """Forget the calls so far: those whose samples are kept come now, and one of these is drawn."""
+        known = self.passes[direction]
+        known.count, known.drawn = 0, None
+        known.probes.clear()
+
     def _renew(self, direction: str, known: TimedPass) -> None:
         if direction == "forward":
             if known.wants_last and known.drawn:

@@ -4,7 +4,7 @@ The loop is attn_exp/timers/loop.py; the clock is read in a timer's `block`.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -117,7 +117,13 @@ def _time_one(
     with attempt.stage("timing"):
         try:
             ranking = sample(
-                timer, call, _rule(measuring), kernels=launched, rest_s=_rest_s(measuring), midway=run_secondary
+                timer,
+                call,
+                _rule(measuring),
+                kernels=launched,
+                rest_s=_rest_s(measuring),
+                started=partial(judge.start, direction),
+                midway=run_secondary,
             )
             judge.make_last(direction, timer, call)
         except CaptureFailed as error:
@@ -141,7 +147,12 @@ def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine
             judges[id(attempt)] = prepared.judge
 
         attempt.run(enter)
-    timings = _sample_interleaved(entries, machine, direction)
+
+    def started() -> None:
+        for judge in judges.values():
+            judge.start(direction)
+
+    timings = _sample_interleaved(entries, machine, direction, started)
     for (attempt, entry), timing in zip(entries, timings, strict=True):
         attempt.run(partial(_make_last, judges[id(attempt)], direction, entry))
         attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
@@ -153,7 +164,9 @@ def _make_last(judge: Judge, direction: str, entry: Entry) -> None:
         judge.make_last(direction, entry.timer, as_timed(entry.call))
 
 
-def _sample_interleaved(entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str) -> list[Timing]:
+def _sample_interleaved(
+    entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str, started: Callable[[], None]
+) -> list[Timing]:
     """Sample all entries; an entry that fails is removed with its status, and the others start over."""
 
     def read_clocks(position: int) -> None:
@@ -167,6 +180,7 @@ def _sample_interleaved(entries: list[tuple[Attempt, Entry]], machine: Machine, 
                 _rule(measuring),
                 order=abba_order,
                 rest_s=_rest_s(measuring),
+                started=started,
                 after_block=read_clocks,
             )
         except RivalFailed as failed:
