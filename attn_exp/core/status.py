@@ -69,7 +69,7 @@ STATUSES: dict[Status, StatusInfo] = {
     "inaccurate": StatusInfo(
         "output or gradients are too far from the float32 reference",
         final=True,
-        set_by=("worker/prepare.py", "worker/judge.py", "worker/judgements.py"),
+        set_by=("worker/prepare.py", "worker/judge.py", "worker/judgements.py", "worker/other_values.py"),
         why="the first call, or a call after the timing, exceeds a tolerance or is wrong at the mask's boundary",
     ),
     "implausible": StatusInfo(

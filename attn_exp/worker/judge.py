@@ -135,6 +135,8 @@ class Judge:
         first = True
 
         def before() -> None:
+            # The graph of a call before, if the timer repeats the last one.
+            known.result = None
             self._renew(direction, known)
             # Reservoir sampling: each of n calls is the drawn one with probability 1 / n.
             known.draws = self._dice.random() * (known.count + 1) < 1
