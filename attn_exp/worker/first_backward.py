@@ -66,11 +66,11 @@ def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, repea
         measured, FirstBackward(first_us=first_us, repeated_us=repeated_us, calls=len(of_first))
     )
     if len(of_first) == _MOST and _share_longer(of_first, of_repeated, machine.device) > _SHARE:
-        raise Stopped(
-            "implausible",
+        reason = (
             f"backward: the first backward of a forward takes {figures(first_us)} us, the repeated ones that were "
-            f"timed {figures(repeated_us)} us: what the first one computed was kept",
+            f"timed {figures(repeated_us)} us: what the first one computed was kept"
         )
+        raise Stopped("implausible", reason)
 
 
 def _with(measured: PassRecord, found: FirstBackward) -> PassRecord:
