@@ -129,12 +129,13 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.device == "cuda" != here:
         parser.error("--device cuda needs an NVIDIA GPU, and a torch for CUDA")
     bugs = [bug for bug in (*ANYWHERE, *CUDA) if not given.names or bug.name in given.names]
-    title = versions(given.device)
-    print(title, flush=True)
     found: dict[str, Answer] = {}
     for bug, answer in answers(bugs, given.device, given.processes, given.budget_s):
         found[bug.name] = answer
         print(f"{bug.name:22} {answer.present:15} {bug.what}: {answer.evidence}  {bug.url}", flush=True)
+    # Last, since asking for cuDNN's version initialises CUDA.
+    title = versions(given.device)
+    print(title, flush=True)
     if given.markdown:
         rows = [
             [f"[{bug.name}]({bug.url})", bug.what, found[bug.name].present, found[bug.name].evidence, bug.ours]

@@ -96,7 +96,7 @@ def test_another_shape_is_refused_even_with_as_many_elements():
 
 def test_a_tensor_and_its_worst_row_have_a_bound_each():
     assert inaccuracy({"out": error(0.01, 0.08)}) is None
-    assert inaccuracy({"out": error(0.0101, 0.0)}) == "out is off by 0.01 of its norm, allowed is 0.01"
+    assert inaccuracy({"out": error(0.0101, 0.0)}) == "out is off by 0.0101 of its norm, allowed is 0.01"
     assert inaccuracy({"out": error(0.0, 0.081)}) == "a row of out is off by 0.081 of its norm, allowed is 0.08"
     assert inaccuracy({"out": error(0.0, None)}) == "out has values that are not finite"
     assert inaccuracy({}) is None

@@ -101,7 +101,7 @@ def test_a_duel_of_three_runs_in_one_process_and_leaves_one_run(tmp_path):
     done = run("duel", "a=eager", "b=eager", "c=slow", *CASE, "stopping.budget_s=0.2", cwd=tmp_path)
     assert done.returncode == 2, "the tests' own backends are not among the installed choices"
     done = run("duel", "a=eager", "b=eager", "c=eager", "c._target_=crashers:Slow", "c.name=slow", *CASE,
-               "stopping.budget_s=0.2", cwd=tmp_path)  # fmt: skip
+               "stopping.budget_s=3", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     folder = next(tmp_path.glob("multirun/duel-*"))
     verdicts = {

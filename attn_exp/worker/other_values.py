@@ -126,8 +126,12 @@ class OtherValues:
             if status_of(error, "")[0] != "out_of_memory":
                 raise
             return False
-        out, copy = (one.view(torch.uint8) if one.element_size() == 1 else one for one in (out, copy))
-        same = torch.equal(out, copy)
+        try:
+            out, copy = (one.view(torch.uint8) if one.element_size() == 1 else one for one in (out, copy))
+            same = torch.equal(out, copy)
+        except RuntimeError:
+            # PyTorch's CUDA graph trees take outputs back at the next call, and refuse to read them then.
+            same = False
         del other
         return not same
 

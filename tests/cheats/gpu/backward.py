@@ -11,7 +11,7 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
 from attn_exp.core.case import Case
 from cheats.corpus import BOTH
-from cheats.gpu.base import NOTHING, WRONG, Formula, OnGpu, any_of, attend, gpu_cheat
+from cheats.gpu.base import NOTHING, SHORT, WRONG, Formula, OnGpu, any_of, attend, gpu_cheat
 
 _KEPT = ("inaccurate", "wrong_kernel", "implausible")
 _KEPT_WORDS = any_of(WRONG, NOTHING, "above the|faster than")
@@ -76,9 +76,12 @@ class ByHand(Formula):
 
     # Whether each forward refreshes the log-sum-exp, and the backward the rows' sums of d_out times out.
     fresh_lse = fresh_delta = True
+    # Whether all forwards keep their log-sum-exp at one place.
+    one_place = False
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        kept: dict[str, torch.Tensor] = {}
+        # By what is kept, and for the log-sum-exp by where the output lies.
+        kept: dict[str | int, torch.Tensor] = {}
 
         def scores() -> torch.Tensor:
             return inputs.q_bhsd.detach().float() @ inputs.k_bhsd.detach().float().mT * case.head_dim**-0.5
@@ -86,26 +89,31 @@ class ByHand(Formula):
         def forward() -> torch.Tensor:
             found = scores()
             lse = found.logsumexp(-1, keepdim=True)
-            if self.fresh_lse or "lse" not in kept:
-                kept["lse"] = lse
-            return (torch.exp(found - lse) @ inputs.v_bhsd.detach().float()).to(inputs.v_bhsd.dtype)
+            out = (torch.exp(found - lse) @ inputs.v_bhsd.detach().float()).to(inputs.v_bhsd.dtype)
+            if self.fresh_lse or not kept:
+                kept[self.place(out)] = lse
+            return out
 
         def backward(out: torch.Tensor) -> Callable[[], Gradients]:
             return partial(self.by_hand, case, inputs, scores, kept, out)
 
         return Calls(forward, backward, scope=self.scope, inputs=inputs)
 
+    def place(self, out: torch.Tensor) -> int:
+        """Return the key of an output's log-sum-exp."""
+        return 0 if self.one_place or not self.fresh_lse else out.data_ptr()
+
     def by_hand(
         self,
         case: Case,
         inputs: Inputs,
         scores: Callable[[], torch.Tensor],
-        kept: dict[str, torch.Tensor],
+        kept: dict[str | int, torch.Tensor],
         out: torch.Tensor,
     ) -> Gradients:
         """Return dq, dk and dv."""
         q, k, v, d_out = (tensor.detach().float() for tensor in (*inputs.qkv, inputs.d_out))
-        p = torch.exp(scores() - kept["lse"])
+        p = torch.exp(scores() - kept[self.place(out)])
         delta = (d_out * out.detach().float()).sum(-1, keepdim=True)
         if self.fresh_delta or "delta" not in kept:
             kept["delta"] = delta
@@ -118,6 +126,16 @@ class ByHand(Formula):
     def dq_of(self, ds: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Return dq without its factor."""
         return ds @ k
+
+
+_OVERWRITTEN = "a later forward overwrites what the backward of an earlier one needs"
+
+
+@gpu_cheat("gradients", "inaccurate", _OVERWRITTEN, passes=BOTH, case=SHORT)
+class SavedByHand(ByHand):
+    """Keeps the log-sum-exp of the newest forward alone, as if no other could come before its backward."""
+
+    one_place = True
 
 
 @gpu_cheat("gradients", "inaccurate", WRONG, passes=BOTH)

@@ -252,11 +252,6 @@ class WaitsForTheDevice(OnGpu):
 
 
 @gpu_honest(passes=BOTH, case=SHORT)
-class SavedByHand(ByHand):
-    """Keeps the log-sum-exp of the newest forward in a buffer of its own, and computes the backward by hand."""
-
-
-@gpu_honest(passes=BOTH, case=SHORT)
 class AtomicsInDq(ByHand):
     """dq is summed by atomic additions in float32, in an order that differs from call to call."""
 
