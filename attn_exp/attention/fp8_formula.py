@@ -9,6 +9,7 @@ import torch
 
 from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import E4M3_MAX, Inputs, rounded
+from attn_exp.attention.reference import capped
 from attn_exp.core.case import Case
 
 _P_SCALE = 1 / E4M3_MAX
@@ -22,10 +23,7 @@ def fp8_formula(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str
     q, d_out = numbers.q_bhsd, numbers.d_out_bhsd
     k, v = (tensor.repeat_interleave(group, dim=1) for tensor in (numbers.k_bhsd, numbers.v_bhsd))
     scores = q @ k.mT * case.head_dim**-0.5
-    slope = None
-    if case.softcap is not None:
-        bent = torch.tanh(scores / case.softcap)
-        scores, slope = case.softcap * bent, 1 - bent * bent
+    scores, slope = capped(case, scores)
     if masked(case):
         scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
     # Relative to the row's largest, as in an online softmax, and divided by the sum at the end.

@@ -9,6 +9,7 @@ import torch
 
 from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.reference import capped
 from attn_exp.core.case import Case
 
 # So few rows of q and d_out are no statistics of rounding.
@@ -71,10 +72,7 @@ def _scores(
         scores = (q[..., ::2] * scale) @ k[..., ::2].mT + (q[..., 1::2] * scale) @ k[..., 1::2].mT
     else:
         scores = q @ k.mT * scale
-    slope = None
-    if case.softcap is not None:
-        bent = torch.tanh(scores / case.softcap)
-        scores, slope = case.softcap * bent, 1 - bent * bent
+    scores, slope = capped(case, scores)
     if masked(case):
         scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
     return scores, slope
