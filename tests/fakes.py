@@ -16,7 +16,9 @@ from attn_exp.backends.base import CLAIMED_SHARE, Calls, calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import Case
-from attn_exp.core.record import Kernel, Measuring, PassRecord, Record, Request, TensorError, Timing
+from attn_exp.core.judged import TensorError
+from attn_exp.core.record import Kernel, PassRecord, Record, Timing
+from attn_exp.core.request import Measuring, Request
 from attn_exp.timers.gpu import MARK
 from attn_exp.timers.trace import Activity
 

@@ -15,7 +15,9 @@ from filelock import FileLock, Timeout
 
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.process import die_with_parent
-from attn_exp.core.record import REQUEST_NAME, Record, Request, write_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import write_record
+from attn_exp.core.request import REQUEST_NAME, Request
 from attn_exp.run.gpus import _lock_path
 
 

@@ -9,7 +9,9 @@ from typing import Any
 from attn_exp.config.request import _identity
 from attn_exp.core.case import Case
 from attn_exp.core.flops import flops
-from attn_exp.core.record import Compile, Kernel, Measuring, PassRecord, Record, Request, Timing, write_record
+from attn_exp.core.record import Kernel, PassRecord, Record, Timing
+from attn_exp.core.record_file import write_record
+from attn_exp.core.request import Compile, Measuring, Request
 from attn_exp.results.read import Sweep, read_folder
 
 CASE = Case(

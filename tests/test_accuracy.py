@@ -15,7 +15,7 @@ from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.reference import reference
 from attn_exp.attention.verdict import verdict
 from attn_exp.core.case import Case
-from attn_exp.core.record import TensorError
+from attn_exp.core.judged import TensorError
 
 
 def normal(*shape, seed=11, dtype=torch.float32):

@@ -10,7 +10,8 @@ import torch
 from cheats.corpus import Entry, load
 from cheats.run import outcome, request_of, shared_machine
 
-from attn_exp.core.record import REQUEST_NAME, read_record
+from attn_exp.core.record_file import read_record
+from attn_exp.core.request import REQUEST_NAME
 from attn_exp.run.worker_process import Worker
 
 TESTS = Path(__file__).resolve().parent

@@ -12,7 +12,7 @@ from cli import QUICK, environment, left_behind, records, run, runs, start
 from inprocess import typed
 
 import attn_exp
-from attn_exp.core.record import FILE_NAME
+from attn_exp.core.record_file import FILE_NAME
 
 SIZES = tuple(argument for argument in QUICK if not argument.startswith("batch="))
 SIX = ("backend=flash,cudnn", "batch=1,8,16", *SIZES)

@@ -13,7 +13,7 @@ from attn_exp.compare.duel_command import case_words, duels
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.record import Compile
+from attn_exp.core.request import Compile
 from attn_exp.results.cell import ChosenMetric, cells_of
 
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from attn_exp import compare
 from attn_exp.commands.compare import main
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import FILE_NAME, Compile
+from attn_exp.core.record_file import FILE_NAME
+from attn_exp.core.request import Compile
 from attn_exp.core.text import printable
 from attn_exp.plots.style import looks
 

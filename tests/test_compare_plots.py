@@ -9,7 +9,8 @@ import sweeps
 
 from attn_exp import compare
 from attn_exp.commands.compare import main
-from attn_exp.core.record import Compile, Timing
+from attn_exp.core.record import Timing
+from attn_exp.core.request import Compile
 
 pytest.importorskip("matplotlib")
 

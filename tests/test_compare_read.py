@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from attn_exp import compare
-from attn_exp.core.errors import UserError
-from attn_exp.core.record import FILE_NAME, SCHEMA, Compile, RecordError, read_record, write_record
+from attn_exp.core.errors import RecordError, UserError
+from attn_exp.core.record import SCHEMA
+from attn_exp.core.record_file import FILE_NAME, read_record, write_record
+from attn_exp.core.request import Compile
 from attn_exp.results.read import read_folder, sweep_folders
 from attn_exp.results.result import decode, named
 

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attn_exp.backends import compile as compilation
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
-from attn_exp.core.record import Compile
+from attn_exp.core.request import Compile
 from attn_exp.worker.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 

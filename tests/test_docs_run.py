@@ -14,7 +14,7 @@ from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import main as duel_main
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
-from attn_exp.core.record import read_record
+from attn_exp.core.record_file import read_record
 from attn_exp.run.worker_process import InProcess, Worker
 
 START = Worker.start

@@ -6,7 +6,8 @@ import pytest
 import sweeps
 
 from attn_exp.commands.explain import main
-from attn_exp.core.record import Form, Judged, Traced
+from attn_exp.core.judged import Form, Judged
+from attn_exp.core.record import Traced
 from attn_exp.core.text import WIDTH
 from attn_exp.explain.judged import judged_lines
 

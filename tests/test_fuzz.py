@@ -24,9 +24,10 @@ from attn_exp.config.check import explain_error
 from attn_exp.config.compose import prepare_hydra, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.errors import UserError
-from attn_exp.core.record import FILE_NAME, REQUEST_NAME, Record, RecordError, Request, read_record
-from attn_exp.core.requests import read_requests
+from attn_exp.core.errors import RecordError, UserError
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME, read_record
+from attn_exp.core.request import REQUEST_NAME, Request, read_requests
 from attn_exp.results.cell import ChosenMetric, cells_of
 from attn_exp.results.result import Result, decode, result_of
 from attn_exp.results.table import csv_text, job_line, table

@@ -27,7 +27,8 @@ import inprocess
 import pytest
 
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.record import METHOD_VERSION, SCHEMA, read_record
+from attn_exp.core.record import METHOD_VERSION, SCHEMA
+from attn_exp.core.record_file import read_record
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = Path(__file__).resolve().parent / "fixtures" / "identity"

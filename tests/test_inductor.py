@@ -10,7 +10,8 @@ from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
 from attn_exp.config.request import chosen_profilers
 from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.core.record import Compile, CompileRecord
+from attn_exp.core.record import CompileRecord
+from attn_exp.core.request import Compile
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.inductor import Inductor
 from attn_exp.profilers.inductor_code import COLUMNS, read_generated, triton_columns

@@ -14,7 +14,7 @@ from attn_exp.compare.join import comparable_groups, joined
 from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.catalogue import input_kinds
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.record import read_record
+from attn_exp.core.record_file import read_record
 from attn_exp.results.cell import ChosenMetric, cells_of
 from attn_exp.results.read import read_folder
 from attn_exp.workloads import workload_of

@@ -3,7 +3,7 @@ import signal
 import pytest
 from cli import QUICK, interrupt, left_behind, records, run, runs, start, wait_for
 
-from attn_exp.core.record import FILE_NAME
+from attn_exp.core.record_file import FILE_NAME
 
 BAD = {
     "segfaults": ("crashed", "SIGSEGV"),

@@ -12,7 +12,8 @@ import pytest
 from fakes import CASE, make_request
 
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import Record, read_record, write_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import read_record, write_record
 from attn_exp.run.context import SweepContext
 from attn_exp.run.session import Session
 from attn_exp.sweep import board as board_module

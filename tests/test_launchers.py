@@ -19,7 +19,8 @@ from inprocess import typed
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.record import FILE_NAME, Record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME
 from attn_exp.results.read import read_folder
 from attn_exp.run.gpus import _lock_path
 from attn_exp.sweep.launcher import load_engine

@@ -11,7 +11,8 @@ from fakes import CASE, FakeGpu, fake_activities, make_request
 
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import DTYPE_BYTES
-from attn_exp.core.record import Traced, read_record, write_record
+from attn_exp.core.record import Traced
+from attn_exp.core.record_file import read_record, write_record
 from attn_exp.timers.loop import Block, Cost
 from attn_exp.worker.attempt import Attempt, status_of
 from attn_exp.worker.device import LOAD_S, Machine

@@ -13,9 +13,10 @@ from attn_exp import compare
 from attn_exp.core.case import Case
 from attn_exp.core.flops import compulsory_bytes, flops
 from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.judged import TensorError
 from attn_exp.core.limits import IMPLAUSIBLE_FACTOR, above_datasheet
 from attn_exp.core.metrics import METRICS, metric, metric_named, pass_metrics
-from attn_exp.core.record import PassRecord, TensorError
+from attn_exp.core.record import PassRecord
 from attn_exp.results.result import result_of
 from attn_exp.results.table import csv_text
 from attn_exp.tracking.base import metrics as mlflow_metrics

@@ -18,7 +18,8 @@ from fakes import make_record, make_request
 
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.record import REQUEST_NAME, Request, write_whole
+from attn_exp.core.files import write_whole
+from attn_exp.core.request import REQUEST_NAME, Request
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.ncu import Ncu

@@ -12,7 +12,7 @@ from fakes import make_request
 
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.core.record import read_record
+from attn_exp.core.record_file import read_record
 from attn_exp.profilers.apart import ProcessLost
 from attn_exp.profilers.base import Early, Subject, load_profiler
 from attn_exp.profilers.chrome import PREFIX, TraceError, read_trace

@@ -7,7 +7,7 @@ from lookers import Works
 
 import attn_exp.worker.__main__ as worker
 from attn_exp.config.request import chosen_profilers
-from attn_exp.core.record import FILE_NAME, read_record
+from attn_exp.core.record_file import FILE_NAME, read_record
 from attn_exp.results.store import done_record
 
 # One job, nothing but its forward.

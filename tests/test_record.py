@@ -10,16 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import cases
 
-from attn_exp.core.files import hidden_files, owner_mark, remove_litter
-from attn_exp.core.record import (
-    FILE_NAME,
-    SCHEMA,
-    Record,
-    RecordError,
-    read_record,
-    write_record,
-    write_whole,
-)
+from attn_exp.core.errors import RecordError
+from attn_exp.core.files import hidden_files, owner_mark, remove_litter, write_whole
+from attn_exp.core.record import SCHEMA, Record
+from attn_exp.core.record_file import FILE_NAME, read_record, write_record
 from attn_exp.core.status import STATUSES
 
 
@@ -112,7 +106,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("attn_exp.core.record.os.fsync", full)
+    monkeypatch.setattr("attn_exp.core.files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_record(make_record(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]

@@ -7,7 +7,7 @@ import pytest
 from fakes import make_record, make_request
 
 from attn_exp.core.profile import Profile
-from attn_exp.core.record import FILE_NAME, read_record, write_record
+from attn_exp.core.record_file import FILE_NAME, read_record, write_record
 from attn_exp.results.store import done_record
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.worker_process import Outcome

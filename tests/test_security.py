@@ -13,11 +13,11 @@ import yaml
 
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.log import main as log_main
-from attn_exp.core.errors import UserError
+from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.profile import Profile
-from attn_exp.core.record import FILE_NAME, LOG_NAME, RecordError, read_record
+from attn_exp.core.record_file import FILE_NAME, LOG_NAME, read_record
 from attn_exp.core.redaction import held_secret, redacted
-from attn_exp.core.requests import read_requests
+from attn_exp.core.request import read_requests
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import done_record, sweep_identity
 from attn_exp.run.worker_process import make_isolation, worker_variables

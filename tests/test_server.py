@@ -23,7 +23,8 @@ import sweeps
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import FILE_NAME, Record, write_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME, write_record
 from attn_exp.results.read import read_folder
 from attn_exp.tracking import SweepInfo, make_tracker
 
@@ -83,7 +84,7 @@ def test_four_processes_log_one_sweep(server: servers.Server, home: Path, capsys
         from pathlib import Path
         from dataclasses import replace
         import sweeps
-        from attn_exp.core.record import write_record
+        from attn_exp.core.record_file import write_record
         from attn_exp.tracking import SweepInfo, make_tracker
         me, folder = int(sys.argv[1]), Path("multirun/shared").absolute()
         tracker = make_tracker({{"name": "mlflow", "uri": "{server.uri}", "mlflow_experiment": "four"}})

@@ -9,7 +9,7 @@ import pytest
 import sweeps
 from fakes import make_record, make_request
 
-from attn_exp.core.record import write_record
+from attn_exp.core.record_file import write_record
 from attn_exp.results import read as read_module
 from attn_exp.results.result import Result
 from attn_exp.run import session as session_module

@@ -13,7 +13,7 @@ import sweeps
 from attn_exp import compare
 from attn_exp.config.request import _identity
 from attn_exp.core import module_files, source
-from attn_exp.core.record import Compile
+from attn_exp.core.request import Compile
 from attn_exp.core.source import described, identity, short, source_of
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import done_record

@@ -16,7 +16,9 @@ from omegaconf import OmegaConf
 from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import FILE_NAME, Record, Request, write_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME, write_record
+from attn_exp.core.request import Request
 from attn_exp.run.context import SweepContext
 from attn_exp.run.session import Session
 from attn_exp.sweep.product import Composer, check_choices

@@ -17,8 +17,10 @@ from attn_exp.commands.log import main as log_main
 from attn_exp.core.case import Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.profile import Profile
-from attn_exp.core.record import Kernel, Measuring, PassRecord, Record, Request, Timing, write_record
+from attn_exp.core.record import Kernel, PassRecord, Record, Timing
+from attn_exp.core.record_file import write_record
 from attn_exp.core.redaction import redacted
+from attn_exp.core.request import Measuring, Request
 from attn_exp.core.status import Status
 from attn_exp.tracking import SweepInfo, client, location, make_tracker
 from attn_exp.tracking.background import Background

@@ -24,7 +24,7 @@ from attn_exp.attention.error_parts import (
     place_of_row,
 )
 from attn_exp.attention.sampling import Places
-from attn_exp.core.record import TensorError
+from attn_exp.core.judged import TensorError
 from attn_exp.core.text import apart
 
 _CHUNK = 1 << 26

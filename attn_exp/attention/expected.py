@@ -13,7 +13,7 @@ from attn_exp.attention.sampled import sampled_reference
 from attn_exp.attention.sampling import GROUP, Places, worth_sampling
 from attn_exp.attention.tolerance import measured_tolerances
 from attn_exp.core.case import Case
-from attn_exp.core.record import TensorError
+from attn_exp.core.judged import TensorError
 
 # A reference is noise below this over the number of keys, if these are so many that it is below `VANISHING`.
 VANISHING_OF_KEYS = 1e-2

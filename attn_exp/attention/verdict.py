@@ -11,7 +11,7 @@ from attn_exp.attention.head_sums import wrong_head
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
 from attn_exp.core.case import NORMAL, Case
-from attn_exp.core.record import TensorError
+from attn_exp.core.judged import TensorError
 
 # The dtypes of results that need no scale: FlashAttention 3 takes codes and returns bfloat16.
 _OF_CODES = (torch.bfloat16, torch.float16, torch.float32)

@@ -13,7 +13,8 @@ from attn_exp.attention.autograd import Function
 from attn_exp.backends.base import Calls, calls_of
 from attn_exp.backends.package import Refused
 from attn_exp.core.errors import first_line, nearest
-from attn_exp.core.record import Compile, CompileRecord
+from attn_exp.core.record import CompileRecord
+from attn_exp.core.request import Compile
 
 _LONGEST_REASON = 300
 # The user's own settings when the process started.

@@ -7,7 +7,7 @@ from attn_exp.backends.base import Calls
 from attn_exp.backends.compile import compile_calls
 from attn_exp.backends.eager import Eager
 from attn_exp.core.case import Case
-from attn_exp.core.record import Compile
+from attn_exp.core.request import Compile
 
 
 class Compiled(Eager):

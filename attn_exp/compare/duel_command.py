@@ -9,7 +9,7 @@ from typing import Any
 
 from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.conf import conf_folder, read_yaml
-from attn_exp.core.record import Compile
+from attn_exp.core.request import Compile
 from attn_exp.core.text import flat, word
 from attn_exp.results.cell import Cell
 from attn_exp.results.result import Result

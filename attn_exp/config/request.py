@@ -15,8 +15,8 @@ from attn_exp.core.catalogue import TimerChoice, about_backend, backend_options,
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.record import Compile, Measuring, Request, backend_label
 from attn_exp.core.redaction import held_secret
+from attn_exp.core.request import Compile, Measuring, Request, backend_label
 from attn_exp.core.source import described, identity
 from attn_exp.core.status import STATUSES
 from attn_exp.core.text import flat

@@ -8,6 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+# What decoding a foreign file may raise, including endless nesting.
+NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
 _LONGEST = 101
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -32,6 +36,10 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(: \S|$)")
 
 class UserError(Exception):
     """A mistake of the user. The message is one sentence that says what to type instead."""
+
+
+class RecordError(ValueError):
+    """A file that is no record: truncated, of another schema, or of another shape. The message names the file."""
 
 
 def first_line(error: BaseException) -> str:

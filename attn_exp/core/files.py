@@ -1,4 +1,4 @@
-"""Temporary files that were left behind: their names say which process made them."""
+"""Files written atomically, and temporary files that were left behind: their names say which process made them."""
 
 import contextlib
 import os
@@ -15,6 +15,20 @@ _OWNER = re.compile(r"@([^@]*)@(\d+)@")
 def owner_mark() -> str:
     """Return the mark of this host and process for a temporary file's name."""
     return f"@{os.uname().nodename}@{os.getpid()}@"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file atomically: a reader never sees half of it, even after a power failure."""
+    temporary = path.with_name(f".{path.name}{owner_mark()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def remove_litter(paths: Iterable[Path]) -> None:

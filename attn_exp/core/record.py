@@ -1,39 +1,15 @@
-"""The record: the result of one job, `record.json` in its folder. MLflow only shows copies of it.
+"""The record: the result of one job. MLflow only shows copies of it; core/record_file.py writes and reads it."""
 
-`write_record` is called by worker/__main__.py, and by run/job_queue.py and sweep/parallel.py for workers that died.
-"""
-
-import os
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-
-from attn_exp.core.case import NORMAL, PASSES, Case
-from attn_exp.core.errors import UserError, check_name
-from attn_exp.core.files import owner_mark
+from attn_exp.core.judged import Judged, TensorError
 from attn_exp.core.profile import Profile
+from attn_exp.core.request import Request, backend_label
 from attn_exp.core.status import STATUSES, Status
-from attn_exp.core.text import flat
 
 SCHEMA = 1
 METHOD_VERSION = "3"
-# The files in a job's folder.
-FILE_NAME = "record.json"
-REQUEST_NAME = "request.yaml"
-DUEL_NAME = "duel.yaml"
-LOG_NAME = "worker.log"
-# The file that a duel adds to its folder.
-VERDICTS_NAME = "duel.json"
-
-# What decoding a foreign file may raise, including endless nesting.
-NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
-
-
-class RecordError(ValueError):
-    """A file that is no record: truncated, of another schema, or of another shape. The message names the file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,86 +43,6 @@ class Kernel:
     name: str
     count: float
     time_us: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorError:
-    """The error of one tensor against the float32 reference. None stands for a value that is not finite.
-
-    Attributes:
-        relative: |x - ref| / |ref| (Euclidean norms).
-        worst_row: the same for the worst row along the last dimension, relative to the larger of that row's norm and
-            the root-mean-square row norm.
-        max_abs: the largest difference.
-        tolerance: the bound on `relative`, None if nothing was checked.
-        row_tolerance: the bound on `worst_row`, None if nothing was checked.
-        own_row: the same as `worst_row`, relative to each row's own norm; None if it is not checked.
-        own_row_tolerance: the bound on `own_row`.
-        worst_tile: |x - ref| / |ref| of the worst tile of 64 rows, or of its rows that were looked at.
-        tile_tolerance: the bound on `worst_tile`.
-        bias: <x, ref> / <ref, ref> - 1 of the head where it is furthest beyond its noise.
-        bias_tolerance: the bound on the magnitude of `bias`.
-        least_row: the least <x, ref> / <ref, ref> of a row that is not small: 1 if it is right, 0 if it is lost.
-        least_row_tolerance: the least `least_row` that is allowed.
-        where: of what is beyond its bound, the place, by field.
-    """
-
-    relative: float | None
-    worst_row: float | None
-    max_abs: float | None
-    tolerance: float | None = None
-    row_tolerance: float | None = None
-    own_row: float | None = None
-    own_row_tolerance: float | None = None
-    worst_tile: float | None = None
-    tile_tolerance: float | None = None
-    bias: float | None = None
-    bias_tolerance: float | None = None
-    least_row: float | None = None
-    least_row_tolerance: float | None = None
-    where: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
-    """The form of a result: its dtype, shape and strides in elements."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
-    """One call whose results were compared with the reference.
-
-    Attributes:
-        call: `first`, on the inputs of the seed; `hard`, on hard values; `alone`, of a block's attention without the
-            block; `drawn`, a timed call that was chosen at
-            random; `last`, one more call as the timer makes it.
-        passes: the passes whose results were compared.
-        index: which timed call of the pass it was, from 1 on; None for the others.
-        of: how many calls the timer made of that pass by then.
-        inputs: the distribution of the inputs, and what was changed in them.
-        largest_score: the largest absolute score that the reference saw, before a softcap; None for a block.
-        rows: how many rows of all compared tensors, of `rows_of`, were looked at.
-        heads: in how many heads, those of every row of the batch; 0 for a block, which has none.
-        form: of each compared tensor.
-        overwritten: whether a later forward wrote over the output, as a CUDA graph's replay does; it is known of `hard`
-            and `alone`.
-    """
-
-    call: Literal["first", "hard", "alone", "drawn", "last"]
-    passes: tuple[str, ...]
-    inputs: str
-    index: int | None = None
-    of: int | None = None
-    largest_score: float | None = None
-    rows: int = 0
-    rows_of: int = 0
-    heads: int = 0
-    form: dict[str, Form] = field(default_factory=dict)
-    overwritten: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,117 +120,12 @@ class PassRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring:
-    """The options that say how a job is measured.
-
-    Attributes:
-        timer: the timer that ranks.
-        also: the secondary timers.
-        precision: the relative half-width of the 95 % confidence interval to reach.
-        min_rounds: the least number of rounds.
-        max_rounds: the largest number of rounds.
-        budget_s: seconds of sampling after which no new round starts.
-        regime: `sustained` or `burst`.
-        passes: `forward`, `backward`.
-        seed: of the inputs.
-        inputs: `normal`, or a kind of hard values (attn_exp/attention/hard_values.py).
-        l2: what a GPU's caches hold before each call: `cold`, clean lines without the call's data, or `written`, dirty
-            lines of other data. On a CPU it is `warm`, what the previous call left.
-    """
-
-    timer: str
-    also: tuple[str, ...]
-    precision: float
-    min_rounds: int
-    max_rounds: int
-    budget_s: float
-    regime: Literal["sustained", "burst"]
-    passes: tuple[str, ...]
-    seed: int
-    l2: str = "cold"
-    inputs: str = NORMAL
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compile:
-    """How a backend's attention goes through torch.compile.
-
-    Attributes:
-        mode: `none`, or a mode of Inductor.
-        fullgraph: whether a graph break is refused.
-        options: more options of Inductor.
-    """
-
-    mode: str = "none"
-    fullgraph: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def backend_label(name: str, compile_: Compile, providers: Iterable[str | None] = ()) -> str:
-    """Return a backend's name in tables: `flash`, `flex+max-autotune`, `auto (cudnn)`.
-
-    The compile mode belongs to the name because compiling makes it another competitor.
-
-    Args:
-        name: the backend's name.
-        compile_: how its attention was compiled.
-        providers: for each pass, the backend whose kernels a dispatching backend ran.
-    """
-    label = name if compile_.mode == "none" else f"{name}+{compile_.mode}"
-    # A backend that ran its own kernels adds nothing to its name.
-    others = dict.fromkeys(provider for provider in providers if provider and provider != name)
-    return f"{label} ({', '.join(others)})" if others else label
-
-
-def settings(backend: Mapping[str, Any], compile_: Compile, *, caches: bool) -> dict[str, Any]:
-    """Return the options of backend and compiler, and whether the compiler may read its caches, under dotted names."""
-    compiler = flat({"fullgraph": compile_.fullgraph, **compile_.options}, "compile.")
-    return flat(backend) | compiler | {"caches": caches}
-
-
-@dataclass(frozen=True, kw_only=True)
 class CompileRecord:
     """What Dynamo did in a job: `graphs`, `breaks` by reason, and how often it compiled a frame again."""
 
     graphs: int
     breaks: dict[str, int]
     recompilations: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """One job that the parent gives a worker, written as `request.yaml` into the job's folder.
-
-    `caches`, which lets compilers read what earlier processes compiled, is part of a job's identity, and so is the hash
-    in `source`. `profilers`, `profiler_limit_mb`, `label` and `config` are not.
-
-    Attributes:
-        source: where a backend from elsewhere comes from, as core/source.py finds it; empty for those of this package.
-        profilers: the profilers to run after timing, each with `name`, `_target_` and its options.
-        profiler_limit_mb: the largest file that a profiler may leave.
-        config: the composed configuration.
-    """
-
-    job: str
-    sweep: str
-    model: str
-    device: str
-    case: Case
-    backend: dict[str, Any]
-    measuring: Measuring
-    compile: Compile = field(default_factory=Compile)
-    caches: bool = True
-    source: dict[str, str] = field(default_factory=dict)
-    gpu_uuid: str | None = None
-    profilers: tuple[dict[str, Any], ...] = ()
-    profiler_limit_mb: float = 256.0
-    label: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Raise UserError for a name that leads out of a folder: requests and records may come from others."""
-        check_name("job", self.job)
-        check_name("sweep", self.sweep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -392,96 +183,3 @@ class Record:
     def device_name(self) -> str:
         """Return the GPU's name, or the processor's on a CPU; empty if the device was not opened."""
         return str(self.environment.get("gpu") or self.environment.get("cpu") or "")
-
-
-def write_record(record: Record, folder: Path) -> None:
-    """Write `record.json` into `folder` atomically."""
-    write_whole(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(record), indent=1))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader never sees half of it, even after a power failure."""
-    temporary = path.with_name(f".{path.name}{owner_mark()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def read_record(folder: Path) -> Record | None:
-    """Return the record in a job's folder, or None if there is none.
-
-    Raises:
-        RecordError: the file cannot be read, or is not a record of this schema.
-    """
-    path = folder / FILE_NAME
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
-    return decode_record(content, path)
-
-
-def sound_record(folder: Path) -> Record | None:
-    """Return the record in a job's folder, or None if there is none that can be read."""
-    try:
-        return read_record(folder)
-    except RecordError:
-        return None
-
-
-def decode_record(content: bytes, path: Path) -> Record:
-    """Decode a record's file; `path` is for messages.
-
-    Raises:
-        RecordError: it is not a record of this schema.
-    """
-    try:
-        record = msgspec.json.decode(content, type=Record)
-    except (*NOT_DECODED, UserError) as error:
-        raise RecordError(f"{path} is not a record: {error}") from error
-    if record.schema != SCHEMA:
-        raise RecordError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
-    if (wrong := _wrong(record)) is not None:
-        raise RecordError(f"{path} is not a record: {wrong}")
-    return record
-
-
-def _wrong(record: Record) -> str | None:
-    for name, measured in record.passes.items():
-        if any(len(timing.times_us) != len(timing.rounds) for timing in measured.timings):
-            return f"the samples of {name} are not one a round index"
-    request = record.request
-    return inconsistency(
-        record.status, request.backend, request.measuring, record.passes, record.environment, record.metrics
-    )
-
-
-def inconsistency(
-    status: Status,
-    backend: Mapping[str, Any],
-    measuring: Measuring,
-    passes: Iterable[str],
-    environment: Mapping[str, Any],
-    metrics: Mapping[str, float],
-) -> str | None:
-    """Return why a decoded record is inconsistent although each of its fields has the right type, or None."""
-    if not isinstance(backend.get("name"), str):
-        return "its backend has no name"
-    if not isinstance(environment.get("versions", {}), dict):
-        return "environment.versions is no object"
-    for name in passes:
-        if name not in PASSES:
-            return f"it has a pass {name!r}"
-    if status == "ok":
-        for name in measuring.passes:
-            if not metrics.get(f"{name}/time_us", 0.0) > 0:
-                return f"it is ok without a time of {name}"
-    return None

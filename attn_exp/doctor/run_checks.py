@@ -18,7 +18,7 @@ from attn_exp.backends.package import Unavailable
 from attn_exp.backends.sdpa import Flash, Math
 from attn_exp.core.case import Case
 from attn_exp.core.flags import host_reading, others_cores, telemetry_flags
-from attn_exp.core.record import Measuring, Request
+from attn_exp.core.request import Measuring, Request
 from attn_exp.doctor.bench import Bench, Finding, attention, open_bench
 from attn_exp.doctor.clock_checks import (
     a_busy_host_does_not_count,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attn_exp.core.errors import UserError, nearest
-from attn_exp.core.record import FILE_NAME
+from attn_exp.core.record_file import FILE_NAME
 from attn_exp.core.redaction import redacted
 from attn_exp.results.read import read_files, read_folder, sweep_folders
 from attn_exp.results.result import Result

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from attn_exp.core.record import Form, Judged, Record
+from attn_exp.core.judged import Form, Judged
+from attn_exp.core.record import Record
 from attn_exp.core.source import commit, short
 from attn_exp.core.text import SHORT, figures
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from attn_exp.compare.join import method_key
 from attn_exp.core.case import NORMAL
-from attn_exp.core.errors import UserError
+from attn_exp.core.errors import RecordError, UserError
+from attn_exp.core.files import write_whole
 from attn_exp.core.flags import flag_notes
 from attn_exp.core.profile import FOLDER
-from attn_exp.core.record import LOG_NAME, Record, RecordError, write_whole
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.roofline import Roof, roof_of
 from attn_exp.core.text import SHORT, WIDTH, figures, grid
 from attn_exp.explain.find import Found

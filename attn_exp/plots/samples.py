@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.core.record import Record, RecordError
+from attn_exp.core.errors import RecordError
+from attn_exp.core.record import Record
 from attn_exp.core.stats import quantile
 from attn_exp.plots.data import caption, case_names, measured, passes_of, shared_case
 from attn_exp.plots.style import Chart, finish, looks, new_figure

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.catalogue import About, backends
-from attn_exp.core.record import backend_label
+from attn_exp.core.request import backend_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

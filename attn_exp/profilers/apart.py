@@ -10,7 +10,7 @@ import msgspec
 
 from attn_exp.core.errors import how_it_ended
 from attn_exp.core.profile import RESULT_NAME, Profile
-from attn_exp.core.record import LOG_NAME
+from attn_exp.core.record_file import LOG_NAME
 from attn_exp.profilers.base import Subject
 
 # The worker's entry point that prepares the job again and runs the profiler; profilers do not import the worker.

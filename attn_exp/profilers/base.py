@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from attn_exp.backends.base import Backend, made_from
 from attn_exp.core.case import Case
 from attn_exp.core.profile import Profile
-from attn_exp.core.record import Record, Request
+from attn_exp.core.record import Record
+from attn_exp.core.request import Request
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call

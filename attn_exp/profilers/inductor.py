@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from attn_exp.backends.package import Unavailable, WrongOption
+from attn_exp.core.files import write_whole
 from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.core.record import LOG_NAME, write_whole
+from attn_exp.core.record_file import LOG_NAME
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.inductor_code import read_generated
 from attn_exp.profilers.inductor_run import BANDWIDTH, CODE, Graph, compile_again, graphs_in

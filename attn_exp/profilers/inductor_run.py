@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.errors import how_it_ended, last_message
-from attn_exp.core.record import REQUEST_NAME, Request, write_whole
+from attn_exp.core.files import write_whole
+from attn_exp.core.request import REQUEST_NAME, Request
 
 # The worker's entry point that compiles the job; profilers do not import the worker.
 _ENTRY = "attn_exp.worker.compile_again"

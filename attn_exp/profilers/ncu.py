@@ -12,8 +12,10 @@ import msgspec
 
 from attn_exp.backends.package import Unavailable, WrongOption
 from attn_exp.core.errors import how_it_ended
+from attn_exp.core.files import write_whole
 from attn_exp.core.profile import Profile
-from attn_exp.core.record import LOG_NAME, REQUEST_NAME, write_whole
+from attn_exp.core.record_file import LOG_NAME
+from attn_exp.core.request import REQUEST_NAME
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv
 from attn_exp.profilers.ncu_csv import CsvError, read_launches

@@ -6,8 +6,8 @@ from typing import Any
 
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.errors import first_line
+from attn_exp.core.files import write_whole
 from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.core.record import write_whole
 from attn_exp.profilers.apart import ProcessLost, profile_apart
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.figures_csv import kernels_csv

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch.autograd.profiler import profile, record_function
 
+from attn_exp.core.files import write_whole
 from attn_exp.core.profile import Profile
-from attn_exp.core.record import write_whole
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.chrome import PREFIX, PassTrace, read_trace
 from attn_exp.profilers.figures_csv import kernels_csv

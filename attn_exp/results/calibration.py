@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from attn_exp.core.files import write_whole
 from attn_exp.core.paired_test import MARGIN_FLOOR
-from attn_exp.core.record import write_whole
 
 
 @dataclass(frozen=True, kw_only=True)

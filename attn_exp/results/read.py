@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.case import case_columns
-from attn_exp.core.errors import UserError, nearest
-from attn_exp.core.record import FILE_NAME, Record, RecordError
+from attn_exp.core.errors import RecordError, UserError, nearest
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME
 from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
 from attn_exp.results.result import Result, decode, named
 

@@ -12,20 +12,10 @@ import msgspec
 
 from attn_exp.core.case import Case
 from attn_exp.core.catalogue import About, recorded_about
-from attn_exp.core.errors import UserError, check_name
-from attn_exp.core.record import (
-    FILE_NAME,
-    NOT_DECODED,
-    SCHEMA,
-    Compile,
-    Measuring,
-    Record,
-    RecordError,
-    backend_label,
-    inconsistency,
-    read_record,
-    settings,
-)
+from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
+from attn_exp.core.record import SCHEMA, Record
+from attn_exp.core.record_file import FILE_NAME, inconsistency, read_record
+from attn_exp.core.request import Compile, Measuring, backend_label, settings
 from attn_exp.core.source import short
 from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import unique_labels

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from attn_exp.core.errors import is_inside
 from attn_exp.core.files import owner_mark
-from attn_exp.core.record import Record, Request, sound_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import sound_record
+from attn_exp.core.request import Request
 from attn_exp.core.source import identity
 
 IDENTITY_NAME = "sweep.id"

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from attn_exp.config.compose import isolation_options
 from attn_exp.config.request import resolve_device
 from attn_exp.core.errors import UserError
+from attn_exp.core.files import write_whole
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.record import write_whole
 from attn_exp.core.torch_version import installed_note
 from attn_exp.run.gpus import Lease, lease
 from attn_exp.run.worker_process import Isolation, RunFolder, Worker, make_isolation

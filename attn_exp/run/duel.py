@@ -12,12 +12,15 @@ from tabulate import tabulate
 from attn_exp.config.compose import compose_config, is_dry_run, new_sweep_name, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
+from attn_exp.core.files import write_whole
 from attn_exp.core.flags import FLAGS, INTERFERENCE, median_clock
 from attn_exp.core.metrics import ranking_medians
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.paired_test import PairedComparison, compare_all
-from attn_exp.core.record import DUEL_NAME, LOG_NAME, VERDICTS_NAME, Record, Request, backend_label, write_whole
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import LOG_NAME, VERDICTS_NAME
 from attn_exp.core.redaction import redacted
+from attn_exp.core.request import DUEL_NAME, Request, backend_label
 from attn_exp.plots.duel import plot_ratios
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.read import read_folder

@@ -9,21 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from attn_exp.core.errors import UserError, is_inside
+from attn_exp.core.errors import RecordError, UserError, is_inside
+from attn_exp.core.files import write_whole
 from attn_exp.core.profile import FOLDER as PROFILES
 from attn_exp.core.profile import Profile
-from attn_exp.core.record import (
-    FILE_NAME,
-    LOG_NAME,
-    REQUEST_NAME,
-    Record,
-    RecordError,
-    Request,
-    decode_record,
-    read_record,
-    write_record,
-    write_whole,
-)
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME, LOG_NAME, decode_record, read_record, write_record
+from attn_exp.core.request import REQUEST_NAME, Request
 from attn_exp.core.status import Status
 from attn_exp.run.worker_process import Isolation, Outcome
 

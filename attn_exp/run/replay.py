@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attn_exp.core.errors import is_inside
+from attn_exp.core.errors import RecordError, is_inside
 from attn_exp.core.profile import FOLDER as PROFILES
-from attn_exp.core.record import DUEL_NAME, FILE_NAME, LOG_NAME, VERDICTS_NAME, Record, RecordError, read_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME, LOG_NAME, VERDICTS_NAME, read_record
+from attn_exp.core.request import DUEL_NAME
 from attn_exp.plots.curves import curves
 from attn_exp.results.read import Sweep, read_folder
 from attn_exp.tracking.base import SweepInfo, duel_metrics

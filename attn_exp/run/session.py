@@ -15,8 +15,9 @@ from attn_exp.config.overrides import override_key
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.files import hidden_files, remove_litter
-from attn_exp.core.record import Record, Request
+from attn_exp.core.record import Record
 from attn_exp.core.redaction import redacted
+from attn_exp.core.request import Request
 from attn_exp.results.read import Sweep, read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, user_path

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from attn_exp.core.errors import UserError, how_it_ended, last_message
-from attn_exp.core.record import LOG_NAME
+from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.redaction import is_secret
 from attn_exp.core.status import Status
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from attn_exp.core.case import Case
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import Record, Request, sound_record, write_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import sound_record, write_record
+from attn_exp.core.request import Request
 from attn_exp.run.job_queue import with_failed_profiles
 from attn_exp.run.session import Session, stop_line, stops
 from attn_exp.sweep.board import GONE_S, Board, Line, Watch, refresh_folder, running_elsewhere

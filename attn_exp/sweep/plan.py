@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.case import Case
+from attn_exp.core.files import write_whole
 from attn_exp.core.flops import flops
-from attn_exp.core.record import Record, Request, write_whole
+from attn_exp.core.record import Record
+from attn_exp.core.request import Request
 
 _FILE_NAME = "plan.json"
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attn_exp.config.overrides import override_key
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import Request
+from attn_exp.core.request import Request
 
 # How many combinations are tried before a choice is taken to be impossible in all of them.
 _TRIES = 64

@@ -17,7 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from attn_exp.config.compose import is_dry_run, isolation_options, resolved_config
 from attn_exp.core.case import Case
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import Record, Request
+from attn_exp.core.record import Record
+from attn_exp.core.request import Request
 from attn_exp.results.store import done_record
 from attn_exp.sweep.launchers import Launcher, make_launcher
 from attn_exp.sweep.parallel import launch

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.record import Request
+from attn_exp.core.request import Request
 from attn_exp.run.gpus import Lease, try_lease, visible_gpus
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.worker_process import Worker, make_isolation

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import Record, sound_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import sound_record
 from attn_exp.core.redaction import redacted
 from attn_exp.tracking.background import Background
 from attn_exp.tracking.base import Curve, EndStatus, SweepInfo

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from attn_exp.core.errors import UserError, nearest
-from attn_exp.core.record import FILE_NAME
+from attn_exp.core.record_file import FILE_NAME
 from attn_exp.results.read import Sweep, read_files
 
 if TYPE_CHECKING:

@@ -20,8 +20,10 @@ from urllib.parse import quote
 
 from attn_exp.core.errors import is_inside
 from attn_exp.core.files import owner_mark
-from attn_exp.core.record import FILE_NAME, LOG_NAME, REQUEST_NAME, Record, sound_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME, LOG_NAME, sound_record
 from attn_exp.core.redaction import redacted
+from attn_exp.core.request import REQUEST_NAME
 from attn_exp.core.status import STATUSES
 from attn_exp.core.version import __version__
 from attn_exp.results.store import place_identity, sweep_identity

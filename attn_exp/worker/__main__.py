@@ -23,17 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from attn_exp.core.errors import UserError
+from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.process import die_with_parent, end_with, limit_memory, prefer_to_be_killed
-from attn_exp.core.record import (
-    DUEL_NAME,
-    LOG_NAME,
-    REQUEST_NAME,
-    Record,
-    RecordError,
-    write_record,
-)
-from attn_exp.core.requests import read_requests
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import LOG_NAME, write_record
+from attn_exp.core.request import DUEL_NAME, REQUEST_NAME, read_requests
 
 if TYPE_CHECKING:
     from attn_exp.worker.device import Machine

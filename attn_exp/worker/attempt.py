@@ -15,7 +15,9 @@ from attn_exp.backends.compile import break_reason
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.core.catalogue import about_backend
 from attn_exp.core.flops import CONVENTION
-from attn_exp.core.record import CompileRecord, Judged, PassRecord, Record, Request
+from attn_exp.core.judged import Judged
+from attn_exp.core.record import CompileRecord, PassRecord, Record
+from attn_exp.core.request import Request
 from attn_exp.core.status import Status
 from attn_exp.worker.device import Machine, versions
 from attn_exp.worker.nvtx import marked

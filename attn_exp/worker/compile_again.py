@@ -10,7 +10,7 @@ from pathlib import Path
 import torch._inductor.config
 
 from attn_exp.core.process import die_with_parent
-from attn_exp.core.requests import read_requests
+from attn_exp.core.request import read_requests
 from attn_exp.worker.run_once import run_once
 
 

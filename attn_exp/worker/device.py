@@ -30,7 +30,7 @@ from attn_exp.core.case import E4M3, Case
 from attn_exp.core.catalogue import packages
 from attn_exp.core.flags import host_reading
 from attn_exp.core.nvml import GpuState
-from attn_exp.core.record import Request
+from attn_exp.core.request import Request
 from attn_exp.timers.gpu import Cuda, Gpu
 from attn_exp.worker.ceilings import canaries, copy_ceiling, matmul_ceiling
 from attn_exp.worker.settings import Settings

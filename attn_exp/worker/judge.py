@@ -18,7 +18,7 @@ from attn_exp.attention.probe import Place, Probe
 from attn_exp.attention.verdict import malformed
 from attn_exp.backends.base import Calls
 from attn_exp.core.case import Case
-from attn_exp.core.record import Form
+from attn_exp.core.judged import Form
 from attn_exp.timers.graph import GraphTimer
 from attn_exp.timers.loop import Timer
 from attn_exp.timers.timed_call import TimedCall

@@ -7,7 +7,7 @@ import torch
 
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.verdict import Verdict
-from attn_exp.core.record import Form, Judged
+from attn_exp.core.judged import Form, Judged
 from attn_exp.worker.attempt import Attempt
 
 

@@ -8,7 +8,7 @@ from attn_exp.attention.inputs import distribution
 from attn_exp.attention.probe import allowed_error, probe_errors, sum_errors, usual_size
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
-from attn_exp.core.record import Form, TensorError
+from attn_exp.core.judged import Form, TensorError
 from attn_exp.core.text import apart
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.attention_alone import judge_attention_alone

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from attn_exp.backends.base import CLAIMED_SHARE, Backend
-from attn_exp.core.record import Request
+from attn_exp.core.request import Request
 from attn_exp.timers.operators import operators
 from attn_exp.timers.timed_call import Call
 from attn_exp.timers.trace import Trace, trace

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from attn_exp.core.record import Request
+from attn_exp.core.request import Request
 from attn_exp.core.source import Source, described, identity, short, source_of
 from attn_exp.worker.attempt import Stopped
 

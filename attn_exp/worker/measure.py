@@ -13,7 +13,8 @@ from attn_exp.core.flags import clocks_differ, telemetry_flags, timing_flags
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.metrics import pass_metrics
 from attn_exp.core.paired_test import abba_order
-from attn_exp.core.record import Measuring, Record, Request, Timing
+from attn_exp.core.record import Record, Timing
+from attn_exp.core.request import Measuring, Request
 from attn_exp.timers import make_timer
 from attn_exp.timers.graph import CaptureFailed
 from attn_exp.timers.kernel import ProfilerLost

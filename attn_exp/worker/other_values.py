@@ -12,7 +12,8 @@ from attn_exp.attention.reference import reference_forward
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
 from attn_exp.core.case import NORMAL
-from attn_exp.core.record import Form, Request
+from attn_exp.core.judged import Form
+from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, Stopped, status_of
 from attn_exp.worker.device import HARD, Machine

@@ -10,7 +10,8 @@ from typing import Any
 from attn_exp.attention.inputs import DifferentiableInputs
 from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
 from attn_exp.backends.compile import compile_calls, compile_record, reset_counters, use_caches, without_recompiling
-from attn_exp.core.record import PassRecord, Request
+from attn_exp.core.record import PassRecord
+from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call, TimedCall
 from attn_exp.worker.attempt import Attempt, Stopped

@@ -13,7 +13,7 @@ import msgspec
 
 from attn_exp.core.process import die_with_parent
 from attn_exp.core.profile import RESULT_NAME, Profile, profile_folder
-from attn_exp.core.record import read_record
+from attn_exp.core.record_file import read_record
 from attn_exp.profilers.base import Early, Subject, load_profiler
 from attn_exp.worker.attempt import Attempt
 from attn_exp.worker.device import Machine

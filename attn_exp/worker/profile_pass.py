@@ -13,7 +13,8 @@ import msgspec
 
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.profile import Profile, profile_folder
-from attn_exp.core.record import Record, write_record
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import write_record
 from attn_exp.profilers.base import Subject, load_profiler
 from attn_exp.worker.attempt import error_summary
 from attn_exp.worker.device import Machine

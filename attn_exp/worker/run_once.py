@@ -8,7 +8,7 @@ import torch
 
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.compile import use_caches
-from attn_exp.core.record import Request
+from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import calls_for

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.core.record import Compile
+from attn_exp.core.request import Compile
 from cheats.corpus import BOTH, FORWARD, case_of, cheat
 from cheats.ways import Plain, Run, Tensor, attend
 

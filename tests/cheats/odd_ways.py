@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_exp.attention.autograd import autograd_backward
 from attn_exp.backends.base import Calls
-from attn_exp.core.record import Compile
+from attn_exp.core.request import Compile
 from cheats.corpus import BOTH, FORWARD, case_of, honest
 from cheats.ways import Plain, Run, Tensor, attend, hidden, later, softmax
 

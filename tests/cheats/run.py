@@ -9,7 +9,8 @@ import torch
 from fakes import make_request
 
 from attn_exp.core.case import DTYPE_BYTES
-from attn_exp.core.record import Record, Request
+from attn_exp.core.record import Record
+from attn_exp.core.request import Request
 from attn_exp.worker.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 from cheats.corpus import Entry

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attn_exp.core.record import RecordError, read_record
+from attn_exp.core.errors import RecordError
+from attn_exp.core.record_file import read_record
 from drill.command import Command, Ended, Running
 from drill.disk import Disk
 from drill.evidence import Evidence, cut_in_half, wrong

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cli import QUICK
 
-from attn_exp.core.record import FILE_NAME
+from attn_exp.core.record_file import FILE_NAME
 
 TESTS = Path(__file__).resolve().parents[1]
 _LIMIT_S = 600.0

@@ -7,7 +7,9 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
-from attn_exp.core.record import FILE_NAME, Record, RecordError, read_record
+from attn_exp.core.errors import RecordError
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME, read_record
 from attn_exp.tracking.base import metrics as shown
 from attn_exp.tracking.lock import LOCK_NAME
 from drill.command import Command

@@ -8,7 +8,7 @@ from test_gpu import SDPA
 
 from attn_exp.core.case import Case
 from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.record import Compile
+from attn_exp.core.request import Compile
 from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu
