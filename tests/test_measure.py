@@ -356,10 +356,18 @@ def test_on_a_gpu_the_device_timer_ranks_and_the_others_are_second_opinions(gpu_
     assert record.passes["forward"].timings[1].notes == {"union_us": 11.5, "span_us": 11.5, "streams": 1.0}
 
 
-def test_where_nothing_was_blocked_the_event_timer_has_nothing_to_add(gpu_machine, tmp_path):
+def test_where_nothing_was_blocked_the_event_timer_has_nothing_to_add(gpu_machine, tmp_path, monkeypatch):
+    traced(monkeypatch, gpu_machine.gpu, ("flash_fwd", 399.0))
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert [timing.timer for timing in record.passes["forward"].timings] == ["device", "kernel"]
     assert record.flags == ()
+
+
+def test_a_kernel_time_that_contradicts_the_device_timer_is_a_flag_and_said(gpu_machine, tmp_path):
+    record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
+    assert (record.status, record.flags) == ("ok", ("timers_disagree",))
+    (pair,) = record.passes["forward"].disagreements
+    assert (pair.one, pair.other, pair.one_us, pair.other_us) == ("device", "kernel", 400.0, 11.5)
 
 
 def test_events_beside_a_graph_are_asked_for_and_kept(gpu_machine, tmp_path, monkeypatch):
@@ -513,7 +521,8 @@ def test_a_profiler_that_records_nothing_is_no_error_and_no_proof(gpu_machine, t
     assert (record.status, record.flags) == ("ok", ("profiler_lossy",))
 
 
-def test_telemetry_is_read_around_every_pass_and_a_power_cap_flagged(gpu_machine, tmp_path):
+def test_telemetry_is_read_around_every_pass_and_a_power_cap_flagged(gpu_machine, tmp_path, monkeypatch):
+    traced(monkeypatch, gpu_machine.gpu, ("flash_fwd", 399.0))
     gpu_machine.state = Nvml()
     both = ON_GPU | {"passes": ("forward", "backward")}
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **both)

@@ -21,6 +21,7 @@ from attn_exp.compare.published import Published
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.sheet import Column, Page, Sheet, written
 from attn_exp.core.flags import flag_notes
+from attn_exp.results.opinions import opinion_notes
 
 
 def rivals_page(rivals: Rivals) -> Page:
@@ -42,6 +43,7 @@ def rivals_page(rivals: Rivals) -> Page:
         *rivals.notes,
         *differing_notes(rivals),
         *flag_notes(flag for row in rivals.rows for flag in row.cell.result.flags),
+        *opinion_notes(row.cell.result for row in rivals.rows),
         *reasons([row.cell for row in rivals.rows]),
     ]
     return Page(about, (*head_lines(rivals), shared_line(shared)), tuple(sheets), tuple(notes))
@@ -126,6 +128,7 @@ def changes_page(changes: Changes) -> Page:
         f"equivalent: a difference of {100 * changes.margin:g} % or more is ruled out (margin=)",
         *(differing_notes(changes) or ["environment: no difference is recorded"]),
         *flag_notes(flag for row in changes.rows for flag in row.cell.result.flags),
+        *opinion_notes(row.cell.result for row in changes.rows),
         *reasons([row.cell for row in changes.rows]),
     ]
     counts = ", ".join(f"{count} {verdict}" for verdict, count in changes.counts.items())

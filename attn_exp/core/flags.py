@@ -50,6 +50,7 @@ FLAGS = {
     "clock_mismatch": ("m", "the rivals' SM clocks differ by more than 1 %: one draws more power than another"),
     "shared_gpu": ("s", "another process computes on the GPU"),
     "busy_host": ("b", "other programs used the processors while they were measured"),
+    "timers_disagree": ("d", "two timers of a pass differ by more than their intervals and what they time differently"),
     "profiler_lossy": ("k", "the profiler lost kernel records: the kernels are known, but not which call ran which"),
     "no_graph": ("g", "the call cannot be captured into a CUDA graph"),
 }

@@ -7,6 +7,7 @@ from attn_exp.core.judged import Judged, TensorError
 from attn_exp.core.profile import Profile
 from attn_exp.core.request import Request, backend_label
 from attn_exp.core.status import STATUSES, Status
+from attn_exp.core.text import figures
 
 SCHEMA = 1
 METHOD_VERSION = "3"
@@ -92,6 +93,28 @@ class FirstBackward:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Disagreement:
+    """Two timers of one pass whose medians in microseconds differ by more than both their intervals and a floor.
+
+    `low` and `high` bound how much more time `other` has than `one`: 0.1 is 10 %.
+    """
+
+    one: str
+    other: str
+    one_us: float
+    other_us: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        off = self.other_us / self.one_us - 1
+        return (
+            f"{self.other} has {figures(self.other_us)} us and {self.one} {figures(self.one_us)} us, "
+            f"{100 * abs(off):.1f} % {'more' if off > 0 else 'less'} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
     """The result of one pass, forward or backward.
 
@@ -105,6 +128,7 @@ class PassRecord:
             name is the one in `record.json`.
         work: a block's work; None without a block, where the work follows from the case.
         timings: the ranking timer's samples, then those of secondary timers.
+        disagreements: the pairs of timers that contradict each other.
         first_backward: of the backward, whether the first one of a forward takes longer than repeated ones; else None.
     """
 
@@ -116,6 +140,7 @@ class PassRecord:
     took: str | None = None
     work: Work | None = None
     timings: tuple[Timing, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
     first_backward: FirstBackward | None = None
 
 

@@ -181,6 +181,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
         parts.append([f"{record.status}: {record.reason}", f"its output is in {user_path(job.path.parent / LOG_NAME)}"])
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
+        parts += [["Timers that disagree", *job.second_opinions]] if job.second_opinions else []
     parts += [["What was judged", *lines] for lines in [judged_lines(record)] if lines]
     parts += [["What ran", *tables] for tables in [kernel_tables(record)] if tables]
     if record.status == "ok":

@@ -13,7 +13,7 @@ import msgspec
 from attn_exp.core.case import Case
 from attn_exp.core.catalogue import About, recorded_about
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
-from attn_exp.core.record import SCHEMA, Record
+from attn_exp.core.record import SCHEMA, Disagreement, Record
 from attn_exp.core.record_file import FILE_NAME, inconsistency, read_record
 from attn_exp.core.request import Compile, Measuring, backend_label, settings
 from attn_exp.core.source import short
@@ -30,9 +30,10 @@ class Result:
 
     `label` names the backend in tables (`named` makes labels unique), `l2` says whether the primary timer flushed the
     L2 cache (`cold`, `warm`, or empty if nothing was timed). `kernels` are the names of each pass' kernels, the
-    longest-running first, `profiles` the names of the profilers that ran. Results of two sweeps that have the same
-    `key` (case, backend with options, compiler, kind of device) are joined in comparisons. `source` says where a
-    backend from elsewhere comes from (core/source.py); it is not in `key`, so that two states of one are compared.
+    longest-running first, `profiles` the names of the profilers that ran, `second_opinions` says which timers disagree.
+    Results of two sweeps that have the same `key` (case, backend with options, compiler, kind of device) are joined in
+    comparisons. `source` says where a backend from elsewhere comes from (core/source.py); it is not in `key`, so that
+    two states of one are compared.
     """
 
     job: str
@@ -55,6 +56,7 @@ class Result:
     l2: str
     kernels: Mapping[str, tuple[str, ...]]
     profiles: tuple[str, ...]
+    second_opinions: tuple[str, ...]
     started_at: float
     finished_at: float
     method_version: str
@@ -163,6 +165,9 @@ def decode(content: bytes, path: Path) -> Result:
                 if measured.kernels
             },
             profiles=tuple(lean.profiles),
+            second_opinions=tuple(
+                f"{direction}: {pair}" for direction, measured in lean.passes.items() for pair in measured.disagreements
+            ),
             started_at=lean.started_at,
             finished_at=lean.finished_at,
             method_version=lean.method_version,
@@ -207,6 +212,7 @@ class _Pass(msgspec.Struct, gc=False):
     timings: list[_Timing] = []
     kernels: list[_Kernel] = []
     took: str | None = None
+    disagreements: list[Disagreement] = []
 
 
 class _Backend(msgspec.Struct, gc=False, frozen=True):

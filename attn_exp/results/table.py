@@ -12,6 +12,7 @@ from attn_exp.core.flags import flag_marks, flag_notes
 from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, plain, word
+from attn_exp.results.opinions import opinion_notes
 from attn_exp.results.result import Result, named
 
 _CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "inputs", "seed", "device")
@@ -82,6 +83,7 @@ def table(results: Sequence[Result], width: int = WIDTH) -> str:
         names = ", ".join(" ".join(name.split()) for name in left_out)
         lines.append(f"omitted to fit the width: {names}; table.csv has these columns")
     lines += flag_notes(flag for result in results for flag in result.flags)
+    lines += opinion_notes(_ordered(results))
     lines += [f"* {reason}" for reason in sorted({result.reason for result in results if result.reason})]
     return "\n".join(line if line is text else textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
 
@@ -92,6 +94,7 @@ def csv_text(results: Sequence[Result]) -> str:
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
         *("device", "timer", "regime", "l2", "inputs", "caches", "source", "source_commit", "seed", "flags"),
+        "second_opinions",
         *(f"{direction}/{metric}" for direction in SHORT for metric in _metric_names(results, direction)),
         *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]
@@ -180,6 +183,7 @@ def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
         "source_commit": commit(result.source),
         "seed": measuring.seed,
         "flags": " ".join(result.flags),
+        "second_opinions": "; ".join(result.second_opinions),
         "torch": environment.get("versions", {}).get("torch", ""),
         "finished_at": f"{result.finished_at:.3f}",
     }

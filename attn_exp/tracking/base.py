@@ -150,6 +150,7 @@ def tags(record: Record) -> dict[str, str]:
             values[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
         roof = roof_of(record, direction)
         values[f"bound_{direction}"] = roof.bound if roof else None
+        values[f"timers_disagree_{direction}"] = "; ".join(map(str, measured.disagreements))
     for profiler, profile in record.profiles.items():
         values[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
     return {f"attn_exp.{name}": str(value) for name, value in values.items() if value not in (None, "")}

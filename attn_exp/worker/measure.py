@@ -15,6 +15,7 @@ from attn_exp.core.metrics import pass_metrics
 from attn_exp.core.paired_test import abba_order
 from attn_exp.core.record import Record, Timing
 from attn_exp.core.request import Measuring, Request
+from attn_exp.core.second_opinions import disagreements
 from attn_exp.timers import make_timer
 from attn_exp.timers.graph import CaptureFailed
 from attn_exp.timers.kernel import ProfilerLost
@@ -203,7 +204,11 @@ def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: 
         Stopped: the time is shorter than any right result's.
     """
     case = attempt.request.case
-    attempt.passes[direction] = measured = replace(attempt.passes[direction], timings=timings)
+    measured = attempt.passes[direction]
+    apart = disagreements(timings, measured.kernels)
+    attempt.passes[direction] = measured = replace(measured, timings=timings, disagreements=apart)
+    if apart:
+        attempt.flags.add("timers_disagree")
     attempt.flags |= timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
     peak = datasheet_peak(machine.environment.get("gpu", ""))
     check_limits(attempt, machine, direction, peak)
