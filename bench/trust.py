@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 from attn_exp.core.nvml import GpuState
 from attn_exp.doctor.bench import attention
 from attn_exp.timers import make_timer
-from attn_exp.timers.loop import StoppingRule, sample
+from attn_exp.timers.loop import sample
+from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.device import Machine
 
 SECONDS = 4.0

@@ -13,7 +13,7 @@ from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.core.paired_test import MARGIN_FLOOR, compare_pair
 from attn_exp.core.stats import summarize
 from attn_exp.core.student import student_t_975, student_t_p
-from attn_exp.timers.loop import StoppingRule
+from attn_exp.timers.stopping import StoppingRule
 
 KINDS = ("independent", "drifting", "heavy tails", "two states", "AR(1) 0.3", "AR(1) 0.5", "AR(1) 0.8")
 DUEL = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=5.0)

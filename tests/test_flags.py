@@ -23,15 +23,14 @@ def test_calm_samples_carry_no_flag():
     assert timing_flags(make_timing(CALM), ()) == set()
 
 
-def test_an_interval_beyond_one_percent_is_unstable():
+def test_an_interval_beyond_two_percent_is_unstable():
     assert timing_flags(make_timing([100.0, 101.0]), ()) == {"unstable"}  # two rounds: +-15 %
     assert timing_flags(make_timing([100.0, 100.04]), ()) == set()
 
 
-def test_rounds_that_spread_beyond_two_percent_are_unstable_however_many_there_are():
-    spread = [103.0, 97.0] * 60
-    assert timing_flags(make_timing(spread), ()) == {"unstable"}
-    assert timing_flags(make_timing([101.5, 98.5] * 60), ()) == set()
+def test_many_rounds_are_stable_although_each_of_them_is_not():
+    assert timing_flags(make_timing([103.0, 97.0] * 60), ()) == set()
+    assert timing_flags(make_timing([103.0, 97.0] * 3), ()) == {"unstable"}
 
 
 def test_a_wild_sample_inside_a_round_is_not_instability_of_rounds():

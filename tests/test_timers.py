@@ -10,7 +10,8 @@ from attn_exp.timers.cpu import CpuTimer
 from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.event import EventTimer
 from attn_exp.timers.kernel import KernelTimer
-from attn_exp.timers.loop import RIVALS_ROUND_US, ROUND_US, Block, Cost, StoppingRule, sample, single_block
+from attn_exp.timers.loop import RIVALS_ROUND_US, ROUND_US, Block, Cost, sample, single_block
+from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import TimedCall
 from attn_exp.timers.wall import WallTimer
 

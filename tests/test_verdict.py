@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from attn_exp.core.multiple_tests import benjamini_hochberg
 from attn_exp.core.paired_test import MARGIN_FLOOR, abba_order, compare_all, compare_pair, margin_from_aa
 from attn_exp.timers.cpu import CpuTimer
-from attn_exp.timers.loop import StoppingRule
+from attn_exp.timers.stopping import StoppingRule
 
 ROUNDS = (7, 11, 15)
 OPPOSITE = {"faster": "slower", "slower": "faster", "equivalent": "equivalent", "undecided": "undecided"}

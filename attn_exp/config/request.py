@@ -24,6 +24,8 @@ from attn_exp.core.text import flat
 REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
+# The patience of `stopping=default`.
+_PATIENCE_S = 5.0
 # Every configuration has these groups and keys.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
@@ -270,9 +272,11 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     if not 0 < measuring.precision < 1:
         raise UserError(f"stopping.precision={measuring.precision} is not between 0 and 1")
     if not 2 <= measuring.min_rounds <= measuring.max_rounds <= 10_000:
-        raise UserError("stopping needs 2 <= min_rounds <= max_rounds <= 10000")
-    if not 0 <= measuring.budget_s <= 3600:
-        raise UserError(f"stopping.budget_s={measuring.budget_s} is not between 0 and 3600 seconds")
+        given = f"stopping.min_rounds={measuring.min_rounds} stopping.max_rounds={measuring.max_rounds}"
+        raise UserError(f"{given} cannot be met: set 2 <= min_rounds <= max_rounds <= 10000")
+    for name in ("budget_s", "patience_s"):
+        if not 0 <= getattr(measuring, name) <= 3600:
+            raise UserError(f"stopping.{name}={getattr(measuring, name)} is not between 0 and 3600 seconds")
     return measuring
 
 
@@ -377,6 +381,9 @@ def _identity(
     if measuring.inputs == NORMAL:
         # As before there were other inputs.
         del parts["measuring"]["inputs"]
+    if measuring.patience_s == _PATIENCE_S:
+        # As before it could be chosen.
+        del parts["measuring"]["patience_s"]
     if case.workload is None:
         # A case without a block around it keeps the identity that it had before there were workloads.
         del parts["case"]["workload"], parts["case"]["mlp_dim"]

@@ -39,7 +39,7 @@ def others_cores(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 
 # flag: (mark in tables, meaning)
 FLAGS = {
-    "unstable": ("~", "the 95 % interval is wider than +-1 %, or the rounds spread by more than 2 %"),
+    "unstable": ("~", "the 95 % interval is wider than +-2 %"),
     "drift": (">", "the last third of the rounds differs from the first by more than 1 %"),
     "too_short": ("<", "the median is below 10 us or 50 steps of the GPU's events, near what they can resolve"),
     "launch_bound": ("L", "issuing the call takes longer than running it: without a CUDA graph users see more"),
@@ -59,10 +59,12 @@ FLAGS = {
 # detects them.
 INTERFERENCE = frozenset({"busy_host", "shared_gpu"})
 
+# The half-width of an interval above which a time is `unstable`.
+STABLE = 0.02
 # If an unblocked call takes this many times as long, the host cannot keep up.
 LAUNCH_BOUND = 1.05
 _OTHERS_CORES = 0.1
-_INTERVAL, _ROUND_SPREAD, _DRIFT, _CLOCK, _CLOCK_MISMATCH = 0.01, 0.02, 0.01, 0.75, 0.01
+_DRIFT, _CLOCK, _CLOCK_MISMATCH = 0.01, 0.75, 0.01
 _SHORT_US, _SHORT_QUANTA = 10.0, 50.0
 
 
@@ -78,9 +80,7 @@ def timing_flags(ranking: Timing, others: tuple[Timing, ...], quantum_us: float 
     medians = round_medians(ranking.times_us, ranking.rounds)
     median = statistics.median(ranking.times_us)
     half = log_half_width(medians, median)
-    if half is not None and half > _INTERVAL:
-        flags.add("unstable")
-    if len(medians) > 1 and statistics.stdev(medians) / statistics.median(medians) > _ROUND_SPREAD:
+    if half is not None and half > STABLE:
         flags.add("unstable")
     third = len(medians) // 3
     if third and abs(statistics.median(medians[-third:]) / statistics.median(medians[:third]) - 1) > _DRIFT:

@@ -26,7 +26,8 @@ class Measuring:
         precision: the relative half-width of the 95 % confidence interval to reach.
         min_rounds: the least number of rounds.
         max_rounds: the largest number of rounds.
-        budget_s: seconds of sampling after which no new round starts.
+        budget_s: seconds of sampling after which no new round starts, of a pass that is not unstable.
+        patience_s: the same of a pass that is unstable, if it is more; 0 before it could be chosen.
         regime: `sustained` or `burst`.
         passes: `forward`, `backward`.
         seed: of the inputs.
@@ -46,6 +47,7 @@ class Measuring:
     seed: int
     l2: str = "cold"
     inputs: str = NORMAL
+    patience_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

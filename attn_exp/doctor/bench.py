@@ -10,7 +10,8 @@ from attn_exp.core.paired_test import MARGIN_FLOOR, abba_order
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import round_medians
 from attn_exp.timers import make_timer
-from attn_exp.timers.loop import Entry, StoppingRule, sample, sample_rivals
+from attn_exp.timers.loop import Entry, sample, sample_rivals
+from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import Call
 from attn_exp.worker.device import Machine
 

@@ -15,7 +15,8 @@ from attn_exp.core.paired_test import PairedComparison, abba_order, compare_pair
 from attn_exp.doctor.bench import SEVEN, Bench, Finding, attention, median_us, side_by_side
 from attn_exp.timers import make_timer
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
-from attn_exp.timers.loop import Entry, StoppingRule, sample, sample_rivals
+from attn_exp.timers.loop import Entry, sample, sample_rivals
+from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import Call
 from attn_exp.worker.measure import BURST_REST_S
 

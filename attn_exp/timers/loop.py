@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from attn_exp.core.interval import log_half_width
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import round_medians
+from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import Call
 
 WARM_UP_US = 25_000.0
@@ -26,8 +26,6 @@ ROUND_US, RIVALS_ROUND_US = 5_000.0, 15_000.0
 ROUND_CALLS = (1, 50)
 # The launch queue holds about 1,024 kernels; a block that fills it stalls the host behind the blocker.
 ROUND_KERNELS = 800
-LONG_CALL_US = 50_000.0
-LONG_CALL_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -83,52 +81,16 @@ class Timer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class StoppingRule:
-    """The rule that ends sampling, with the first of these stop reasons, after at least `min_rounds` rounds.
-
-    - `precise`: the relative half-width is at most `precision` (of the 95 % interval over rounds).
-    - `max_rounds`: there are `max_rounds` rounds.
-    - `budget`: `budget_s` seconds have passed.
-
-    For calls above 50 ms, 5 rounds are enough.
-    """
-
-    precision: float
-    min_rounds: int
-    max_rounds: int
-    budget_s: float
-
-    def least_rounds(self, call_us: float) -> int:
-        """Return the number of rounds before which no rule stops."""
-        return min(self.min_rounds, LONG_CALL_ROUNDS) if call_us > LONG_CALL_US else self.min_rounds
-
-    def verdict(self, series: Sequence[Sequence[float]], call_us: float, elapsed_s: float) -> str | None:
-        """Return why to stop after these rounds, or None to continue.
-
-        Args:
-            series: what has to be precise, one value for each round: medians, or ratios of medians.
-            call_us: the longest call's time.
-            elapsed_s: seconds of sampling so far.
-        """
-        rounds = len(series[0])
-        if rounds < self.least_rounds(call_us):
-            return None
-        # Lazily: where one is not precise yet, the others need no interval.
-        half_widths = (log_half_width(values, statistics.median(values)) for values in series)
-        if all(half is not None and half <= self.precision for half in half_widths):
-            return "precise"
-        if rounds >= self.max_rounds:
-            return "max_rounds"
-        return "budget" if elapsed_s >= self.budget_s else None
-
-
 @dataclass
 class _Samples:
     times_us: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     notes: dict[str, list[float]] = field(default_factory=dict)
+
+    def join(self) -> None:
+        """Make one round of every two."""
+        self.rounds = [index // 2 for index in self.rounds]
 
     def add(self, block: Block, index: int) -> None:
         self.times_us += block.times_us
@@ -192,17 +154,21 @@ def sample_rivals(
         with _naming(position):
             costs.append(_warmed_up(entry))
             calls.append(costs[-1].calls_in(round_us))
+    # Rivals have a budget that is enough for their ratio.
+    rule = rule if len(entries) == 1 else replace(rule, patience_s=0.0)
     all_samples = [_Samples() for _ in entries]
     longest_us = max(cost.time_us for cost in costs)
     started()
     began, index, reason = time.perf_counter(), 0, None
+    # How many blocks of a call are one round.
+    blocks = 1
     with _without_collections():
         while reason is None:
             if midway is not None and index == rule.least_rounds(longest_us) // 2:
                 paused = time.perf_counter()
                 midway()
                 began += time.perf_counter() - paused
-            for position in order(len(entries), index):
+            for _, position in itertools.product(range(blocks), order(len(entries), index)):
                 entry = entries[position]
                 if rest_s:
                     time.sleep(rest_s)
@@ -211,7 +177,12 @@ def sample_rivals(
                 after_block(position)
             index += 1
             medians = [round_medians(samples.times_us, samples.rounds) for samples in all_samples]
-            reason = rule.verdict(_series(medians), longest_us, time.perf_counter() - began)
+            about = statistics.median(all_samples[0].times_us) if len(entries) == 1 else None
+            reason = rule.verdict(_series(medians), longest_us, time.perf_counter() - began, about)
+            if reason is None and index >= rule.max_rounds:
+                for samples in all_samples:
+                    samples.join()
+                index, blocks = math.ceil(index / 2), 2 * blocks
     return [
         Timing(
             timer=entry.timer.name,
@@ -219,7 +190,7 @@ def sample_rivals(
             times_us=tuple(samples.times_us),
             rounds=tuple(samples.rounds),
             stop_reason=reason,
-            notes={"calls_per_round": float(of_round), "warm_up_calls": float(cost.warm_up_calls)}
+            notes={"calls_per_round": float(of_round * blocks), "warm_up_calls": float(cost.warm_up_calls)}
             | {name: statistics.median(values) for name, values in samples.notes.items()},
             flags=tuple(sorted(samples.flags)),
         )

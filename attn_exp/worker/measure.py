@@ -19,7 +19,8 @@ from attn_exp.core.second_opinions import disagreements
 from attn_exp.timers import make_timer
 from attn_exp.timers.graph import CaptureFailed
 from attn_exp.timers.kernel import ProfilerLost
-from attn_exp.timers.loop import Entry, RivalFailed, StoppingRule, Timer, sample, sample_rivals, single_block
+from attn_exp.timers.loop import Entry, RivalFailed, Timer, sample, sample_rivals, single_block
+from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call, TimedCall, as_timed
 from attn_exp.worker.attempt import Attempt, Stopped
@@ -254,7 +255,9 @@ def _timer(request: Request, name: str, machine: Machine) -> Timer:
 
 
 def _rule(measuring: Measuring) -> StoppingRule:
-    return StoppingRule(measuring.precision, measuring.min_rounds, measuring.max_rounds, measuring.budget_s)
+    return StoppingRule(
+        measuring.precision, measuring.min_rounds, measuring.max_rounds, measuring.budget_s, measuring.patience_s
+    )
 
 
 def _rest_s(measuring: Measuring) -> float:

@@ -20,7 +20,8 @@ from attn_exp.doctor.bench import Bench
 from attn_exp.doctor.clock_checks import the_flush_makes_caches_cold
 from attn_exp.results.read import read_folder
 from attn_exp.timers import make_timer
-from attn_exp.timers.loop import Entry, StoppingRule, sample, sample_rivals
+from attn_exp.timers.loop import Entry, sample, sample_rivals
+from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu

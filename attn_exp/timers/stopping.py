@@ -1,0 +1,67 @@
+"""When sampling stops: the interval over the rounds is narrow enough, or time or rounds are used up."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attn_exp.core.flags import STABLE
+from attn_exp.core.interval import log_half_width
+
+LONG_CALL_US = 50_000.0
+LONG_CALL_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """The rule that ends sampling, with the first of these stop reasons, after at least `min_rounds` rounds.
+
+    - `precise`: the relative half-width is at most `precision` (of the 95 % interval over rounds).
+    - `max_rounds`: there are `max_rounds` rounds.
+    - `budget`: `budget_s` seconds have passed.
+
+    A single call whose interval would be marked `unstable` by then goes on, until it is not or `patience_s` seconds
+    have passed. Its rounds are then joined in pairs as often as there are too many.
+
+    For calls above 50 ms, 5 rounds are enough.
+    """
+
+    precision: float
+    min_rounds: int
+    max_rounds: int
+    budget_s: float
+    patience_s: float = 0.0
+
+    def least_rounds(self, call_us: float) -> int:
+        """Return the number of rounds before which no rule stops."""
+        return min(self.min_rounds, LONG_CALL_ROUNDS) if call_us > LONG_CALL_US else self.min_rounds
+
+    def verdict(
+        self, series: Sequence[Sequence[float]], call_us: float, elapsed_s: float, about: float | None = None
+    ) -> str | None:
+        """Return why to stop after these rounds, or None to continue.
+
+        Args:
+            series: what has to be precise, one value for each round: medians, or ratios of medians.
+            call_us: the longest call's time.
+            elapsed_s: seconds of sampling so far.
+            about: what the interval of a single call is about; by default the median of its values.
+        """
+        rounds = len(series[0])
+        if rounds < self.least_rounds(call_us):
+            return None
+        # Lazily: where one is not precise yet, the others need no interval.
+        half_widths = (log_half_width(values, about or statistics.median(values)) for values in series)
+        widest = 0.0
+        for half in half_widths:
+            widest = max(widest, float("inf") if half is None else half)
+            if widest > self.precision:
+                break
+        else:
+            return "precise"
+        reason = "max_rounds" if rounds >= self.max_rounds else "budget" if elapsed_s >= self.budget_s else None
+        impatient = widest <= STABLE or elapsed_s >= self.patience_s or not self.joins(call_us)
+        return reason if impatient else None
+
+    def joins(self, call_us: float) -> bool:
+        """Whether enough rounds are left of the most when they are joined in pairs."""
+        return self.max_rounds // 2 >= max(2, self.least_rounds(call_us))

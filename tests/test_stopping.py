@@ -1,0 +1,114 @@
+"""Patience: a pass that is unstable when its budget ends goes on, with rounds that are joined in pairs."""
+
+import statistics
+from types import SimpleNamespace
+
+import inprocess
+import numpy as np
+import pytest
+
+from attn_exp.core.conf import conf_folder, read_yaml
+from attn_exp.core.flags import timing_flags
+from attn_exp.timers import loop
+from attn_exp.timers.loop import Block, Cost, Entry, sample, sample_rivals
+from attn_exp.timers.stopping import StoppingRule
+
+RULES = {path.stem: StoppingRule(**read_yaml(path)) for path in (conf_folder() / "stopping").glob("*.yaml")}
+PATIENT = RULES["percent"]
+
+
+class Noisy:
+    """A timer with blocks of 5 ms on a clock of its own, whose times scatter by `sd` from block to block."""
+
+    name, l2, estimates = "device", "cold", True
+
+    def __init__(self, monkeypatch, sd, seed=1):
+        self.now, self.sd, self.rng = 0.0, sd, np.random.default_rng(seed)
+        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def estimate(self, call):
+        return Cost(1000.0)
+
+    def block(self, call, calls):
+        self.now += calls / 1000
+        return Block([100.0 * float(np.exp(self.rng.normal(0, self.sd)))] * calls)
+
+
+def test_a_calm_pass_costs_no_more_with_patience(monkeypatch):
+    rules = {seconds: StoppingRule(0.01, 5, 40, 0.05, seconds) for seconds in (0.0, 5.0)}
+    calm = {seconds: sample(Noisy(monkeypatch, 0.003), lambda: None, rule) for seconds, rule in rules.items()}
+    assert calm[0.0] == calm[5.0]
+    assert calm[5.0].stop_reason in ("precise", "budget") and len(calm[5.0].times_us) <= 5 * 12
+
+
+@pytest.mark.parametrize("sd", [0.03, 0.06, 0.1])
+def test_an_unstable_pass_goes_on_until_it_is_not_in_at_most_the_most_rounds(monkeypatch, sd):
+    short = sample(Noisy(monkeypatch, sd), lambda: None, RULES["quick"])
+    assert (short.stop_reason, timing_flags(short, ())) >= ("budget", {"unstable"})
+    long = sample(Noisy(monkeypatch, sd), lambda: None, PATIENT)
+    assert (long.stop_reason, "unstable" in timing_flags(long, ())) == ("budget", False)
+    assert len(long.times_us) > len(short.times_us)
+    assert list(long.rounds) == sorted(long.rounds)
+    assert set(long.rounds) == set(range(max(long.rounds) + 1)) and max(long.rounds) < 40
+    lengths = [long.rounds.count(index) for index in set(long.rounds)]
+    # All rounds are of one length, but for the one that was under way when an odd number of them was joined.
+    assert long.notes["calls_per_round"] == statistics.mode(lengths) == max(lengths)
+
+
+def test_patience_has_an_end(monkeypatch):
+    timer = Noisy(monkeypatch, 0.5)
+    timing = sample(timer, lambda: None, PATIENT)
+    assert timing.stop_reason == "budget" and "unstable" in timing_flags(timing, ())
+    assert PATIENT.patience_s <= timer.now <= 1.1 * PATIENT.patience_s
+
+
+def test_the_most_rounds_are_kept_where_half_of_them_would_be_too_few(monkeypatch):
+    timing = sample(Noisy(monkeypatch, 0.5), lambda: None, StoppingRule(0.01, 5, 9, 0.05, 5.0))
+    assert (timing.stop_reason, max(timing.rounds)) == ("max_rounds", 8)
+
+
+def test_rivals_get_their_budget_alone(monkeypatch):
+    timer = Noisy(monkeypatch, 0.5)
+    sample_rivals([Entry(timer, lambda: None)] * 2, StoppingRule(0.01, 5, 40, 0.2, 5.0))
+    assert timer.now < 0.5
+
+
+def test_the_choices_differ_as_their_names_say(monkeypatch):
+    taken = {}
+    for name, rule in RULES.items():
+        timer = Noisy(monkeypatch, 0.05)
+        timing = sample(timer, lambda: None, rule)
+        taken[name] = (timer.now, "unstable" in timing_flags(timing, ()))
+    assert [name for name, (_, unstable) in taken.items() if unstable] == ["quick"]
+    assert sorted(taken, key=lambda name: taken[name][0]) == ["quick", "percent", "default", "thorough"]
+
+
+@pytest.mark.parametrize("arguments", [("stopping=quick",), ("stopping=quick", "-m", "+experiment=sdpa_sweep")])
+def test_quick_is_chosen_as_a_group_and_makes_other_jobs(monkeypatch, tmp_path, arguments):
+    typed = inprocess.typed(monkeypatch, tmp_path)
+    found = {}
+    for name, words in {
+        "chosen": arguments,
+        "plain": arguments[1:],
+        "set": ("stopping.budget_s=0.5", *arguments),
+    }.items():
+        code, out, err = typed(*words, "device=cpu", "tracker=none", "dry_run=true")
+        assert (code, err) == (0, "")
+        found[name] = out
+    assert len(set(found.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("stopping.min_rounds=50", "stopping.min_rounds=50 stopping.max_rounds=40 cannot be met"),
+        ("stopping.patience_s=-1", "stopping.patience_s=-1.0 is not between 0 and 3600 seconds"),
+        ("stopping.patience_s=5000", "stopping.patience_s=5000.0 is not between 0 and 3600 seconds"),
+        ("stopping.precision=0", "stopping.precision=0.0 is not between 0 and 1"),
+        ("stopping=nonsense", "stopping"),
+    ],
+)
+def test_a_rule_that_cannot_be_met_is_one_sentence(monkeypatch, tmp_path, given, sentence):
+    code, out, err = inprocess.typed(monkeypatch, tmp_path)(given, "device=cpu", "tracker=none")
+    assert (code, out) == (2, "")
+    assert sentence in err and len(err.strip().splitlines()) <= 4, err
