@@ -4,6 +4,7 @@ It sleeps for `stopping.budget_s`. `kill` among the options of a job's backend i
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -77,10 +78,10 @@ def main() -> None:
     replies = os.fdopen(given.reply_fd, "w", buffering=1)
     replies.write("ready\n")
     for line in sys.stdin:
-        folder = Path(line.rstrip("\n"))
-        replies.write(f"begin {folder}\n")
-        measure(folder)
-        replies.write(f"end {folder}\n")
+        name = line.rstrip("\n")
+        replies.write(f"begin {name}\n")
+        measure(Path(json.loads(name)))
+        replies.write(f"end {name}\n")
 
 
 if __name__ == "__main__":

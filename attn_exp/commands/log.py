@@ -43,6 +43,8 @@ def _log(given: Arguments) -> int:
     for folder in folders:
         replayed = _replay(folder.resolve(), place)
         print(_sentence(replayed, place), flush=True)
+        if replayed.note:
+            print(replayed.note, file=sys.stderr)
         for broken in replayed.broken:
             print(f"skipped: {broken}", file=sys.stderr)
         lacking = lacking or replayed.error is not None

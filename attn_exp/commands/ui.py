@@ -6,7 +6,7 @@ from attn_exp.core.values import port
 
 def run(given: Arguments) -> int:
     """Serve the pages until Ctrl-C; return the exit code."""
-    from attn_exp.tracking.location import database_file
+    from attn_exp.tracking.database import database_file
     from attn_exp.tracking.mlflow_read import check_sweep
     from attn_exp.tracking.ui import checked, serve
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ class Replayed:
         there: how many were stored already.
         lacking: how many could not be stored; `error` is the last reason.
         broken: each file that is not a record, and why.
+        note: what happened to the database, as a sentence.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Replayed:
     lacking: int = 0
     error: Exception | None = None
     broken: tuple[str, ...] = ()
+    note: str | None = None
 
 
 def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
@@ -63,7 +65,8 @@ def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
     began = min((result.started_at for result in sweep.results), default=time.time())
     runs = runs_of(SweepInfo(name=name, folder=folder, command=_command(folder), kind=kind, began=began))
     runs.connect()
-    return _duel(runs, sweep, folder) if kind == "duel" else _sweep(runs, sweep, folder)
+    replayed = _duel(runs, sweep, folder) if kind == "duel" else _sweep(runs, sweep, folder)
+    return replace(replayed, note=runs.note)
 
 
 def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:

@@ -1,6 +1,7 @@
 """Isolation: run jobs in a worker process, and find out how a job ended if the worker could not write its record."""
 
 import contextlib
+import json
 import os
 import re
 import selectors
@@ -192,7 +193,7 @@ class Worker:
             if word == "outdated":
                 # A module that was imported cannot be forgotten: another process loads the backend as it is now.
                 self._kill()
-            if word in ("end", "poisoned") and rest == str(folder):
+            if word in ("end", "poisoned") and rest == json.dumps(str(folder)):
                 self._pending.popleft()
                 self._sent -= 1
                 if word == "poisoned" or not self.reuse:
@@ -217,7 +218,7 @@ class Worker:
         ahead = len(self._pending) if self.reuse else min(1, len(self._pending))
         while self._sent < ahead:
             try:
-                self._process.stdin.write(f"{self._pending[self._sent]}\n".encode())
+                self._process.stdin.write(f"{json.dumps(str(self._pending[self._sent]))}\n".encode())
                 self._process.stdin.flush()
             except BrokenPipeError:
                 return  # it is dead, as `wait` will notice
@@ -238,7 +239,7 @@ class Worker:
             # Its last message, if any, has been read by now.
             return None
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode()
+        return line.decode(errors="replace")  # user code may write into the pipe too
 
     def _seconds_left(self) -> float | None:
         limit = self._limit_s()

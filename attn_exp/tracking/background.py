@@ -1,5 +1,6 @@
-"""A background thread that stores records while the next job is measured."""
+"""A background thread that stores records while the next job is measured, and a limit on waiting for it."""
 
+import math
 import queue
 import threading
 import time
@@ -11,13 +12,27 @@ _FAILURES_IN_A_ROW = 3
 _LONG_S = 5.0
 _PAUSE_S = 30.0
 _PAUSE_PER_FAILURE = 10.0
+# A store that answers takes milliseconds for an item: what one takes beyond this counts as waiting for the store.
+_FREE_S = 1.0
+# What `ask_again` allows if the patience has run out, in case the store is back.
+_LAST_S = 2.0
+_STEP_S = 0.1
 
 
 class Background:
-    """One daemon thread that runs tasks in order. After an exception, which is kept, it tries the next task."""
+    """One daemon thread that runs tasks in order. After an exception, which is kept, it tries the next task.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: the thread's.
+        patience_s: how long `settle` waits in all for items that take longer than a second each. Then it waits no more,
+            and items are skipped.
+    """
+
+    def __init__(self, name: str, patience_s: float = math.inf) -> None:
         self.errors: list[Exception] = []
+        self._patience_s = patience_s
+        # When the item that is being stored was begun; None if the thread does not wait for the store.
+        self._began: float | None = None
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._given_up = threading.Event()
         self._in_a_row, self._next_try = 0, 0.0
@@ -29,17 +44,31 @@ class Background:
         self._tasks.put(lambda: self._try(store))
 
     def put_always(self, action: Callable[[], object]) -> None:
-        """Queue an action that runs in any case."""
+        """Queue an action on the store that runs in any case."""
+        self._tasks.put(lambda: self._timed(action))
+
+    def put_own(self, action: Callable[[], object]) -> None:
+        """Queue work of this process, such as an import: it runs in any case, and `settle` waits for it."""
         self._tasks.put(lambda: self._keep(action))
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything queued so far was tried, and return whether that was within the time limit."""
+        """Wait until everything queued so far was tried, and return whether that was within limit and patience."""
         done = threading.Event()
         self._tasks.put(done.set)
-        return done.wait(timeout_s)
+        limit = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not done.is_set():
+            now = time.monotonic()
+            if now >= limit or self._patience_s <= 0:
+                return False
+            if done.wait(min(_STEP_S, limit - now)):
+                break
+            if self._began is not None and now - self._began > _FREE_S:
+                self._patience_s -= time.monotonic() - now
+        return True
 
     def ask_again(self) -> None:
-        """Try the next item even if the store was unreachable."""
+        """Try the next item even if the store was unreachable, and wait for it a little."""
+        self._patience_s = max(self._patience_s, _LAST_S)
         self._tasks.put(self._end_pause)
 
     def give_up(self) -> None:
@@ -51,17 +80,23 @@ class Background:
         self._tasks.put(None)
 
     def _try(self, store: Callable[[], object]) -> None:
-        if self._given_up.is_set():
+        if self._given_up.is_set() or self._patience_s <= 0:
             return
         if self._in_a_row >= _FAILURES_IN_A_ROW and time.monotonic() < self._next_try:
             return
         began = time.monotonic()
-        if self._keep(store):
+        if self._timed(store):
             self._in_a_row = 0
             return
         took_s = time.monotonic() - began
         self._in_a_row += _FAILURES_IN_A_ROW if took_s > _LONG_S else 1
         self._next_try = time.monotonic() + max(_PAUSE_S, took_s * _PAUSE_PER_FAILURE)
+
+    def _timed(self, action: Callable[[], object]) -> bool:
+        self._began = time.monotonic()
+        stored = self._keep(action)
+        self._began = None
+        return stored
 
     def _end_pause(self) -> None:
         self._next_try = 0.0

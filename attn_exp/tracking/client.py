@@ -8,25 +8,28 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from attn_exp.tracking.base import user_name
-from attn_exp.tracking.location import DATABASES
+from attn_exp.tracking.database import uri_of_artifacts, uri_of_mlflow
+from attn_exp.tracking.location import is_server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-# MLflow reads these when it is imported: print nothing, send nothing, notice a lost server within seconds.
+# MLflow reads these when it is imported: print nothing, send nothing, notice a lost server within seconds, and try once
+# more, not when a server says (Retry-After may be an hour).
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
     # PostgreSQL's own library reads these.
     "PGCONNECT_TIMEOUT": "10",
 }
-# How often MLflow tries to reach a database server. Its default of ten tries takes 100 s, and a sweep on a CPU waits
-# for each.
+# How often MLflow tries to open a database. Its default of ten tries takes 100 s.
 _DATABASE_TRIES = 2
 # MLflow refuses larger batches and cuts longer values.
 PARAMS_BATCH, METRICS_BATCH, PARAM_LENGTH = 100, 900, 6000
@@ -44,15 +47,15 @@ def silence() -> None:
 
 
 def client_of(uri: str) -> "MlflowClient":
-    """Return the client of a store, which notices within a second that a database server is gone."""
+    """Return the client of a store, which notices within a second that a database cannot be opened."""
     from mlflow import MlflowClient
 
-    if uri.startswith(DATABASES):
+    if not is_server(uri):
         from mlflow.store.db import utils
 
         # A constant in mlflow 3.13 to 3.17.
         utils.MAX_RETRY_COUNT = _DATABASE_TRIES
-    return MlflowClient(tracking_uri=uri)
+    return MlflowClient(tracking_uri=uri_of_mlflow(uri))
 
 
 def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
@@ -62,7 +65,7 @@ def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) ->
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
-            return client.create_experiment(name, artifact_location=artifacts)
+            return client.create_experiment(name, artifact_location=artifacts and uri_of_artifacts(artifacts))
         except MlflowException:
             # Another process may have created it meanwhile.
             experiment = client.get_experiment_by_name(name)

@@ -1,18 +1,15 @@
 """Location of an MLflow store, checked without importing MLflow and without contacting a server."""
 
-import contextlib
-import importlib.util
 import os
 import re
 import shlex
-import sqlite3
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import has_password, redacted
+from attn_exp.tracking.database import State, check_database, check_upgrade, database_file, sqlite_uri
 
 HOME = "multirun"
 
@@ -60,7 +57,7 @@ def absolute_uri(uri: str) -> str:
         name, question, query = rest.removeprefix("/").partition("?")
         if not rest.startswith("/") or name in ("", ":memory:"):
             raise UserError(f"tracker.uri={shown} names no database file: use tracker.uri={DEFAULT_URI}")
-        return f"{kind}:///{Path(name).absolute()}{question}{query}"
+        return sqlite_uri(Path(unquote(name)).absolute(), f"{question}{query}", kind)
     if rest and scheme in (*_SERVERS, *DATABASES):
         if re.search(r"\s", uri):
             # The address is not shown, because the end of a password in it cannot be recognised.
@@ -92,11 +89,6 @@ def is_server(uri: str) -> bool:
     return uri.startswith(tuple(f"{scheme}://" for scheme in _SERVERS))
 
 
-def database_file(uri: str) -> Path | None:
-    """Return the file of a sqlite URI from `absolute_uri`, or None for any other store."""
-    return Path(uri.partition(":///")[2].partition("?")[0]) if uri.startswith("sqlite") else None
-
-
 def artifacts_place(given: str | None, uri: str) -> str | None:
     """Return where a new experiment's artifacts are stored, or None if a server decides that.
 
@@ -115,47 +107,22 @@ def artifacts_place(given: str | None, uri: str) -> str | None:
     return None if is_server(uri) else str(Path(place).absolute())
 
 
-def check_writable(uri: str, artifacts: str | None) -> None:
+def check_writable(uri: str, artifacts: str | None, upgrade: str) -> None:
     """Create the folders of a local store, and check that they and the database can be written.
 
     Raises:
-        UserError: something cannot be created, written or read, or a newer MLflow wrote the database.
+        UserError: something cannot be created, written or read, or the database is not one to write into; `upgrade`
+            as in `prepare_database`.
     """
     path = database_file(uri)
     if path is not None:
         _make_writable(path.parent, "tracker.uri=sqlite:///FOLDER/mlflow.db")
-        if path.exists() and not os.access(path, os.W_OK):
+        state = check_database(path)
+        if state is not State.MISSING and not os.access(path, os.W_OK):
             raise UserError(f"{path} cannot be written: choose another database with tracker.uri=sqlite:///...")
-        check_database(path)
+        check_upgrade(path, state, upgrade)
     if artifacts is not None and "://" not in artifacts:
         _make_writable(Path(artifacts), "tracker.artifacts=FOLDER")
-
-
-def check_database(path: Path) -> None:
-    """Check without importing MLflow that the installed version can use a database file.
-
-    Raises:
-        UserError: the file is not a sqlite database, or a newer MLflow wrote it.
-    """
-    if not path.exists():
-        return
-    elsewhere = "choose another database with tracker.uri=sqlite:///..."
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=0)) as database:
-            revisions = [row[0] for row in database.execute("SELECT version_num FROM alembic_version")]
-    except sqlite3.OperationalError:
-        return  # empty, or another process is writing it: MLflow waits
-    except sqlite3.DatabaseError as error:
-        raise UserError(f"{path} is not a sqlite database ({error}): {elsewhere}") from error
-    spec = importlib.util.find_spec("mlflow")
-    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
-    migrations = [file.name for folder in folders for file in (folder / "store/db_migrations/versions").glob("*.py")]
-    known = {name.split("_")[0] for name in migrations}
-    if known and not known.issuperset(revisions):
-        raise UserError(
-            f"the database {path} was written by a newer MLflow than the installed {version('mlflow')}: "
-            f"upgrade mlflow, or {elsewhere}"
-        )
 
 
 def _check_host(uri: str, shown: str) -> None:

@@ -4,6 +4,7 @@ A job's run is created when the job is done, in one step, so a killed process le
 """
 
 import importlib.util
+import math
 import shlex
 import threading
 import time
@@ -19,31 +20,38 @@ from attn_exp.core.redaction import redacted
 from attn_exp.tracking.background import Background
 from attn_exp.tracking.base import Curve, EndStatus, SweepInfo
 from attn_exp.tracking.client import silence
+from attn_exp.tracking.database import State, check_database, database_file
 from attn_exp.tracking.location import (
     DEFAULT_URI,
     absolute_uri,
     artifacts_place,
     check_writable,
-    database_file,
     is_server,
     replay_command,
 )
 from attn_exp.tracking.runs import Runs
 from attn_exp.tracking.trouble import refusal, trouble
 
-# How long a remote store may take to answer before the sweep starts without it; torch is imported meanwhile.
-_ANSWER_LIMIT_S = 15.0
+# How long a sweep waits for a store that answers slowly or not at all, in all, unless `tracker.patience_s` says so.
+_PATIENCE_S = 10.0
+_START_SHARE = 0.5
 # Share of the time limit at the end that records get; the rest is for the sweep's run.
 _FLUSH_SHARE = 0.6
+# What is done with a database of an older MLflow.
+_UPGRADES = ("copy", "refuse")
 
 
 class MlflowPlace:
-    """Where a configuration (`uri`, `artifacts`, `mlflow_experiment`) stores runs. Raises UserError if invalid."""
+    """Where and how a configuration's `tracker` stores runs. Raises UserError if that is invalid."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.uri = absolute_uri(str(config.get("uri") or DEFAULT_URI))
         self.experiment = str(config.get("mlflow_experiment") or "attn_exp")
         self.artifacts = artifacts_place(config.get("artifacts"), self.uri)
+        self.upgrade = str(config.get("upgrade") or _UPGRADES[0])
+        if self.upgrade not in _UPGRADES:
+            raise UserError(f"tracker.upgrade={self.upgrade} is not one of {', '.join(_UPGRADES)}")
+        self.patience_s = _seconds(config.get("patience_s", _PATIENCE_S))
 
     @property
     def shown(self) -> str:
@@ -58,13 +66,13 @@ class MlflowPlace:
         """
         if importlib.util.find_spec("mlflow") is None:
             raise UserError("MLflow is not installed: pip install mlflow, or use tracker=none")
-        check_writable(self.uri, self.artifacts)
+        check_writable(self.uri, self.artifacts, self.upgrade)
         silence()
-        return Runs(self.uri, self.artifacts, self.experiment, sweep)
+        return Runs(self.uri, self.artifacts, self.experiment, sweep, self.upgrade)
 
 
 class MlflowTracker:
-    """Stores the records of a sweep in MLflow. `config` has `uri`, `artifacts` and `mlflow_experiment`."""
+    """Stores the records of a sweep in MLflow. `config` has the keys of `conf/tracker/mlflow.yaml`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._place = MlflowPlace(config)
@@ -74,23 +82,34 @@ class MlflowTracker:
         self._waiting: dict[str, Path] = {}
 
     def open(self, sweep: SweepInfo) -> str | None:
-        """Check the location, then import MLflow and open the store in the background; wait for a remote one."""
+        """Check the location, then import MLflow and open the store in the background.
+
+        Wait for a server or a database server, and for the upgrade of a database file.
+        """
         self._runs = self._place.runs(sweep)
-        self._thread = Background("mlflow")
-        self._thread.put_always(self._runs.connect)
-        if database_file(self._place.uri) is not None:
+        self._thread = Background("mlflow", self._place.patience_s)
+        self._thread.put_own(self._runs.prepare)
+        self._thread.put(self._runs.connect)
+        path = database_file(self._place.uri)
+        if path is not None and check_database(path) is not State.OLDER:
             return None
-        answered = self._thread.settle(_ANSWER_LIMIT_S)
+        # Half of the patience: the rest is for the end, when the store may be back.
+        answered = self._thread.settle(None if path is not None else _START_SHARE * self._place.patience_s)
         if answered and not self._thread.errors:
-            return None
-        reason = f"no answer within {_ANSWER_LIMIT_S:g} s"
+            return self._runs.note
+        reason = f"no answer within {_START_SHARE * self._place.patience_s:g} s"
         if self._thread.errors:
-            refused = refusal(self._thread.errors[0])
-            if refused is not None:
+            error = self._thread.errors[0]
+            refused = refusal(error)
+            if refused is not None or isinstance(error, UserError):
                 self._thread.stop()
                 self._runs = self._thread = None
-                raise UserError(f"MLflow at {self._place.shown} {refused}, or use tracker=none")
-            reason = trouble(self._thread.errors[0])
+                raise (
+                    error
+                    if refused is None
+                    else UserError(f"MLflow at {self._place.shown} {refused}, or use tracker=none")
+                )
+            reason = trouble(error)
         return (
             f"MLflow at {self._place.shown} stores nothing yet ({reason}): the sweep continues, and its records are in "
             f"{sweep.folder}; if it does not recover, store them with: {self._replay(sweep)}"
@@ -153,10 +172,10 @@ class MlflowTracker:
         )
 
     def _flush(self, thread: Background, limit_s: float | None) -> None:
-        """Wait for the queue, then retry what failed, because the store may be back."""
+        """Wait for the queue, then retry what is not stored, because the store may be back."""
         began = time.monotonic()
         in_time = thread.settle(limit_s)
-        if in_time and self._waiting:
+        if self._waiting:
             thread.ask_again()
             for folder in list(self._waiting.values()):
                 thread.put(lambda folder=folder: self._add_again(folder))  # type: ignore[misc]
@@ -170,9 +189,15 @@ class MlflowTracker:
         self._waiting.pop(record.request.job, None)
 
     def _add_again(self, folder: Path) -> None:
-        # A record that cannot be read was reported before.
-        if (record := sound_record(folder)) is not None:
+        # It may be stored by now. A record that cannot be read was reported before.
+        if folder in self._waiting.values() and (record := sound_record(folder)) is not None:
             self._add(record, folder)
 
     def _replay(self, sweep: SweepInfo) -> str:
         return replay_command(sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise UserError(f"tracker.patience_s={value} is not a number of seconds: write tracker.patience_s=30")
+    return float(value)

@@ -47,7 +47,8 @@ def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     Raises:
         UserError: there is no such store, experiment or sweep.
     """
-    from attn_exp.tracking.location import check_database, database_file, option_uri
+    from attn_exp.tracking.database import check_database, database_file
+    from attn_exp.tracking.location import option_uri
 
     uri = option_uri(uri)
     path = database_file(uri)
@@ -65,7 +66,8 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
     Raises:
         UserError: there is no such store or run, or the run is not a job's.
     """
-    from attn_exp.tracking.location import check_database, database_file, option_uri
+    from attn_exp.tracking.database import check_database, database_file
+    from attn_exp.tracking.location import option_uri
 
     uri = option_uri(uri)
     path = database_file(uri)

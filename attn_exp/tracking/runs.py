@@ -40,7 +40,7 @@ from attn_exp.tracking.client import (
     source,
     whole_run,
 )
-from attn_exp.tracking.location import database_file
+from attn_exp.tracking.database import database_file, prepare_database
 from attn_exp.tracking.lock import Writers
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ JOIN runs ON runs.run_uuid = parent.run_uuid AND runs.lifecycle_stage = 'active'
 LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key IN ('{KIND}', '{JOB}', '{FINISHED_AT}')
 WHERE parent.key = 'mlflow.parentRunId' AND parent.value = ?
 """
-_LOCK_WAIT_S = 300.0
 _WAIT_S = 20.0
 
 
@@ -170,31 +169,34 @@ def jobs_in_database(path: Path, parent: str) -> list[StoredRun]:
 class Runs:
     """The runs of one sweep in the store at `uri`, for use by one thread."""
 
-    def __init__(self, uri: str, artifacts: str | None, experiment: str, sweep: SweepInfo) -> None:
+    def __init__(
+        self, uri: str, artifacts: str | None, experiment: str, sweep: SweepInfo, upgrade: str = "copy"
+    ) -> None:
         self.sweep = sweep
         # Whether the sweep had no run in the store before.
         self.fresh = False
+        # What happened to the database, as a sentence.
+        self.note: str | None = None
         self._uri, self._artifacts, self._experiment_name = uri, artifacts, experiment
+        self._upgrade = upgrade
         self._writers = Writers(sweep.folder)
         self._client: MlflowClient | None = None
         self._experiment = self._parent = ""
         # job: its runs, each with `finished_at` of its record, None for an incomplete run
         self._runs: dict[str, list[tuple[str, str | None]]] = {}
 
+    def prepare(self) -> None:
+        """Import MLflow, and create or upgrade the database if it is a file. Raises UserError if it is broken."""
+        importlib.import_module("mlflow")
+        self.note = prepare_database(self._uri, self._upgrade) or self.note
+
     def connect(self) -> "MlflowClient":
         """Return the client, once the experiment and the sweep's run exist; retried after a failure."""
         if self._client is None:
-            from filelock import FileLock
-
-            # This takes seconds, so it happens before the lock is taken.
-            importlib.import_module("mlflow")
-            # Several processes that create the same new database would break it.
-            with contextlib.ExitStack() as held:
-                if (path := database_file(self._uri)) is not None:
-                    held.enter_context(FileLock(f"{path}.lock", timeout=_LOCK_WAIT_S))
-                client = client_of(self._uri)
-                self._experiment = open_experiment(client, self._experiment_name, self._artifacts)
-                held.enter_context(self._writers.exclusive("parent"))
+            self.prepare()
+            client = client_of(self._uri)
+            self._experiment = open_experiment(client, self._experiment_name, self._artifacts)
+            with self._writers.exclusive("parent"):
                 self._writers.mark_known()
                 self._parent = self._open_parent(client)
             self._client = client

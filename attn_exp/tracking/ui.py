@@ -17,8 +17,9 @@ from urllib.parse import quote, urlsplit
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
-from attn_exp.tracking.client import ENVIRONMENT
-from attn_exp.tracking.location import check_database, database_file, option_uri
+from attn_exp.tracking.client import ENVIRONMENT, silence
+from attn_exp.tracking.database import State, check_database, database_file, prepare_database, uri_of_mlflow
+from attn_exp.tracking.location import option_uri
 
 # A state of MLflow's run list that an address can name: stored as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."
@@ -35,6 +36,8 @@ _COLUMNS = {
 # The charts to show first, of some 60 metrics: a regular expression for their names.
 _CHARTS = "/(time_us|tflops)(_by_length)?$"
 _START_LIMIT_S, _STOP_LIMIT_S, _POLL_S = 90.0, 5.0, 0.2
+# The server is on this machine: a proxy of the environment cannot reach it.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def checked(uri: str, host: str, port: int) -> str:
@@ -56,7 +59,9 @@ def checked(uri: str, host: str, port: int) -> str:
                 f"there is no database {path} yet: measure something with python -m attn_exp, or store a sweep that "
                 "you have: attn-exp log NAME"
             )
-        check_database(path)
+        if check_database(path) is State.OLDER:
+            silence()
+            print(prepare_database(uri), file=sys.stderr)
     if not _is_free(host, port):
         raise UserError(f"port {port} on {host} cannot be used: try port={_free_port(host)}")
     return uri
@@ -93,6 +98,7 @@ def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None)
     own = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     if (path := database_file(uri)) is not None:
         command.append(f"--default-artifact-root={path.parent / 'artifacts'}")
+        own["MLFLOW_BACKEND_STORE_URI"] = uri_of_mlflow(uri)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     base = f"http://{_reached(host)}:{port}"
@@ -121,7 +127,7 @@ def _answers(base: str, server: "subprocess.Popen[bytes]") -> bool:
     limit = time.monotonic() + _START_LIMIT_S
     while server.poll() is None and time.monotonic() < limit:
         try:
-            with urllib.request.urlopen(f"{base}/health", timeout=_STOP_LIMIT_S):
+            with _DIRECT.open(f"{base}/health", timeout=_STOP_LIMIT_S):
                 return True
         except OSError:
             time.sleep(_POLL_S)
@@ -133,13 +139,13 @@ def _address(base: str, experiment: str, sweep: str | None) -> str:
     api = f"{base}/api/2.0/mlflow/experiments"
     key = "attn_exp" if sweep is None else "attn_exp_sweep"
     try:
-        with urllib.request.urlopen(f"{api}/get-by-name?experiment_name={quote(experiment)}") as answer:
+        with _DIRECT.open(f"{api}/get-by-name?experiment_name={quote(experiment)}") as answer:
             number = json.load(answer)["experiment"]["experiment_id"]
         tag = {"experiment_id": number, "key": _VIEW_TAG + key, "value": json.dumps(view_state(sweep))}
         request = urllib.request.Request(
             f"{api}/set-experiment-tag", json.dumps(tag).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request):
+        with _DIRECT.open(request):
             # This workflow removes MLflow's pages for language models from the sidebar.
             return f"{base}/#/experiments/{number}/runs?workflowType=machine_learning&viewStateShareKey={key}"
     except (urllib.error.URLError, KeyError):

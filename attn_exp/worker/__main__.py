@@ -2,10 +2,11 @@
 
 FOLDER has a `request.yaml`, or the `duel.yaml` of a duel.
 
-`--serve` reads job folders from standard input, one on each line. It answers each on the file descriptor of
+`--serve` reads job folders from standard input, each as a line of JSON. It answers each on the file descriptor of
 `--reply-fd`: `begin FOLDER`, `profile FOLDER` before each profiler (the record is written by then), and `end FOLDER`,
 `poisoned FOLDER` if this process can no longer measure, or `outdated FOLDER` if it has loaded a backend whose files
-were changed since: then another process has to measure the job. All other output goes into the job's `worker.log`.
+were changed since: then another process has to measure the job. FOLDER is the line that was read. All other output goes
+into the job's `worker.log`.
 
 `--once` times nothing. It calls each pass once, warm, between `cudaProfilerStart` and `cudaProfilerStop` and in an NVTX
 range, for external profilers: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
@@ -14,6 +15,7 @@ range, for external profilers: `ncu --profile-from-start off python -m attn_exp.
 import argparse
 import faulthandler
 import gc
+import json
 import os
 import signal
 import sys
@@ -110,7 +112,7 @@ def _poisoned(device: str) -> bool:
 
 
 def serve(reply_fd: int) -> None:
-    """Measure the folders that arrive on standard input, until it ends."""
+    """Measure the folders that arrive on standard input, each as a line of JSON, until it ends."""
     replies = os.fdopen(reply_fd, "w", buffering=1)
     import attn_exp.worker.measure  # noqa: F401  (the seconds of importing torch, before the first job is known)
     from attn_exp.worker.loaded import is_outdated
@@ -120,25 +122,27 @@ def serve(reply_fd: int) -> None:
     machine: Machine | None = None
     replies.write("ready\n")
     for line in sys.stdin:
-        folder = Path(line.rstrip("\n"))
-        replies.write(f"begin {folder}\n")
+        # As JSON, since a folder's name may have line breaks and bytes that are not UTF-8.
+        name = line.rstrip("\n")
+        folder = Path(json.loads(name))
+        replies.write(f"begin {name}\n")
         _log_into(folder)
         requests = [request for request, _ in read_requests(folder)]
         if is_outdated(requests):
-            replies.write(f"outdated {folder}\n")
+            replies.write(f"outdated {name}\n")
             return
         if requests[0].device == "cpu":
             limit_memory()
-        machine, fit = run_folder(folder, machine, partial(_announce, replies, folder))
+        machine, fit = run_folder(folder, machine, partial(_announce, replies, name))
         sys.stdout.flush()
         sys.stderr.flush()
-        replies.write(f"{'end' if fit else 'poisoned'} {folder}\n")
+        replies.write(f"{'end' if fit else 'poisoned'} {name}\n")
         if not fit:
             return
 
 
-def _announce(replies: TextIO, folder: Path) -> None:
-    replies.write(f"profile {folder}\n")
+def _announce(replies: TextIO, name: str) -> None:
+    replies.write(f"profile {name}\n")
 
 
 def _log_into(folder: Path) -> None:

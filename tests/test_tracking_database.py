@@ -1,0 +1,209 @@
+"""MLflow's sqlite file: what it may be, how it is created and upgraded, and the names that its folder may have."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import cli
+import pytest
+from test_tracker_mlflow import a_record
+
+from attn_exp.core.errors import UserError
+from attn_exp.core.record import write_record
+from attn_exp.tracking import SweepInfo, make_tracker
+from attn_exp.tracking.client import silence
+from attn_exp.tracking.database import State, check_database, database_file, prepare_database, sqlite_uri
+from attn_exp.tracking.location import absolute_uri
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A database that MLflow has set up once, since that takes a second."""
+    silence()
+    path = tmp_path_factory.mktemp("made") / "mlflow.db"
+    assert prepare_database(sqlite_uri(path)) is None
+    assert sorted(file.name for file in path.parent.iterdir()) == ["mlflow.db", "mlflow.db.lock"]
+    return path.read_bytes()
+
+
+def older(path: Path) -> str:
+    """Create a database as an MLflow of some revisions ago left it, with one experiment; return its revision."""
+    from alembic import command
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db import utils
+    from mlflow.store.db.utils import InitialBase, create_sqlalchemy_engine
+
+    engine = create_sqlalchemy_engine(f"sqlite:///{path}")
+    config = utils._get_alembic_config(f"sqlite:///{path}")
+    revisions = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    InitialBase.metadata.create_all(engine)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revisions[6])
+    with engine.begin() as connection:
+        insert = "INSERT INTO experiments (name, artifact_location, lifecycle_stage) VALUES ('mine', '/x', 'active')"
+        connection.exec_driver_sql(insert)
+    engine.dispose()
+    return str(revisions[6])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.symlink_to("nowhere/x.db"), "is a link to nowhere/x.db, which does not exist: choose"),
+        (lambda path: path.mkdir(), "is a folder: choose another database"),
+        (os.mkfifo, "is not a file: choose another database"),
+        (lambda path: path.write_text("not this" * 100), "is not a sqlite database"),
+        (lambda path: sqlite3.connect(path).execute("CREATE TABLE mine (x)"), "is a database of another program"),
+        (
+            lambda path: sqlite3.connect(path).executescript(
+                "CREATE TABLE alembic_version (version_num); CREATE TABLE mine (x);"
+                "INSERT INTO alembic_version VALUES ('0123456789ab')"
+            ),
+            "is a database of another program",
+        ),
+        (
+            lambda path: sqlite3.connect(path).execute("CREATE TABLE experiments (x)"),
+            r"is half made, because a process was killed .*: mv \S+mlflow.db \S+mlflow.db.broken, then store its",
+        ),
+    ],
+    ids=["link", "folder", "pipe", "text", "foreign", "foreign_alembic", "half_made"],
+)
+def test_what_is_no_database_is_refused_at_once_and_stays_as_it_is(make: object, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    make(path)  # type: ignore[operator]
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(UserError, match=said):
+        make_tracker({"name": "mlflow", "uri": sqlite_uri(path)}).open(SweepInfo("first", tmp_path, ""))
+    assert before is None or path.read_bytes() == before
+
+
+def test_a_killed_creation_leaves_nothing_and_the_next_one_creates_it(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    code = f"""
+        import os, signal
+        from pathlib import Path
+        from attn_exp.tracking import database
+        from attn_exp.tracking.client import silence
+        silence()
+        from sqlalchemy import Engine, event
+        statements = []
+        @event.listens_for(Engine, "after_cursor_execute")
+        def die(*_):
+            statements.append(1)
+            if len(statements) == 150:
+                os.kill(os.getpid(), signal.SIGKILL)
+        database.prepare_database({sqlite_uri(path)!r})
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=cli.environment(), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = {file.name for file in tmp_path.iterdir()}
+    assert ".mlflow.db.new" in left and "mlflow.db" not in left
+    assert check_database(path) is State.MISSING
+    assert prepare_database(sqlite_uri(path)) is None
+    assert check_database(path) is State.CURRENT
+    assert {file.name for file in tmp_path.iterdir()} == {"mlflow.db", "mlflow.db.lock"}
+
+
+def test_an_older_database_is_upgraded_beside_a_copy_or_refused_as_asked(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    revision = older(path)
+    assert check_database(path) is State.OLDER
+    config = {"name": "mlflow", "uri": sqlite_uri(path), "artifacts": str(tmp_path / "artifacts")}
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"is of an older MLflow than .*: allow tracker\.upgrade=copy, which keeps"):
+        make_tracker(config | {"upgrade": "refuse"}).open(SweepInfo("first", tmp_path, ""))
+    assert path.read_bytes() == before
+    tracker = make_tracker(config)
+    old = path.with_name(f"mlflow.db.{revision}")
+    said = f"{path} was of an older MLflow and is upgraded; its old version is {old}"
+    assert tracker.open(SweepInfo("first", tmp_path, "")) == said
+    assert tracker.close("FINISHED", ()) is None
+    assert old.read_bytes() == before
+    assert check_database(path) is State.CURRENT
+    with sqlite3.connect(path) as database:
+        assert {row[0] for row in database.execute("SELECT name FROM experiments")} == {"Default", "attn_exp", "mine"}
+
+
+def test_a_half_migrated_database_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    older(path)
+    with sqlite3.connect(path) as database:
+        # What a later migration creates is there, its revision is not.
+        later = {"CREATE TABLE scorers (x)", "CREATE TABLE secrets (x)", "CREATE TABLE endpoints (x)"}
+        for statement in later:
+            database.execute(statement.replace("TABLE", "TABLE IF NOT EXISTS"))
+        database.execute("UPDATE alembic_version SET version_num = '1bd49d398cd23'")
+    before = path.read_bytes()
+    tracker = make_tracker({"name": "mlflow", "uri": sqlite_uri(path), "artifacts": str(tmp_path / "artifacts")})
+    with pytest.raises(UserError, match=r"is half made.*attn-exp log"):
+        tracker.open(SweepInfo("first", tmp_path, ""))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("given", ["later", 3, "", True])
+def test_an_unknown_upgrade_is_refused(given: object, tmp_path: Path) -> None:
+    config = {"name": "mlflow", "uri": sqlite_uri(tmp_path / "x.db"), "upgrade": given}
+    if not given:
+        assert make_tracker(config) is not None
+        return
+    with pytest.raises(UserError, match=f"tracker.upgrade={given} is not one of copy, refuse"):
+        make_tracker(config)
+
+
+NAMES = (
+    "a%20b",
+    "100%",
+    "it's",
+    "both'\"q",
+    "qu?e=1",
+    "ha#sh",
+    "new\nline",
+    "ünï",
+    "sp ace",
+    "a&b;c",
+    "%2F",
+    "back\\s",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_may_have_any_name(name: str, made: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / name
+    (home / "mlruns").mkdir(parents=True)
+    (home / "mlruns" / "mlflow.db").write_bytes(made)
+    monkeypatch.chdir(home)
+    assert database_file(absolute_uri("sqlite:///mlruns/mlflow.db")) == home / "mlruns" / "mlflow.db"
+    tracker = make_tracker({"name": "mlflow"})
+    folder = home / "multirun" / "first"
+    record = a_record("one")
+    (folder / record.request.job).mkdir(parents=True)
+    write_record(record, folder / record.request.job)
+    assert tracker.open(SweepInfo("first", folder, "")) is None
+    tracker.log(record, folder / record.request.job)
+    assert tracker.close("FINISHED", ()) is None
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    with sqlite3.connect(home / "mlruns" / "mlflow.db") as database:
+        assert database.execute("SELECT count(*) FROM runs WHERE status = 'FINISHED'").fetchone() == (2,)
+    assert len(list(home.glob("mlruns/artifacts/*/artifacts/record.json"))) == 1
+
+
+def test_a_database_is_created_in_a_folder_with_both_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "both'\"q" / "mlflow.db"
+    path.parent.mkdir()
+    assert prepare_database(sqlite_uri(path)) is None
+    assert check_database(path) is State.CURRENT
+
+
+def test_a_link_to_a_database_that_is_not_there_yet_stays_a_link(made: bytes, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "empty.db").touch()
+    link = tmp_path / "mlflow.db"
+    link.symlink_to("real/empty.db")
+    assert prepare_database(sqlite_uri(link)) is None
+    assert link.is_symlink()
+    assert check_database(tmp_path / "real" / "empty.db") is State.CURRENT
