@@ -502,6 +502,16 @@ def test_the_number_of_retries_can_be_set():
     assert used > 1, "mlflow.store.db.utils does not read MAX_RETRY_COUNT any more"
 
 
+def test_a_store_creates_its_database_when_it_is_made(tmp_path):
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    from attn_exp.tracking.database import State, check_database
+
+    assert_takes(SqlAlchemyStore, "sqlite://", "artifacts")
+    SqlAlchemyStore(f"sqlite:///{tmp_path}/x.db", str(tmp_path)).engine.dispose()
+    assert check_database(tmp_path / "x.db") is State.CURRENT
+
+
 def test_an_artifact_repository_takes_our_arguments(tmp_path):
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 

@@ -93,12 +93,18 @@ def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_sweep_that_is_not_there_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], wanted: str
 ) -> None:
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db.utils import _get_alembic_config
+
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         database.executescript(
             """CREATE TABLE experiments (experiment_id, name); INSERT INTO experiments VALUES (1, 'attn_exp');
             CREATE TABLE runs (run_uuid, experiment_id, lifecycle_stage); INSERT INTO runs VALUES ('a', 1, 'active');
-            CREATE TABLE tags (key, value, run_uuid); INSERT INTO tags VALUES ('attn_exp.sweep', 'first', 'a');"""
+            CREATE TABLE tags (key, value, run_uuid); INSERT INTO tags VALUES ('attn_exp.sweep', 'first', 'a');
+            CREATE TABLE alembic_version (version_num);"""
         )
+        (newest,) = ScriptDirectory.from_config(_get_alembic_config("")).get_heads()
+        database.execute("INSERT INTO alembic_version VALUES (?)", (newest,))
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert ui.main([f"uri={uri}", f"port={a_free_port()}", *flags]) == 2
     said = capsys.readouterr()

@@ -39,6 +39,7 @@ class State(Enum):
     MISSING = "missing or empty"
     CURRENT = "of the installed version"
     OLDER = "of an older MLflow"
+    HALF_MADE = "left by a process that was killed while MLflow created it"
     BUSY = "locked by another process"
 
 
@@ -81,7 +82,7 @@ def check_database(path: Path) -> State:
     """Return the state of a database file without importing MLflow.
 
     Raises:
-        UserError: the path is not that of a file, the file is not MLflow's or is of a newer version, or it is broken.
+        UserError: the path is not that of a file, or the file is not MLflow's or is of a newer version.
     """
     _check_kind(path)
     if not path.exists() or not path.stat().st_size:
@@ -101,7 +102,7 @@ def check_database(path: Path) -> State:
     if "experiments" not in tables:
         raise UserError(f"{path} is a database of another program: {_ELSEWHERE}")
     if not revisions:
-        raise UserError(broken(path))
+        return State.HALF_MADE
     known = _migrations()
     if known and not known.keys() >= set(revisions):
         raise UserError(
@@ -112,7 +113,7 @@ def check_database(path: Path) -> State:
     return State.CURRENT if not known or newest <= set(revisions) else State.OLDER
 
 
-def broken(path: Path) -> str:
+def _half_made(path: Path) -> str:
     """Return the sentence about a database whose creation or migration was interrupted."""
     aside = shlex.join(["mv", str(path), f"{path}.broken"])
     return (
@@ -145,13 +146,16 @@ def prepare_database(uri: str, upgrade: str = "copy") -> str | None:
         if state is State.MISSING:
             with _beside(path) as new:
                 _migrate(new, path)
-        elif state is State.OLDER:
-            return _upgrade(path, upgrade)
+        check_usable(path, state, upgrade)
+        if state is State.OLDER:
+            return _upgrade(path)
     return None
 
 
-def check_upgrade(path: Path, state: State, upgrade: str) -> None:
-    """Raise UserError if a database of this state has to be upgraded and may not be."""
+def check_usable(path: Path, state: State, upgrade: str) -> None:
+    """Raise UserError if a database of this state is half made, or has to be upgraded and may not be."""
+    if state is State.HALF_MADE:
+        raise UserError(_half_made(path))
     if state is State.OLDER and upgrade == "refuse":
         raise UserError(
             f"the database {path} is of an older MLflow than the installed {version('mlflow')}: allow "
@@ -159,8 +163,7 @@ def check_upgrade(path: Path, state: State, upgrade: str) -> None:
         )
 
 
-def _upgrade(path: Path, upgrade: str) -> str:
-    check_upgrade(path, State.OLDER, upgrade)
+def _upgrade(path: Path) -> str:
     with contextlib.closing(_opened(path)) as database:
         (revision, *_) = _revisions(database)
     old = path.with_name(f"{path.name}.{revision}")
@@ -170,7 +173,7 @@ def _upgrade(path: Path, upgrade: str) -> str:
         try:
             _migrate(new, path)
         except Exception as error:
-            raise UserError(f"{broken(path)} ({str(error).splitlines()[0][:100]})") from error
+            raise UserError(f"{_half_made(path)} ({str(error).splitlines()[0][:100]})") from error
         shutil.copymode(path, new)
         shutil.copy2(path, old)
     return f"{path} was of an older MLflow and is upgraded; its old version is {old}"

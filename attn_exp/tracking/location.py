@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import has_password, redacted
-from attn_exp.tracking.database import State, check_database, check_upgrade, database_file, sqlite_uri
+from attn_exp.tracking.database import State, check_database, check_usable, database_file, sqlite_uri
 
 HOME = "multirun"
 
@@ -120,7 +120,7 @@ def check_writable(uri: str, artifacts: str | None, upgrade: str) -> None:
         state = check_database(path)
         if state is not State.MISSING and not os.access(path, os.W_OK):
             raise UserError(f"{path} cannot be written: choose another database with tracker.uri=sqlite:///...")
-        check_upgrade(path, state, upgrade)
+        check_usable(path, state, upgrade)
     if artifacts is not None and "://" not in artifacts:
         _make_writable(Path(artifacts), "tracker.artifacts=FOLDER")
 

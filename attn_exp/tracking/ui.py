@@ -59,7 +59,7 @@ def checked(uri: str, host: str, port: int) -> str:
                 f"there is no database {path} yet: measure something with python -m attn_exp, or store a sweep that "
                 "you have: attn-exp log NAME"
             )
-        if check_database(path) is State.OLDER:
+        if check_database(path) in (State.OLDER, State.HALF_MADE):
             silence()
             print(prepare_database(uri), file=sys.stderr)
     if not _is_free(host, port):
