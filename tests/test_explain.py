@@ -6,7 +6,7 @@ import sweeps
 
 from attn_exp.commands.explain import main
 from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.core.record import Kernel
+from attn_exp.core.record import Kernel, PassRecord
 from attn_exp.explain.page import keep_pages
 from attn_exp.explain.rivals import short
 from attn_exp.results.read import read_folder
@@ -114,7 +114,7 @@ def test_two_that_ran_the_same_kernel_are_told_so_and_not_ranked_within_their_in
     text = " ".join(page(capsys, "first/cudnn").split())
     assert "forward: the fastest of 3; next is aten_cudnn (80.20 us" in text
     assert "too close to call" in text
-    assert "both spend most of their time in the same kernel, cudnn_generated" in text
+    assert "same kernel: both run cudnn_generated" in text
 
 
 def test_a_job_that_failed_has_a_page_too(here, capsys):
@@ -135,6 +135,23 @@ def test_a_sweep_s_page_says_who_ran_the_same_kernel(here, capsys):
     assert f"forward: cudnn, aten_cudnn ran the same kernel: {SHARED_KERNEL[:34]}" in text
     assert "forward: flash ran flash_forward" in text
     assert [line.split()[0] for line in text.splitlines() if " ok " in line] == ["cudnn", "aten_cudnn", "flash"]
+
+
+def test_on_a_cpu_too_the_same_kernel_is_named_by_the_operator_that_computes_attention(here, capsys):
+    names = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::empty")
+
+    def ran(backend, us, *operators):
+        kernels = tuple(Kernel(name=name, count=1.0, time_us=us) for name in operators)
+        return replace(job(backend, us, device="cpu"), passes={"forward": PassRecord(kernels=kernels)})
+
+    sweeps.write(here.parent / "cpu", [ran("flash", 100.0, *names), ran("auto", 101.0, *names[::-1]),
+                                       ran("math", 900.0, names[0]), ran("mine", 950.0, names[0])])  # fmt: skip
+    text = " ".join(page(capsys, "cpu").split())
+    said = f"forward: flash, auto ran the same kernel: {names[1]}"
+    assert said in text and "math" not in text[text.index(said) + len(said) :].partition("a page about")[0]
+    assert f"same kernel: both run {names[1]}, so that they differ by noise" in " ".join(
+        page(capsys, "cpu/auto").split()
+    )
 
 
 def test_on_a_cpu_nothing_is_said_of_kernels_since_operators_contain_others(here, capsys):

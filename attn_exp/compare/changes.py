@@ -8,7 +8,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
@@ -16,6 +16,7 @@ from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.environment import Difference, Session, differences, session
 from attn_exp.compare.join import Pair, comparable_groups, joined, nothing_in_common
 from attn_exp.compare.page_parts import case_part, case_values
+from attn_exp.compare.ranking import doubt_about, doubt_notes
 from attn_exp.compare.ratio import Spreads, gain, uncertainty
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.core.errors import UserError
@@ -169,7 +170,7 @@ class Changes(Comparison):
 def _row(row: Change) -> tuple[object, ...]:
     statuses = [cell.result.status if cell else "" for cell in (row.old, row.new)]
     kernels = [cell.result.longest_kernel(cell.direction) if cell else "" for cell in (row.old, row.new)]
-    flags = row.cell.result.flags
+    flags = row.cell.flags
     return (
         row.verdict,
         *case_values(row.cell),
@@ -233,7 +234,13 @@ def compare_sweeps(
         metric=metric,
         sweeps=tuple(summarize_sweep(sweep) for sweep in (*old, *new)),
         differences=unequal,
-        notes=(*notes, *refused_notes(unlike), *session_notes(rows, metric), *kernel_notes(rows)),
+        notes=(
+            *doubt_notes(_doubts(rows, metric)),
+            *notes,
+            *refused_notes(unlike),
+            *session_notes(rows, metric),
+            *kernel_notes(rows),
+        ),
         broken=tuple(sentence for sweep in (*old, *new) for sentence in sweep.broken),
         rows=tuple(rows),
         margin=margin,
@@ -321,14 +328,23 @@ def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list
             judged.append(row)
             continue
         p = next(adjusted)
+        if any(doubt_about(cell, metric) for cell in (row.old, row.new) if cell):
+            judged.append(replace(row, p=p))
+            continue
         better = (row.change > 0) == metric.kind.higher_is_better
         verdict: Verdict = "undecided"
         if p <= LEVEL and (row.low > 0 or row.high < 0):
             verdict = "faster" if better else "slower"
         elif max(abs(math.log1p(row.low)), abs(math.log1p(row.high))) <= math.log1p(margin):
             verdict = "equivalent"
-        judged.append(Change(row.old, row.new, verdict, row.change, row.low, row.high, row.spread, p, row.session))
+        judged.append(replace(row, verdict=verdict, p=p))
     return judged
+
+
+def _doubts(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
+    """Return of each cell with two values why either of them decides nothing; empty if both do."""
+    both = [(row.old, row.new) for row in rows if row.old and row.new and row.change is not None]
+    return [doubt_about(new, metric) or doubt_about(old, metric) for old, new in both]
 
 
 def _worse_by(row: Change, metric: ChosenMetric) -> float:

@@ -6,26 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.compare.ratio import Ratio, gain
+from attn_exp.compare.ranking import Ranking
+from attn_exp.compare.ratio import gain
 from attn_exp.core.case import case_columns
-from attn_exp.results.cell import Cell, ChosenMetric
+from attn_exp.results.cell import ChosenMetric
 
 # The axis of ranges is the first of these that varies.
 _AXES = ("seq_len", "q_len", "kv_len", "batch")
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """One cell among the backends of its case and pass.
-
-    `gain` is how many times better it is than the baseline, or without a baseline than the best (so at most 1). It is
-    None if the cell or the baseline has no value. `best` marks the best and all that are too close to it to call.
-    """
-
-    cell: Cell
-    group: int
-    gain: Ratio | None
-    best: bool
 
 
 def geometric_mean(logs: Sequence[float]) -> float:
@@ -104,7 +91,7 @@ def _varying(rows: Sequence[Ranking]) -> list[str]:
     return names
 
 
-def _size(row: "Ranking", name: str) -> Any:
+def _size(row: Ranking, name: str) -> Any:
     return getattr(row.cell.result.case, "q_len" if name == "seq_len" else name)
 
 

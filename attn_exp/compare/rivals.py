@@ -10,12 +10,12 @@ from attn_exp.compare.comparison import Comparison, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.join import comparable_groups, latest
 from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
-from attn_exp.compare.picks import Pick, Ranking, geometric_mean, picks
-from attn_exp.compare.ratio import Ratio, Spreads, ratio
+from attn_exp.compare.picks import Pick, geometric_mean, picks
+from attn_exp.compare.ranking import Ranking, doubt_notes, is_label, rank, ranked
+from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.flags import flag_marks
-from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import fields, getter, sortable
 from attn_exp.results.read import Sweep
@@ -72,14 +72,19 @@ def _mean(
     logs, left_out, best = [], Counter[str](), 0
     for case in cases:
         row = case.get(label)
-        if row is not None and row.gain is not None:
+        base = _base(case, baseline)
+        if row is not None and row.gain is not None and not row.doubt and not (base and base.doubt):
             logs.append(math.log(row.gain.value))
             best += row.best
         else:
-            left_out[_why(row, case.get(baseline) if baseline else None, baseline)] += 1
+            left_out[_why(row, base, baseline)] += 1
     value = geometric_mean(logs) if logs else None
     least, most = (math.exp(min(logs)), math.exp(max(logs))) if logs else (None, None)
     return Mean(where, direction, label, value, least, most, len(logs), best, tuple(sorted(left_out.items())))
+
+
+def _base(case: "dict[str, Ranking]", baseline: str | None) -> "Ranking | None":
+    return next((row for label, row in case.items() if is_label(label, baseline)), None) if baseline else None
 
 
 def _why(row: "Ranking | None", base: "Ranking | None", baseline: str | None) -> str:
@@ -87,10 +92,14 @@ def _why(row: "Ranking | None", base: "Ranking | None", baseline: str | None) ->
         return "not measured"
     if row.cell.value is None:
         return row.cell.result.status if row.cell.result.status != "ok" else "without this metric"
+    if row.doubt:
+        return row.doubt
     if baseline is None:
         return "the best is 0"
     if base is None:
         return f"{baseline} not measured"
+    if base.doubt:
+        return f"{baseline} {base.doubt}"
     if base.cell.result.status == "ok":
         return f"{baseline} is 0" if base.cell.value == 0 else f"{baseline} without this metric"
     return f"{baseline} {base.cell.result.status}"
@@ -122,6 +131,7 @@ _WAYS: dict[str, Callable[[Result], str]] = {
 
 
 _STAR = "* best: the fastest, and every row too close to it to call"
+_SAME = "same kernel: these backends ran one and the same kernel, so that they differ by noise (A/A)"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -153,6 +163,8 @@ class Rivals(Comparison):
             Column("gain_high", ""),
             Column("interval", "95 %", joined=interval("gain_low", "gain_high"), spare=2),
             Column("best", "best"),
+            Column("doubt", ""),
+            Column("same_kernel", "same kernel", spare=4),
             Column("flags", ""),
             Column("second_opinions", ""),
             Column("marks", "marks", spare=1),
@@ -169,10 +181,12 @@ class Rivals(Comparison):
                 *cell_values(row.cell, self.metric),
                 *((row.gain.value, row.gain.low, row.gain.high) if row.gain else (None, None, None)),
                 None,
-                "*" if row.best else "",
-                " ".join(row.cell.result.flags),
+                "*" if row.best else "?" if row.doubt else "",
+                row.doubt,
+                " ".join(row.same),
+                " ".join(row.cell.flags),
                 "; ".join(row.cell.result.second_opinions),
-                flag_marks(row.cell.result.flags),
+                flag_marks(row.cell.flags),
                 row.cell.result.reason or "",
                 row.cell.result.job,
                 row.cell.result.sweep,
@@ -199,7 +213,7 @@ def compare_rivals(
         UserError: there is no such baseline.
     """
     labels = sorted({cell.result.label for cell in cells})
-    if baseline is not None and not any(_is(label, baseline) for label in labels):
+    if baseline is not None and not any(is_label(label, baseline) for label in labels):
         raise UserError(
             f"there is no baseline={baseline}: {nearest(baseline, labels)}the backends are {', '.join(labels)}"
         )
@@ -208,12 +222,19 @@ def compare_rivals(
     # Means are not taken over groups that are not comparable.
     ways = {name: {get(cell.result) for cell in cells} for name, get in _WAYS.items() if name not in by}
     by = (*by, *(name for name, seen in ways.items() if len(seen) > 1))
-    rows = [row for index, group in enumerate(groups) for row in _rankings(group, index, metric, spreads, baseline)]
+    rows = [row for index, group in enumerate(groups) for row in ranked(group, index, metric, spreads, baseline)]
     return Rivals(
         metric=metric,
         sweeps=tuple(summarize_sweep(sweep) for sweep in sweeps),
         broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
-        notes=(*([_STAR] if any(row.best for row in rows) else ()), *notes, *repeated, *_mixed(groups)),
+        notes=(
+            *([_STAR] if any(row.best for row in rows) else ()),
+            *doubt_notes([row.doubt for row in rows if row.cell.value is not None]),
+            *([_SAME] if any(row.same for row in rows) else ()),
+            *notes,
+            *repeated,
+            *_mixed(groups),
+        ),
         baseline=baseline,
         rows=tuple(rows),
         means=means(rows, labels, by, baseline),
@@ -221,39 +242,6 @@ def compare_rivals(
         picks=picks(rows, metric),
         ties=_ties(rows, metric),
     )
-
-
-def _is(label: str, baseline: str) -> bool:
-    """Return whether a label is the baseline's; the provider in `auto (cudnn)` need not be typed."""
-    return label == baseline or label.startswith(f"{baseline} (")
-
-
-def _rankings(
-    group: Sequence[Cell], index: int, metric: ChosenMetric, spreads: Spreads, baseline: str | None
-) -> list[Ranking]:
-    valued = [cell for cell in group if cell.value is not None]
-    best = min(valued, key=lambda cell: _rank(cell, metric), default=None)
-    base = next((cell for cell in valued if _is(cell.result.label, baseline)), None) if baseline else best
-    over = [_gain(cell, base, metric, spreads) for cell in group]
-    to_best = over if base is best else [_gain(cell, best, metric, spreads) for cell in group]
-    others = [at for at, cell in enumerate(group) if cell is not best and to_best[at] is not None]
-    worse = dict(zip(others, worse_than_best([one.p for at in others if (one := to_best[at])]), strict=True))
-    return [
-        Ranking(cell, index, over[at], cell is best or (at in worse and not worse[at])) for at, cell in enumerate(group)
-    ]
-
-
-def _gain(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
-    if over is None or cell.value is None:
-        return None
-    if cell is over:
-        return Ratio(1.0, 1.0, 1.0, 0.0, 1.0)
-    return ratio(cell, over, metric, spreads.between_rows(cell.result, over.result))
-
-
-def _rank(cell: Cell, metric: ChosenMetric) -> float:
-    assert cell.value is not None
-    return -cell.value if metric.kind.higher_is_better else cell.value
 
 
 def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
@@ -264,7 +252,11 @@ def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
     pairs = []
     for group in tied.values():
         if len(group) > 1:
-            cells = sorted((row.cell for row in group), key=lambda cell: _rank(cell, metric))[:2]
+            leading, *others = sorted(group, key=lambda row: rank(row.cell, metric))
+            next_one = next((row for row in others if row.cell.result.label not in leading.same), None)
+            if next_one is None:
+                continue
+            cells = [leading.cell, next_one.cell]
             # The same order for both passes, so that one command serves both.
             first, second = sorted(cells, key=lambda cell: (cell.result.label, cell.result.job))
             pairs.append((first, second))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attn_exp.core.text import figures, plain, printable
+from attn_exp.core.text import figures, half_text, plain, printable
 
 # How a value is formatted; `percent` (signed, two decimals) and `half` (one decimal) take fractions.
 Form = Literal["text", "figure", "ratio", "percent", "half"]
@@ -106,7 +106,7 @@ def written(value: Any, form: Form) -> str:
     if form == "percent":
         text = f"{100 * value:+.2f}" if abs(value) < 10 else f"{100 * value:+.0f}"
         return "+0.00" if text == "-0.00" else text
-    return f"{100 * value:.1f}"
+    return half_text(value)
 
 
 def rounded(value: Any) -> Any:

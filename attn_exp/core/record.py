@@ -129,6 +129,7 @@ class PassRecord:
         work: a block's work; None without a block, where the work follows from the case.
         timings: the ranking timer's samples, then those of secondary timers.
         disagreements: the pairs of timers that contradict each other.
+        flags: those of the record's flags that follow from the pass's own samples.
         first_backward: of the backward, whether the first one of a forward takes longer than repeated ones; else None.
     """
 
@@ -141,6 +142,7 @@ class PassRecord:
     work: Work | None = None
     timings: tuple[Timing, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
+    flags: tuple[str, ...] = ()
     first_backward: FirstBackward | None = None
 
 

@@ -62,6 +62,11 @@ def figures(value: float) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
+def half_text(half: float | None) -> str:
+    """Format a relative half-width, the `+-%` of all tables, in percent."""
+    return "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
+
+
 def apart(found: float, allowed: float) -> tuple[str, str]:
     """Format two different numbers with two significant digits, or with as many as tell one from the other."""
     for digits in range(2, 17):

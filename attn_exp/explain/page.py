@@ -17,14 +17,15 @@ from attn_exp.core.profile import FOLDER
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.roofline import Roof, roof_of
-from attn_exp.core.text import SHORT, WIDTH, figures, grid
+from attn_exp.core.text import SHORT, WIDTH, figures, grid, half_text
 from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
-from attn_exp.explain.rivals import against_fastest, kind, short
+from attn_exp.explain.rivals import against_fastest, kind, main_kernel, short
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.style import MISSING, available, save
 from attn_exp.results.result import Result, named
+from attn_exp.results.same_kernel import kernel_identity
 from attn_exp.results.store import user_path
 from attn_exp.results.table import duration, time_text
 
@@ -55,21 +56,25 @@ def sweep_page(target: Found) -> str:
 
 
 def same_kernels(results: Sequence[Result]) -> list[str]:
-    """Return for each pass which backends spent most of their time in which kernel.
+    """Return for each pass which backends ran the same kernel, and on a GPU which kernel every other one ran.
 
-    CPU operators are omitted: SDPA's is one wrapper around different implementations.
+    A kernel is named by the one in which most of the time is spent. On a CPU nothing is said of other operators: SDPA's
+    is one wrapper around different implementations.
     """
     lines: list[str] = []
-    if kind(results[0]) != "kernel":
-        return lines
+    on_cpu = kind(results[0]) != "kernel"
     for direction in SHORT:
-        ran: dict[str, list[str]] = defaultdict(list)
+        ran: dict[Any, list[Result]] = defaultdict(list)
         for result in results:
             if result.status == "ok" and direction in result.kernels:
-                ran[result.longest_kernel(direction)].append(result.label)
-        for name, labels in sorted(ran.items(), key=lambda one: -len(one[1])):
-            who = f"{', '.join(labels)} ran the same kernel:" if len(labels) > 1 else f"{labels[0]} ran"
-            lines.append(f"{direction}: {who} {short(name)}")
+                ran[kernel_identity(result, direction) or result.path].append(result)
+        for together in sorted(ran.values(), key=lambda one: -len(one)):
+            labels = ", ".join(one.label for one in together)
+            name = short(main_kernel(together[0], direction))
+            if len(together) > 1:
+                lines.append(f"{direction}: {labels} ran the same kernel: {name}")
+            elif not on_cpu:
+                lines.append(f"{direction}: {labels} ran {name}")
     return lines
 
 
@@ -224,7 +229,7 @@ def _timed(record: Record, direction: str) -> str:
     parts = [time_text(metrics[f"{direction}/time_us"])]
     half = metrics.get(f"{direction}/time_half_width")
     if half is not None:
-        parts.append(f"+-{100 * half:.1f} %")
+        parts.append(f"+-{half_text(half)} %")
     for name, unit in (("tflops", "TFLOPS"), ("gb_per_s", "GB/s of compulsory bytes")):
         if metrics.get(f"{direction}/{name}"):
             parts.append(f"{figures(metrics[f'{direction}/{name}'])} {unit}")

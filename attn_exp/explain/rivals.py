@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 
 from attn_exp.compare.answer import spreads_for
 from attn_exp.compare.join import method_key
-from attn_exp.compare.ratio import ratio
+from attn_exp.compare.ranking import ranked
 from attn_exp.core.flags import flag_marks
-from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.core.text import SHORT, figures
 from attn_exp.results.cell import ChosenMetric, cells_of
 from attn_exp.results.result import Result, named
+from attn_exp.results.same_kernel import attends, same_kernel
 
 
 def rivals_of(job: Result, results: Iterable[Result], direction: str) -> list[Result]:
@@ -54,12 +54,14 @@ def _time(result: Result, direction: str) -> str:
 
 
 def _doubt(several: Sequence[Result], slow: Result, direction: str) -> str:
-    """Return a remark if a job is tied with the fastest of several, as in a comparison of them all."""
+    """Return a remark if a job decides nothing, or is tied with the fastest, as in a comparison of them all."""
     metric, spreads = ChosenMetric(direction=direction), spreads_for(several, None)
-    first, *others = cells_of(several, metric)
-    ratios = (ratio(cell, first, metric, spreads.between_rows(cell.result, first.result)) for cell in others)
-    worse = worse_than_best([1.0 if one is None else one.p for one in ratios])
-    if any(one for one, cell in zip(worse, others, strict=True) if cell.result is slow):
+    rows = ranked(cells_of(several, metric), 0, metric, spreads, None)
+    own = next(row for row in rows if row.cell.result is slow)
+    doubts = {row.doubt: row.cell.result.label for row in (rows[0], own) if row.doubt}
+    if doubts:
+        return f": nothing is decided ({', '.join(f'{label} is {doubt}' for doubt, label in doubts.items())})"
+    if not own.best:
         return ""
     return f": within their intervals, too close to call (attn-exp duel decides {SHORT[direction]})"
 
@@ -69,9 +71,17 @@ def _kernels(own: Result, other: Result, direction: str) -> list[str]:
     if not mine or not theirs:
         return []
     what = kind(own)
+    if same_kernel(own, other, direction):
+        return [f"  same kernel: both run {short(main_kernel(own, direction))}, so that they differ by noise"]
     if mine == theirs:
         return [f"  both spend most of their time in the same {what}, {short(mine)}"]
     return [f"  this one's longest {what} is {short(mine)}", f"  {other.label}'s is {short(theirs)}"]
+
+
+def main_kernel(result: Result, direction: str) -> str:
+    """Return the name of the longest kernel, of a CPU the operator that computes attention."""
+    names = result.kernels[direction]
+    return next((name for name in names if attends(name)), names[0]) if result.device == "cpu" else names[0]
 
 
 def kind(result: Result) -> str:

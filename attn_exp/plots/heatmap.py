@@ -10,7 +10,7 @@ from attn_exp.plots.data import caption, case_names, shared_case
 from attn_exp.plots.style import Chart, finish, new_figure
 
 if TYPE_CHECKING:
-    from attn_exp.compare.picks import Ranking
+    from attn_exp.compare.ranking import Ranking
     from attn_exp.compare.rivals import Rivals
 
 _MOST_ROWS, _MOST_COLUMNS = 40, 14

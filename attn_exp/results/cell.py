@@ -57,6 +57,13 @@ class Cell:
         return None if self.half is None else math.sinh(self.half)
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """The result's flags without those that another pass has alone."""
+        own, known = self.result.pass_flags.get(self.direction, ()), self.result.pass_flags.values()
+        elsewhere = {flag for flags in known for flag in flags} - set(own)
+        return tuple(flag for flag in self.result.flags if flag not in elsewhere)
+
+    @property
     def short(self) -> str:
         """`fwd` or `bwd`."""
         return SHORT.get(self.direction, self.direction)

@@ -31,9 +31,9 @@ class Result:
     `label` names the backend in tables (`named` makes labels unique), `l2` says whether the primary timer flushed the
     L2 cache (`cold`, `warm`, or empty if nothing was timed). `kernels` are the names of each pass' kernels, the
     longest-running first, `profiles` the names of the profilers that ran, `second_opinions` says which timers disagree.
-    Results of two sweeps that have the same `key` (case, backend with options, compiler, kind of device) are joined in
-    comparisons. `source` says where a backend from elsewhere comes from (core/source.py); it is not in `key`, so that
-    two states of one are compared.
+    `pass_flags` are the flags that follow from each pass's own samples. Results of two sweeps that have the same `key`
+    (case, backend with options, compiler, kind of device) are joined in comparisons. `source` says where a backend from
+    elsewhere comes from (core/source.py); it is not in `key`, so that two states of one are compared.
     """
 
     job: str
@@ -57,6 +57,7 @@ class Result:
     kernels: Mapping[str, tuple[str, ...]]
     profiles: tuple[str, ...]
     second_opinions: tuple[str, ...]
+    pass_flags: Mapping[str, tuple[str, ...]]
     started_at: float
     finished_at: float
     method_version: str
@@ -168,6 +169,7 @@ def decode(content: bytes, path: Path) -> Result:
             second_opinions=tuple(
                 f"{direction}: {pair}" for direction, measured in lean.passes.items() for pair in measured.disagreements
             ),
+            pass_flags={direction: measured.flags for direction, measured in lean.passes.items()},
             started_at=lean.started_at,
             finished_at=lean.finished_at,
             method_version=lean.method_version,
@@ -213,6 +215,7 @@ class _Pass(msgspec.Struct, gc=False):
     kernels: list[_Kernel] = []
     took: str | None = None
     disagreements: list[Disagreement] = []
+    flags: tuple[str, ...] = ()
 
 
 class _Backend(msgspec.Struct, gc=False, frozen=True):

@@ -11,7 +11,7 @@ from attn_exp.core.case import NORMAL, case_columns
 from attn_exp.core.flags import flag_marks, flag_notes
 from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.core.source import commit
-from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, plain, word
+from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, half_text, plain, word
 from attn_exp.results.opinions import opinion_notes
 from attn_exp.results.result import Result, named
 
@@ -146,7 +146,7 @@ def _row(result: Result) -> dict[str, Any]:
         if f"{name}/time_us" in metrics:
             half = metrics.get(f"{name}/time_half_width")
             row[f"{short}\nus"] = figures(metrics[f"{name}/time_us"])
-            row[f"{short}\n+-%"] = "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
+            row[f"{short}\n+-%"] = half_text(half)
             tflops = metrics.get(f"{name}/tflops")
             row[f"{short}\nTFLOPS"] = figures(tflops) if tflops else ""
             errors = [value for key, value in metrics.items() if _is_error(key, name)]

@@ -21,6 +21,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME, VERDICTS_NAME
 from attn_exp.core.redaction import redacted
 from attn_exp.core.request import DUEL_NAME, Request, backend_label
+from attn_exp.core.text import half_text
 from attn_exp.plots.duel import plot_ratios
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.read import read_folder
@@ -158,7 +159,7 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
                     record.request.label,
                     direction,
                     time_text(record.metrics[f"{direction}/time_us"]),
-                    "" if half is None else f"{100 * half:.1f}",
+                    half_text(half),
                     "" if rate is None else f"{rate:.4g}",
                     "" if clock is None else f"{clock:.0f}",
                     " ".join(record.flags),

@@ -207,10 +207,11 @@ def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: 
     case = attempt.request.case
     measured = attempt.passes[direction]
     apart = disagreements(timings, measured.kernels)
-    attempt.passes[direction] = measured = replace(measured, timings=timings, disagreements=apart)
-    if apart:
-        attempt.flags.add("timers_disagree")
-    attempt.flags |= timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
+    flags = timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
+    flags |= {"timers_disagree"} if apart else set()
+    measured = replace(measured, timings=timings, disagreements=apart, flags=tuple(sorted(flags)))
+    attempt.passes[direction] = measured
+    attempt.flags |= flags
     peak = datasheet_peak(machine.environment.get("gpu", ""))
     check_limits(attempt, machine, direction, peak)
     attempt.metrics |= pass_metrics(
