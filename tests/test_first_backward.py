@@ -46,7 +46,7 @@ def test_what_the_first_backward_of_a_forward_keeps_is_implausible(host_us):
     assert attempt.status == "implausible"
     assert attempt.reason == (
         "backward: the first backward of a forward takes 300.0 us, the repeated ones that were timed 230.0 us: "
-        "what the first one computed was kept"
+        "what was computed by then was kept"
     )
     assert found == FirstBackward(first_us=300.0, repeated_us=230.0, calls=24)
 

@@ -2,7 +2,7 @@
 
 A training step makes one backward of each forward; a benchmark repeats that of one forward, whose graph may keep what
 the first one computed. So after the timing of a backward a few more are timed by the device's plain timer: of a new
-forward with other inputs, and the repeated one beside it.
+forward with other inputs, made and called, and the repeated one beside it.
 """
 
 import random
@@ -68,7 +68,7 @@ def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, repea
     if len(of_first) == _MOST and _share_longer(of_first, of_repeated, machine.device) > _SHARE:
         reason = (
             f"backward: the first backward of a forward takes {figures(first_us)} us, the repeated ones that were "
-            f"timed {figures(repeated_us)} us: what the first one computed was kept"
+            f"timed {figures(repeated_us)} us: what was computed by then was kept"
         )
         raise Stopped("implausible", reason)
 

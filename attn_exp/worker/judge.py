@@ -234,9 +234,14 @@ class Judge:
         return self._calls.backward(self._calls.forward() if out is None else out)
 
     def new_backward(self) -> Callable[[], Any]:
-        """Return the backward of a new forward on other inputs; nobody times or judges that forward."""
+        """Return the backward of a new forward on other inputs; nobody times or judges that forward.
+
+        The call also makes the backward, in which work could be done that no timed call shows. Not of codes: their
+        scales are those of an earlier backward, as with delayed scaling.
+        """
         self.fresh.renew()
-        return self._calls.backward(self._calls.forward())
+        out, make = self._calls.forward(), self._calls.backward
+        return make(out) if self._calls.scales else lambda: make(out)()
 
     def state(self) -> State:
         """Return how the inputs differed for the results that are judged: a reference is needed of these."""

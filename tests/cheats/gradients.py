@@ -192,8 +192,9 @@ class Detached(Plain):
         return run().detach()
 
 
-def _weights(q: Tensor, k: Tensor) -> Tensor:
-    for _ in range(6):
+def slow_weights(q: Tensor, k: Tensor) -> Tensor:
+    """Return the softmax of the scores, computed several times in float64."""
+    for _ in range(3):
         weights = torch.softmax(q.double() @ k.double().mT * q.shape[-1] ** -0.5, -1)
     return weights
 
@@ -214,7 +215,7 @@ class _KeepsWeights(torch.autograd.Function):
         scale = q.shape[-1] ** -0.5
         if ctx.weights is None:
             # Slowly, so that the difference shows on a busy machine, too.
-            ctx.weights = _weights(q, k).to(q.dtype)
+            ctx.weights = slow_weights(q, k).to(q.dtype)
         p = ctx.weights
         ds = ((d_out @ v.mT) - (d_out * out).sum(-1, keepdim=True)).mul_(p).mul_(scale)
         return ds @ k, ds.mT @ q, p.mT @ d_out
@@ -243,7 +244,7 @@ class _ForwardInTheFirstBackward(torch.autograd.Function):
             leaves = [one.detach().requires_grad_() for one in ctx.saved_tensors]
             with torch.enable_grad():
                 ctx.graph = torch.nn.functional.scaled_dot_product_attention(*leaves), leaves
-            _weights(*ctx.saved_tensors[:2])
+            slow_weights(*ctx.saved_tensors[:2])
         return torch.autograd.grad(*ctx.graph, d_out, retain_graph=True)
 
 
