@@ -11,11 +11,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from attn_exp.attention.alike import alike_inputs
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.fused_formula import fused_formula
-from attn_exp.attention.hard_values import KINDS, draw, hard_inputs
+from attn_exp.attention.hard_values import KINDS, draw
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.core.case import Case
 
@@ -234,7 +235,7 @@ def test_any_head_dim_and_length_has_hard_inputs(head_dim):
     for q_len, kv_len in ((1, 1), (1, 77), (5, 9), (9, 5)):
         case = case_of(q_len=q_len, kv_len=kv_len, head_dim=head_dim, causal=True, align="top_left")
         like = make_inputs(case, "cpu", 1, with_gradients=False)
-        made = hard_inputs(case, like, 7)
+        made = alike_inputs("mixed", case, like, 7).inputs
         assert all(tensor.float().isfinite().all() for tensor in (*made.qkv, made.d_out))
         assert fused_formula(case, made, with_gradients=False)["out"].isfinite().all()
 
@@ -242,7 +243,7 @@ def test_any_head_dim_and_length_has_hard_inputs(head_dim):
 def test_fp8_has_tolerances_on_mixed_values_that_show_a_missing_maximum():
     case = case_of("float8_e4m3fn", head_dim=128)
     like = make_inputs(case, "cpu", 1, with_gradients=False)
-    inputs = hard_inputs(case, like, 3)
+    inputs = alike_inputs("mixed", case, like, 3).inputs
     found = expected(case, inputs, with_gradients=True)
     numbers = inputs.numbers()
     assert inaccuracy({"out": found.judge("out", no_maximum(case, *numbers.qkv))})

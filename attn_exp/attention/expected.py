@@ -49,11 +49,6 @@ class Expected:
         return bool(self.places)
 
     @property
-    def leaves_heads_out(self) -> bool:
-        """Whether gradients of keys are known of some heads alone."""
-        return "dk" in self.places and len(self.places["dk"].heads) < math.prod(self.shape("dk")[:2])
-
-    @property
     def rows(self) -> int:
         """Return how many rows of all tensors are looked at, over all heads of the batch."""
         return sum(tensor[..., 0].numel() for tensor in self.tensors.values())
@@ -72,6 +67,12 @@ class Expected:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole tensor."""
         return self.shapes.get(name) or tuple(self.tensors[name].shape)
+
+    def typical_norm(self, name: str) -> float:
+        """Return the root mean square norm of a tensor's rows; where it vanishes, what errors are then relative to."""
+        tensor, unit = self.tensors[name], self.units.get(name, UNIT)
+        size = tensor.square().mean().sqrt().item()
+        return (size if size > unit.least else unit.scale) * math.sqrt(tensor.shape[-1])
 
     def judge(self, name: str, tensor: torch.Tensor, scale: float = 1.0) -> TensorError:
         """Return the error of a backend's whole tensor and what is allowed; `scale` is the factor of codes.

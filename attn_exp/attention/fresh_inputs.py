@@ -39,6 +39,12 @@ def flip_signs(tensor: torch.Tensor, bits: int, dim: int = -1) -> None:
         integers.bitwise_xor_(_along(_masks([bits], integers, dim)[0], dim))
 
 
+def flip_rows(tensor: torch.Tensor, bits: Sequence[int]) -> None:
+    """Change in place the signs of channels of each row of the batch where its bits are set."""
+    integers = _integers(tensor)
+    integers.bitwise_xor_(_masks(bits, integers, -1)[:, None, None])
+
+
 def every_channel(tensor: torch.Tensor) -> int:
     """Return the bits of all channels: flipping these negates a tensor."""
     return (1 << tensor.shape[-1]) - 1

@@ -76,15 +76,6 @@ KINDS = {
 }
 
 
-def hard_inputs(case: Case, like: Inputs, seed: int) -> Inputs:
-    """Return inputs of the kind `mixed`, of the shapes, layout, dtype, device and scales of `like`.
-
-    They need no gradients: copy them into tensors that do.
-    """
-    device = like.q_bhsd.device
-    return draw("mixed", case, torch.Generator(device).manual_seed(seed), like=like)
-
-
 def make_inputs_of(kind: str, case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
     """Return new inputs of a kind, `normal` or one of `KINDS`, from `seed`."""
     normal = make_inputs(case, device, seed, with_gradients=with_gradients)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attn_exp.attention.alike import Alike, alike_inputs
 from attn_exp.attention.expected import Expected, expected
-from attn_exp.attention.hard_values import hard_inputs
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import E4M3, Case
@@ -240,7 +240,9 @@ class Machine:
             self.expected = key, made
         return self.expected[1]
 
-    def values_for(self, request: Request, kind: str, *, with_gradients: bool) -> tuple[Inputs, int, Expected]:
+    def values_for(
+        self, request: Request, kind: str, like: Inputs, *, with_gradients: bool
+    ) -> tuple[Alike, int, Expected]:
         """Return values for a case, a row of the batch drawn at random, and the reference of that row.
 
         Rows of a batch do not depend on each other. The next rival of the same case gets the same.
@@ -248,6 +250,7 @@ class Machine:
         Args:
             request: the job, of an attention without a block.
             kind: `NORMAL` or `HARD`.
+            like: inputs of the case, for their layout and scales.
             with_gradients: whether the reference has gradients.
 
         Raises:
@@ -257,23 +260,17 @@ class Machine:
         known = self.values.get(kind)
         if known is not None and known[0] == key:
             seed, row, made = known[1:]
-            return self._drawn(case, kind, request.measuring.seed, seed), row, made
+            return alike_inputs(kind, case, like, seed), row, made
         self.values.pop(kind, None)
         # Other ones in each process, so that no backend can be right on these values alone.
         seed, row = secrets.randbits(63), secrets.randbelow(case.batch)
-        values = self._drawn(case, kind, request.measuring.seed, seed)
-        of_row = values.row(row)
+        values = alike_inputs(kind, case, like, seed)
+        of_row = values.inputs.row(row)
         for tensor in of_row.qkv:
             tensor.requires_grad_(with_gradients)
         made = expected(replace(case, batch=1), of_row, with_gradients=with_gradients, sampled=True)
         self.values[kind] = key, seed, row, made
         return values, row, made
-
-    def _drawn(self, case: Case, kind: str, of_scales: int, seed: int) -> Inputs:
-        """Return values of a kind from `seed`, hard ones with the scales that the seed `of_scales` gives."""
-        if kind != HARD:
-            return make_inputs(case, self.device, seed, with_gradients=False)
-        return hard_inputs(case, make_inputs(case, self.device, of_scales, with_gradients=False), seed)
 
     def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
         """Free the kept references unless this job can use them."""

@@ -19,7 +19,6 @@ from attn_exp.worker.attempt import Attempt, Stopped, status_of
 from attn_exp.worker.device import HARD, Machine
 from attn_exp.worker.judge import Judge, Results
 from attn_exp.worker.judged import add_judged, form_of
-from attn_exp.worker.other_rows import wrong_in_other_rows
 
 # What reasons begin with.
 _ON = {HARD: "on hard values (docs/accuracy.md)", NORMAL: "on normal values"}
@@ -60,18 +59,19 @@ class OtherValues:
         attempt, request = self.attempt, self.request
         with attempt.stage("accuracy"), self.machine.settings.again():
             try:
-                values, row, expected = self.machine.values_for(request, kind, with_gradients=attempt.with_gradients)
+                alike, row, expected = self.machine.values_for(
+                    request, kind, self.seeded, with_gradients=attempt.with_gradients
+                )
             except ValueError:
                 # Where the formula itself is not finite there is no tolerance; the record has no such call then.
                 return
+        values = alike.inputs
         results, forms, overwritten = self._results(values, between=True)
         with attempt.stage("accuracy"), self.machine.settings.again():
             made = self._verdict(values, row, expected, results)
             described = "hard values" if kind == HARD else distribution(request.case, kind)
             add_judged(attempt, self.call, forms, expected, made, described, overwritten=overwritten)
-            wrong = made.wrong or wrong_in_other_rows(
-                request.case, values, self.judge.fresh.state, row, expected, results, self.calls.scales
-            )
+            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales)
         if made.wrong and request.case.softcap is not None and self._uncapped(values.row(row), row, expected, results):
             wrong = f"{wrong}, as if the softcap of {request.case.softcap:g} were left out"
         elif made.wrong and attempt.with_gradients and not overwritten:

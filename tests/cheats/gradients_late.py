@@ -7,7 +7,7 @@ import torch
 
 from cheats.corpus import case_of, cheat
 from cheats.gradients import slow_weights
-from cheats.ways import Plain, Run, Tensor
+from cheats.ways import Plain, Run, Tensor, attend
 
 
 @torch.no_grad()
@@ -30,3 +30,32 @@ class WeightsWhileTheBackwardIsMade(Plain):
             return lambda: gradients(p, q, k, v, inputs.d_out)
 
         return replace(super().prepare(case, inputs), backward=backward)
+
+
+@cheat(
+    "gradients",
+    "inaccurate",
+    r"on hard values .*(dq|dk) .*(row \d of the batch|of its norm)",
+    case=case_of(256, dtype="bfloat16", causal=True, softcap=50.0, batch=4),
+)
+class SlopeLostInTheLastRowOfTheBatch(Plain):
+    """Leaves out the softcap's slope in the last row of the batch, in the backward: a stride that was forgotten."""
+
+    def backward(self, run: Run) -> Any:
+        q, k, v = (one.detach()[-1:].requires_grad_() for one in self.inputs.qkv)
+        with torch.enable_grad():
+            out = attend(self.case, q, k, v, tanh=_WithoutSlope.apply)
+            last = torch.autograd.grad(out, (q, k, v), self.inputs.d_out[-1:])
+        return tuple(torch.cat([one[:-1], other]) for one, other in zip(run(), last, strict=True))
+
+
+class _WithoutSlope(torch.autograd.Function):
+    """The hyperbolic tangent with the slope of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> Tensor:
+        return d_y
