@@ -47,7 +47,7 @@ class Alike:
 
         def repeated(one: torch.Tensor, whole: torch.Tensor, bits: Sequence[int]) -> torch.Tensor:
             tensor = torch.empty_like(whole.detach())
-            tensor.copy_(one.detach().expand_as(tensor))
+            tensor.copy_(one.detach())
             flip_rows(tensor, bits)
             return tensor
 
