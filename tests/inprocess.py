@@ -1,19 +1,25 @@
 """Runs the command line in this process: what it says and how it exits, without the seconds of another one."""
 
+import copy
 import io
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from attn_exp.cli import dispatch
 from attn_exp.run.worker_process import Worker
 
 Typed = Callable[..., tuple[int, str, str]]
+# Hydra parses two dozen files for each combination of choices, which is a third of the time of a command here.
+_PARSED: dict[str, Any] = {}
+_load = OmegaConf.load
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
@@ -33,7 +39,14 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
                 HydraConfig.instance().cfg = None
         return code, out.getvalue(), err.getvalue()
 
+    def load(file: TextIO) -> Any:
+        text = file.read()
+        if text not in _PARSED:
+            _PARSED[text] = _load(io.StringIO(text))
+        return copy.deepcopy(_PARSED[text])
+
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(OmegaConf, "load", load)
     monkeypatch.setattr(Worker, "start", forbidden)
     # Started ahead of everything, in a process of its own: tests of that are end to end.
     monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: None)

@@ -14,8 +14,9 @@ from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.record import Traced
 from attn_exp.core.record_file import read_record, write_record
 from attn_exp.timers.loop import Block, Cost
+from attn_exp.worker import device
 from attn_exp.worker.attempt import Attempt, status_of
-from attn_exp.worker.device import LOAD_S, Machine
+from attn_exp.worker.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
@@ -31,6 +32,7 @@ def short_rounds(monkeypatch):
     monkeypatch.setattr("attn_exp.timers.loop.ROUND_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.WARM_UP_US", 1_000.0)
+    monkeypatch.setattr("attn_exp.worker.device.LOAD_S", 0.1)
 
 
 def measured(backend, machine, tmp_path, case=CASE, **measuring):
@@ -388,8 +390,8 @@ def test_the_load_of_a_sustained_job_comes_also_after_a_burst_one(machine, monke
     opened = Machine("cuda", gpu=FakeGpu())
     for dtype, load in (("bfloat16", False), ("bfloat16", True), ("float16", True), ("float16", False)):
         opened.ceilings_for(dtype, load=load)
-    assert [load for load in loads if load] == [LOAD_S]
-    assert loads.index(LOAD_S) == 2, "behind the first dtype's two"
+    assert [load for load in loads if load] == [device.LOAD_S]
+    assert loads.index(device.LOAD_S) == 2, "behind the first dtype's two"
 
 
 @pytest.mark.parametrize(
