@@ -67,6 +67,18 @@ class ExhaustsMemory(_Hurts):
             held.append(torch.empty(1 << 31))
 
 
+class DiesLater(_Hurts):
+    """Raises in its 41st call of 5 ms: in the middle of a duel."""
+
+    calls = 0
+
+    def hurt(self) -> None:
+        self.calls += 1
+        time.sleep(0.005)
+        if self.calls > 40:
+            raise RuntimeError("worn out")
+
+
 class Slow(_Hurts):
     """Right, but a call takes a tenth of a second."""
 

@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -130,6 +131,11 @@ def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "unsupported  b=cudnn: cudnn runs only on NVIDIA GPUs" in done.stdout
     assert "a=eager" in done.stdout
+    dies = ("c=eager", "c._target_=crashers:DiesLater", "c.name=frail")
+    done = run("duel", "a=eager", "b=eager", *dies, *CASE, "tracker=none", "stopping.budget_s=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"error +c=frail: forward, round \d+: RuntimeError: worn out", done.stdout), done.stdout
+    assert "b=eager" in done.stdout.partition("worn out")[2] and "c=frail takes" not in done.stdout
     away = ("tracker=server", "tracker.uri=http://127.0.0.1:9")
     alone = run("duel", "a=eager", "b=cudnn", *CASE, *away, cwd=tmp_path)
     assert alone.returncode == 1

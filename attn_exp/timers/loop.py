@@ -172,7 +172,7 @@ def sample_rivals(
                 entry = entries[position]
                 if rest_s:
                     time.sleep(rest_s)
-                with _naming(position), entry.scope():
+                with _naming(position, index + 1), entry.scope():
                     all_samples[position].add(entry.timer.block(entry.call, calls[position]), index)
                 after_block(position)
             index += 1
@@ -199,20 +199,21 @@ def sample_rivals(
 
 
 class RivalFailed(Exception):
-    """The entry at `position` raised; its exception is the cause."""
+    """The entry at `position` raised in a round, counted from 1, or before the first one; its exception is the cause."""
 
-    def __init__(self, position: int, cause: Exception) -> None:
+    def __init__(self, position: int, cause: Exception, round_: int | None = None) -> None:
         super().__init__(str(cause))
         self.position = position
         self.cause = cause
+        self.round = round_
 
 
 @contextlib.contextmanager
-def _naming(position: int) -> Iterator[None]:
+def _naming(position: int, round_: int | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # any exception must be assigned to its entry
-        raise RivalFailed(position, error) from error
+        raise RivalFailed(position, error, round_) from error
 
 
 def _warmed_up(entry: Entry) -> Cost:

@@ -189,6 +189,8 @@ def _sample_interleaved(
         except RivalFailed as failed:
             attempt, _ = entries.pop(failed.position)
             attempt.run(partial(_raise, direction, failed.cause))
+            if failed.round is not None:
+                attempt.reason = f"{direction}, round {failed.round}: {attempt.reason}"
     return []
 
 
