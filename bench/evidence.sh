@@ -21,6 +21,7 @@ attn() { python3 -m attn_exp "$@"; }
 
 step_suite() { cd "$root"; python3 -m pytest -q -m gpu -p no:cacheprovider --durations=15 ${TESTS:-tests/gpu}; }
 step_doctor() { mkdir -p "$out/doctor"; attn doctor | tee "$out/doctor/doctor.txt"; }
+step_duel_aa() { python3 "$root/bench/duel_aa.py" "$out/doctor" --count "${COUNT:-200}" --processes "${PROCESSES:-30}"; }
 step_sdpa_sweep() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep"; }
 step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }
 step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}" fa4; }

@@ -18,25 +18,25 @@ class CpuTimer:
     estimates = True
 
     def __init__(self, gpu: Gpu | None = None, l2: str = "warm") -> None:
-        self._loops = 1
+        self.loops = 1
 
     def estimate(self, call: Call) -> Cost:
         """Return the time of the faster of 2 calls, and set how many calls make a sample."""
         timed = as_timed(call)
         time_us = min(_times_us(timed, 1)[0] for _ in range(2))
-        self._loops = max(1, math.ceil(SAMPLE_US / time_us))
+        self.loops = max(1, math.ceil(SAMPLE_US / time_us))
         # The first calls may be slow, which makes the first estimate of the loop count too small.
         began = perf_counter_ns()
-        while (looped_us := sum(_times_us(timed, self._loops))) < SAMPLE_US:
-            self._loops = math.ceil(self._loops * min(2.0, 1.1 * SAMPLE_US / looped_us))
+        while (looped_us := sum(_times_us(timed, self.loops))) < SAMPLE_US:
+            self.loops = math.ceil(self.loops * min(2.0, 1.1 * SAMPLE_US / looped_us))
             began = perf_counter_ns()
         around_us = (perf_counter_ns() - began) / 1e3 - looped_us
-        return Cost(time_us * self._loops, max(0.0, around_us))
+        return Cost(time_us * self.loops, max(0.0, around_us))
 
     def block(self, call: Call, calls: int) -> Block:
         """Return `calls` samples, each the mean of one loop."""
         timed = as_timed(call)
-        return Block([sum(_times_us(timed, self._loops)) / self._loops for _ in range(calls)])
+        return Block([sum(_times_us(timed, self.loops)) / self.loops for _ in range(calls)])
 
 
 def _times_us(timed: TimedCall, loops: int) -> list[float]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import round_medians
@@ -92,9 +92,11 @@ class _Samples:
         """Make one round of every two."""
         self.rounds = [index // 2 for index in self.rounds]
 
-    def add(self, block: Block, index: int) -> None:
-        self.times_us += block.times_us
-        self.rounds += [index] * len(block.times_us)
+    def add(self, block: Block, index: int, untimed: int) -> None:
+        """Add a block's samples but the first `untimed`."""
+        times_us = block.times_us[untimed:]
+        self.times_us += times_us
+        self.rounds += [index] * len(times_us)
         self.flags.update(block.flags)
         for name, value in block.notes.items():
             self.notes.setdefault(name, []).append(value)
@@ -146,16 +148,20 @@ def sample_rivals(
         RivalFailed: an entry raised.
 
     Returns:
-        One timing for each entry. Samples of different entries with the same round index were interleaved.
+        One timing for each entry. Samples of different entries with the same round index were interleaved. Rivals make
+        equally many calls in a round, and each of their blocks begins with one more, which is no sample.
     """
-    costs, calls = [], []
-    round_us = ROUND_US if len(entries) == 1 else RIVALS_ROUND_US
+    costs = []
     for position, entry in enumerate(entries):
         with _naming(position):
             costs.append(_warmed_up(entry))
-            calls.append(costs[-1].calls_in(round_us))
-    # Rivals have a budget that is enough for their ratio.
-    rule = rule if len(entries) == 1 else replace(rule, patience_s=0.0)
+    calls, untimed = costs[0].calls_in(ROUND_US), 0
+    if len(entries) > 1:
+        costs = _alike(entries, costs)
+        # A call's place in its block is part of its time: in a block of one, every call is the first after the others.
+        calls, untimed = min(cost.calls_in(RIVALS_ROUND_US) for cost in costs), 1
+        # Rivals have a budget that is enough for their ratio.
+        rule = replace(rule, patience_s=0.0)
     all_samples = [_Samples() for _ in entries]
     longest_us = max(cost.time_us for cost in costs)
     started()
@@ -173,7 +179,7 @@ def sample_rivals(
                 if rest_s:
                     time.sleep(rest_s)
                 with _naming(position, index + 1), entry.scope():
-                    all_samples[position].add(entry.timer.block(entry.call, calls[position]), index)
+                    all_samples[position].add(entry.timer.block(entry.call, untimed + calls), index, untimed)
                 after_block(position)
             index += 1
             medians = [round_medians(samples.times_us, samples.rounds) for samples in all_samples]
@@ -190,16 +196,16 @@ def sample_rivals(
             times_us=tuple(samples.times_us),
             rounds=tuple(samples.rounds),
             stop_reason=reason,
-            notes={"calls_per_round": float(of_round * blocks), "warm_up_calls": float(cost.warm_up_calls)}
+            notes={"calls_per_round": float(calls * blocks), "warm_up_calls": float(cost.warm_up_calls)}
             | {name: statistics.median(values) for name, values in samples.notes.items()},
             flags=tuple(sorted(samples.flags)),
         )
-        for entry, samples, cost, of_round in zip(entries, all_samples, costs, calls, strict=True)
+        for entry, samples, cost in zip(entries, all_samples, costs, strict=True)
     ]
 
 
 class RivalFailed(Exception):
-    """The entry at `position` raised in a round, counted from 1, or before the first one; its exception is the cause."""
+    """The entry at `position` raised in a round (from 1 on), or before the first one; its exception is the cause."""
 
     def __init__(self, position: int, cause: Exception, round_: int | None = None) -> None:
         super().__init__(str(cause))
@@ -225,6 +231,33 @@ def _warmed_up(entry: Entry) -> Cost:
             entry.timer.block(entry.call, min(left, at_once))
             left -= at_once
     return cost
+
+
+@runtime_checkable
+class Looping(Protocol):
+    """A timer whose samples are means of `loops` calls."""
+
+    loops: int
+
+
+def _alike(entries: Sequence[Entry], costs: Sequence[Cost]) -> list[Cost]:
+    """Let the samples of all rivals be means of equally many calls, and return what they cost then.
+
+    It is as many as the shortest call needs, but no more than fill a round of the longest.
+    """
+    timers = [entry.timer for entry in entries if isinstance(entry.timer, Looping)]
+    if len(timers) < len(entries):
+        return list(costs)
+    a_call_us = [cost.time_us / timer.loops for cost, timer in zip(costs, timers, strict=True)]
+    most = max(1, math.floor(RIVALS_ROUND_US / max(a_call_us)))
+    loops = min(most, max(timer.loops for timer in timers))
+    alike = [
+        replace(cost, time_us=loops * us, around_us=cost.around_us * loops / timer.loops)
+        for cost, timer, us in zip(costs, timers, a_call_us, strict=True)
+    ]
+    for timer in timers:
+        timer.loops = loops
+    return alike
 
 
 def _series(medians: Sequence[list[float]]) -> list[list[float]]:
