@@ -23,6 +23,9 @@ step_suite() { cd "$root"; python3 -m pytest -q -m gpu -p no:cacheprovider --dur
 step_doctor() { mkdir -p "$out/doctor"; attn doctor | tee "$out/doctor/doctor.txt"; }
 step_duel_aa() { python3 "$root/bench/duel_aa.py" "$out/doctor" --count "${COUNT:-200}" --processes "${PROCESSES:-30}"; }
 step_sdpa_sweep() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep"; }
+# The same sweep with the choice that races the loop, and what was before a pass.
+step_sdpa_sweep_quick() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep_quick" stopping=quick; }
+step_sustained() { python3 "$root/bench/sustained.py" "$out/sustained"; }
 step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }
 step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}" fa4; }
 step_first_calls() { python3 "$root/bench/first_calls.py" "$out/first_calls"; }

@@ -1,8 +1,8 @@
-"""python bench/sdpa_sweep.py OUT_FOLDER: attn_exp against a plain loop over S1's 30 configurations, one GPU, one call.
+"""python bench/sdpa_sweep.py OUT_FOLDER [OVERRIDE ...]: attn_exp against a plain loop over S1's 30 configurations.
 
-Runs bench/plain_loop.py and `python -m attn_exp -m +experiment=sdpa_sweep` as processes of their own, start-up
-included, in the order plain, ours, ours, plain, and compares wall time and the kernel times. Writes the table, its CSV,
-agreement.csv and summary.json.
+Runs bench/plain_loop.py and `python -m attn_exp -m +experiment=sdpa_sweep OVERRIDE ...` as processes of their own on
+one GPU, start-up included, in the order plain, ours, ours, plain, and compares wall time and the kernel times. Writes
+the table, its CSV, agreement.csv and summary.json.
 """
 
 import csv
@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from attn_exp.core.record import Record
+from attn_exp.core.flags import timing_flags
+from attn_exp.core.record import Record, Timing
 from attn_exp.core.stats import summarize
 from attn_exp.results.read import read_folder
 
@@ -55,6 +56,10 @@ def kernel_times(records: list[Record]) -> Times:
     return found
 
 
+def unstable(timing: Timing) -> bool:
+    return "unstable" in timing_flags(timing, ())
+
+
 def read(folder: Path) -> list[Record]:
     return list(read_folder(folder).records())
 
@@ -68,7 +73,7 @@ def mean(one: Times, other: Times) -> Times:
     return {key: (value + other[key]) / 2 for key, value in one.items()}
 
 
-def main(out: Path) -> None:
+def main(out: Path, overrides: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, list[float]] = {"plain": [], "ours": []}
     start_up_s, end_s = [], []
@@ -76,7 +81,7 @@ def main(out: Path) -> None:
         if who == "plain":
             command = [sys.executable, str(HERE / "plain_loop.py"), str(out / f"plain-{name}.csv")]
         else:
-            command = [sys.executable, "-m", "attn_exp", "-m", "+experiment=sdpa_sweep", f"sweep={name}"]
+            command = [sys.executable, "-m", "attn_exp", "-m", "+experiment=sdpa_sweep", f"sweep={name}", *overrides]
         started = time.time()
         seconds[who].append(timed(command, out))
         if who == "ours":
@@ -97,9 +102,10 @@ def main(out: Path) -> None:
             writer.writerow((*key, *(f"{us:.3f}" for us in four), f"{sum(four[2:]) / sum(four[:2]):.4f}"))
     off = spread(mean(*plain), mean(*ours))
     records = runs[0]
+    ranking = [measured.timings[0] for record in records for measured in record.passes.values() if measured.timings]
     stages = sorted({stage for record in records for stage in record.stages_s})
     summary = {
-        "command": "python bench/sdpa_sweep.py OUT_FOLDER",
+        "command": " ".join(["python bench/sdpa_sweep.py OUT_FOLDER", *overrides]),
         "gpu": records[0].environment.get("gpu"),
         "torch": records[0].environment["versions"]["torch"],
         "plain_loop_s": round(sum(seconds["plain"]) / 2, 2),
@@ -116,6 +122,8 @@ def main(out: Path) -> None:
         "median_disagreement": round(statistics.median(off), 4),
         "plain_with_itself_largest": round(max(spread(*plain)), 4),
         "ours_with_itself_largest": round(max(spread(*ours)), 4),
+        "unstable_passes": sum(unstable(timing) for timing in ranking),
+        "passes": len(ranking),
         "ok": sum(record.status == "ok" for record in records),
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
@@ -123,4 +131,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:])

@@ -13,7 +13,10 @@ from attn_exp.timers import loop
 from attn_exp.timers.loop import Block, Cost, Entry, sample, sample_rivals
 from attn_exp.timers.stopping import StoppingRule
 
-RULES = {path.stem: StoppingRule(**read_yaml(path)) for path in (conf_folder() / "stopping").glob("*.yaml")}
+RULES = {
+    path.stem: StoppingRule(**{key: value for key, value in read_yaml(path).items() if key != "settle_s"})
+    for path in (conf_folder() / "stopping").glob("*.yaml")
+}
 PATIENT = RULES["percent"]
 
 

@@ -24,8 +24,8 @@ from attn_exp.core.text import flat
 REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
-# The patience of `stopping=default`.
-_PATIENCE_S = 5.0
+# Options that are younger than the identity, as `stopping=default` has them.
+_LATER = {"patience_s": 5.0, "settle_s": 3.0}
 # Every configuration has these groups and keys.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
@@ -274,7 +274,7 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     if not 2 <= measuring.min_rounds <= measuring.max_rounds <= 10_000:
         given = f"stopping.min_rounds={measuring.min_rounds} stopping.max_rounds={measuring.max_rounds}"
         raise UserError(f"{given} cannot be met: set 2 <= min_rounds <= max_rounds <= 10000")
-    for name in ("budget_s", "patience_s"):
+    for name in ("budget_s", "patience_s", "settle_s"):
         if not 0 <= getattr(measuring, name) <= 3600:
             raise UserError(f"stopping.{name}={getattr(measuring, name)} is not between 0 and 3600 seconds")
     return measuring
@@ -381,9 +381,10 @@ def _identity(
     if measuring.inputs == NORMAL:
         # As before there were other inputs.
         del parts["measuring"]["inputs"]
-    if measuring.patience_s == _PATIENCE_S:
-        # As before it could be chosen.
-        del parts["measuring"]["patience_s"]
+    for name, usual in _LATER.items():
+        # As before these could be chosen.
+        if parts["measuring"][name] == usual:
+            del parts["measuring"][name]
     if case.workload is None:
         # A case without a block around it keeps the identity that it had before there were workloads.
         del parts["case"]["workload"], parts["case"]["mlp_dim"]

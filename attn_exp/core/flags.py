@@ -40,6 +40,7 @@ def others_cores(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 # flag: (mark in tables, meaning)
 FLAGS = {
     "unstable": ("~", "the 95 % interval is wider than +-2 %"),
+    "unsettled": ("w", "the GPU's clock had not settled under the load of these calls when sampling began"),
     "drift": (">", "the last third of the rounds differs from the first by more than 1 %"),
     "too_short": ("<", "the median is below 10 us or 50 steps of the GPU's events, near what they can resolve"),
     "launch_bound": ("L", "issuing the call takes longer than running it: without a CUDA graph users see more"),

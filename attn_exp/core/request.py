@@ -28,6 +28,7 @@ class Measuring:
         max_rounds: the largest number of rounds.
         budget_s: seconds of sampling after which no new round starts, of a pass that is not unstable.
         patience_s: the same of a pass that is unstable, if it is more; 0 before it could be chosen.
+        settle_s: seconds of load in which a GPU's clock may settle before a pass; 0 before it could be chosen.
         regime: `sustained` or `burst`.
         passes: `forward`, `backward`.
         seed: of the inputs.
@@ -48,6 +49,7 @@ class Measuring:
     l2: str = "cold"
     inputs: str = NORMAL
     patience_s: float = 0.0
+    settle_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

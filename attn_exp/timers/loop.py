@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import round_medians
+from attn_exp.timers.settle import Load
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import Call
 
@@ -129,6 +130,7 @@ def sample_rivals(
     *,
     order: Callable[[int, int], Sequence[int]] = lambda rivals, index: range(rivals),
     rest_s: float = 0.0,
+    settle: Callable[[Load, Sequence[Cost]], bool] | None = None,
     started: Callable[[], None] = lambda: None,
     midway: Callable[[], None] | None = None,
     after_block: Callable[[int], None] = lambda position: None,
@@ -140,7 +142,9 @@ def sample_rivals(
         rule: when to stop: by the median of a single call, by the pairwise ratios of several.
         order: the order of the rivals in a round, from their number and the round's index.
         rest_s: seconds of idle time before each block.
-        started: called once, after the warm-up.
+        settle: called once, after the warm-up, with what loads the device, and each call's cost. It returns whether the
+            device has settled; if it has not, the flag is `unsettled` and nothing is `precise`.
+        started: called once, right before the first round.
         midway: called once, halfway through the least number of rounds, for blocks of other timers at the same clocks.
         after_block: called after each block with the index of its entry.
 
@@ -164,6 +168,20 @@ def sample_rivals(
         rule = replace(rule, patience_s=0.0)
     all_samples = [_Samples() for _ in entries]
     longest_us = max(cost.time_us for cost in costs)
+
+    def load(seconds: float) -> float:
+        found: list[list[float]] = [[] for _ in entries]
+        since = time.perf_counter()
+        while time.perf_counter() - since < seconds or not all(found):
+            for position, entry in enumerate(entries):
+                with _naming(position), entry.scope():
+                    found[position] += entry.timer.block(entry.call, calls[position]).times_us
+        return sum(map(statistics.median, found))
+
+    if settle is not None and not settle(load, costs):
+        rule = replace(rule, precision=0.0)
+        for samples in all_samples:
+            samples.flags.add("unsettled")
     started()
     began, index, reason = time.perf_counter(), 0, None
     # How many blocks of a call are one round.

@@ -112,7 +112,7 @@ def params(record: Record) -> dict[str, str]:
     values |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
     values |= {"compile": request.compile.mode, "caches": request.caches}
     values |= flat(request.compile.options, "compile.") | flat(request.source, "source.")
-    for name in ("precision", "min_rounds", "max_rounds", "budget_s", "patience_s"):
+    for name in ("precision", "min_rounds", "max_rounds", "budget_s", "patience_s", "settle_s"):
         values[f"stopping.{name}"] = getattr(measuring, name)
     values |= {"regime": measuring.regime, "l2": measuring.l2, "inputs": measuring.inputs}
     return {key: str(value) for key, value in values.items()}

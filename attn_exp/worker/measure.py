@@ -31,6 +31,7 @@ from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend, prepare
+from attn_exp.worker.settled import settling
 
 # On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
 BURST_REST_S = 0.1
@@ -125,6 +126,7 @@ def _time_one(
                 _rule(measuring),
                 kernels=launched,
                 rest_s=_rest_s(measuring),
+                settle=settling([attempt], machine, direction),
                 started=partial(judge.start, direction),
                 midway=run_secondary,
             )
@@ -183,6 +185,7 @@ def _sample_interleaved(
                 _rule(measuring),
                 order=abba_order,
                 rest_s=_rest_s(measuring),
+                settle=settling([attempt for attempt, _ in entries], machine, direction),
                 started=started,
                 after_block=read_clocks,
             )
