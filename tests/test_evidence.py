@@ -53,7 +53,7 @@ def test_a_step_that_fails_is_named_and_the_others_run(evidence, tmp_path, monke
 @pytest.mark.parametrize("step", STEPS)
 def test_no_step_hides_that_it_failed(evidence, tmp_path, monkeypatch, step):
     failing = {"suite": "pytest", "doctor": "doctor"}
-    named = {"accuracy_fa4": "accuracy.py"}.get(step, f"{step}.py")
+    named = {"accuracy_fa4": "accuracy.py", "sdpa_sweep_quick": "sdpa_sweep.py"}.get(step, f"{step}.py")
     monkeypatch.setenv("FAIL", failing.get(step, str(SCRIPT.parent / named)))
     if not (SCRIPT.parent / named).exists() and step not in failing:
         monkeypatch.setenv("FAIL", "attn_exp")
