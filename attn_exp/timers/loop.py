@@ -175,7 +175,7 @@ def sample_rivals(
         while time.perf_counter() - since < seconds or not all(found):
             for position, entry in enumerate(entries):
                 with _naming(position), entry.scope():
-                    found[position] += entry.timer.block(entry.call, calls[position]).times_us
+                    found[position] += entry.timer.block(entry.call, calls).times_us
         return sum(map(statistics.median, found))
 
     if settle is not None and not settle(load, costs):
