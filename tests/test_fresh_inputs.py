@@ -1,22 +1,27 @@
 """Inputs that change between timed calls, and probes of a few rows."""
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from cheats.corpus import Entry
+from cheats.run import outcome, shared_machine
+from cheats.ways import Plain
 from fakes import CASE
 
+from attn_exp.attention.call_sums import Summing
 from attn_exp.attention.expected import expected
 from attn_exp.attention.fresh_inputs import FreshInputs, State, flip_signs, rows_of
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.probe import Place, Probe, allowed_error, probe_errors, sum_errors, usual_size
+from attn_exp.attention.probe import Probe, allowed_error, draw_places, probe_errors, usual_size
 from attn_exp.attention.reference import reference
 
 WIDE = replace(CASE, batch=2, q_heads=4, kv_heads=2, q_len=33, kv_len=40, head_dim=24, value_dim=16)
 CASES = {
     "float32": WIDE,
-    "bfloat16 bshd": replace(WIDE, dtype="bfloat16", layout="bshd", window=9),
+    "bfloat16 bshd": replace(WIDE, dtype="bfloat16", layout="bshd", window=20),
     "float16 softcap": replace(WIDE, dtype="float16", softcap=1.5, causal=False),
     "fp8": replace(WIDE, dtype="float8_e4m3fn"),
 }
@@ -121,45 +126,61 @@ def test_a_subclass_of_a_tensor_is_no_input():
         FreshInputs(replace(read, k_bhsd=read.k_bhsd.as_subclass(Lazy)))
 
 
+def spoiled(kept):
+    """The same with one head that is another's."""
+    other = kept.clone()
+    other[-1, -1] = kept[0, 0]
+    return other
+
+
 @pytest.mark.parametrize("name", ["out", "dq"])
-def test_a_probe_tells_a_stale_result_from_a_right_one(case, name):
+def test_a_probe_tells_a_stale_result_or_head_from_a_right_one(case, name):
     read, seeded, fresh = fresh_and_seeded(case)
-    dice = random.Random(3)
     whole = expected(case, seeded, with_gradients=True)
     allowed, usual = allowed_error(whole.tolerances[name].relative), usual_size(whole.tensors[name])
     stale = reference(case, seeded, with_gradients=True)[name]
     probes = []
-    for place in Place.drawn(case, dice, torch.device("cpu"), 20):
+    for places in draw_places(case, torch.device("cpu"), 10):
         fresh.renew()
         fresh.renew_gradient()
         right = reference(case, read, with_gradients=True)[name]
-        for tensor in (right, stale, torch.full_like(stale, float("nan"))):
-            probes.append(Probe(place, place.of(tensor), fresh.state, 1))
+        for tensor in (right, stale, spoiled(right), torch.full_like(stale, float("nan"))):
+            probes.append(Probe(places, places.of(tensor).squeeze(0), fresh.state, 1))
     errors = probe_errors(case, seeded, probes, name, 1.0, usual)
-    for right, kept, nan in zip(errors[::3], errors[1::3], errors[2::3], strict=True):
-        assert right < allowed < kept < nan == float("inf")
+    last = case.batch * case.q_heads - 1
+    for right, kept, head, nan in zip(errors[::4], errors[1::4], errors[2::4], errors[3::4], strict=True):
+        assert right[0] < allowed < kept[0] < nan[0] == float("inf")
+        assert head[0] > allowed and head[1] == last
 
 
-def test_the_sum_of_dv_tells_one_that_was_kept_and_follows_the_signs_of_channels(case):
+def test_sums_of_gradients_tell_those_that_were_kept_and_follow_the_signs_of_channels(case):
     read, seeded, fresh = fresh_and_seeded(case)
-    allowed = allowed_error(expected(case, seeded, with_gradients=True).tolerances["dv"].relative)
-    group = case.q_heads // case.kv_heads
-    kept = reference(case, seeded, with_gradients=True)["dv"]
-    probes = []
-    for place in Place.drawn(case, random.Random(4), torch.device("cpu"), 20):
+    whole = expected(case, seeded, with_gradients=True).tolerances
+    relative, summing = {name: bounds.relative for name, bounds in whole.items()}, Summing(case, read, {})
+    dice = random.Random(4)
+    _, *kept = reference(case, seeded, with_gradients=True).values()
+    for index in range(10):
         fresh.renew()
         fresh.renew_gradient()
         # Few patterns of rows cancel now and then.
         while not fresh.state.signs[rows_of("d_out")]:
             fresh.renew_gradient()
-        right = reference(case, read, with_gradients=True)["dv"]
-        turned = kept.clone()
+        _, dq, dk, dv = reference(case, read, with_gradients=True).values()
+        turned = kept[2].clone()
         flip_signs(turned, fresh.state.signs["d_out"])
-        for tensor in (right, turned, torch.full_like(kept, float("nan"))):
-            probes.append(Probe(place, tensor[0, 0], fresh.state, 1, place.sum_of_keys(tensor, group)))
-    errors = sum_errors(case, seeded, probes, 1.0)
-    for right, turned, nan in zip(errors[::3], errors[1::3], errors[2::3], strict=True):
-        assert right < allowed < turned < nan == float("inf")
+        batch = dice.randrange(case.batch)
+        for gradients, said in (
+            ((dq, dk, dv), None),
+            ((dq, dk, turned), "dv of all keys does not sum to d_out"),
+            ((dq, dk, torch.full_like(dv, float("nan"))), "dv of all keys does not sum to d_out"),
+            ((dq, torch.zeros_like(dk), dv), "dkT k is not qT dq"),
+            ((dq, dk.flip(2), dv), "dkT k is not qT dq"),
+            ((dq.flip(2), dk, dv), "dkT k is not qT dq"),
+        ):
+            wrong = summing.wrong([summing.taken(batch, index, gradients)], relative)
+            assert (wrong is None) == (said is None), wrong
+            if said:
+                assert wrong[0] == index and wrong[1].startswith(f"{said} in head ")
 
 
 def test_inputs_that_were_freed_or_put_elsewhere_are_not_read_but_named(case):
@@ -169,3 +190,24 @@ def test_inputs_that_were_freed_or_put_elsewhere_are_not_read_but_named(case):
     inputs, seeded, fresh = fresh_and_seeded(case)
     inputs.v_bhsd.untyped_storage().resize_(0)
     assert fresh.written(seeded) == "v"
+
+
+class LosesDkNowAndThen(Plain):
+    """Returns zeros for dk in every second call."""
+
+    calls = 0
+
+    def backward(self, run):
+        self.calls += 1
+        dq, dk, dv = run()
+        return dq, 0 * dk if self.calls % 2 == 0 else dk, dv
+
+
+def test_calls_whose_dk_alone_is_wrong_are_found_where_all_are_probed(monkeypatch):
+    monkeypatch.setattr("attn_exp.worker.judge._PROBES", 10_000)
+    entry = Entry("", f"{__name__}.LosesDkNowAndThen", "", ("inaccurate",), None)
+    found, _ = outcome(entry, shared_machine())
+    assert found.status == "inaccurate"
+    assert re.search(
+        r"call \d+ (\(.*\) )?was not: (dkT k is not qT dq in head \d of batch row \d|dk is off)", found.reason
+    )

@@ -14,7 +14,7 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case import Case
 
 # Sums of random terms are rarely smaller than this share of their root mean square.
-_LEAST = 0.3
+LEAST_SUM = 0.3
 # Rounding is within this many times the tensor's tolerance, and the sum of what was left out is not within this share.
 _TOLERANCES, _MOST = 12.0, 0.5
 # A sum of rounded numbers is off by the root of their squares' sum times the dtype's `eps`: dv of 150 random cases in
@@ -25,7 +25,7 @@ _OF_ORDER = 2.0**-20
 # A query that one side lacks: the share of its term that is missing, and the standard errors of the noise around it.
 _SHARE, _ERRORS = 0.5, 12.0
 # With few keys the gradients of scores cancel, so that dq and dk are rounding.
-_LEAST_KEYS = 16
+LEAST_KEYS = 16
 # Numbers of a tensor that are held at once: 1 GiB in float32.
 _MOST_NUMBERS = 1 << 28
 
@@ -44,6 +44,11 @@ def allowed_sum(relative: float) -> float:
     return min(_MOST, _TOLERANCES * relative)
 
 
+def fewest_keys(case: Case) -> int:
+    """Return how many keys a query in the middle of the longest sequence sees at most."""
+    return min(case.kv_len, case.window or case.kv_len, max(case.lengths or (case.kv_len,)))
+
+
 def sums_of_dv(of_queries: torch.Tensor, by_row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what dv of a head sums to, (heads, dim), and what errors of these sums are relative to, (heads,).
 
@@ -54,7 +59,7 @@ def sums_of_dv(of_queries: torch.Tensor, by_row: torch.Tensor) -> tuple[torch.Te
     of_heads = by_row.expand(len(of_queries), -1)
     sums = torch.einsum("hgqd,hq->hd", of_queries, of_heads)
     usual = (torch.linalg.vector_norm(of_queries, dim=(1, 3)) * of_heads).norm(dim=-1)
-    return sums, sums.norm(dim=-1).maximum(_LEAST * usual).clamp(min=_TINY)
+    return sums, sums.norm(dim=-1).maximum(LEAST_SUM * usual).clamp(min=_TINY)
 
 
 @torch.no_grad()
@@ -117,6 +122,6 @@ def _errors(case: Case, numbers: Inputs, gradients: Mapping[str, torch.Tensor]) 
         clear = along.abs() * case.head_dim > _ERRORS * terms * norms[:1].T
         share = (along.abs() / terms.square().clamp(min=_TINY)).where(clear, 0.0)
         errors += [off / rounding.clamp(min=_TINY), (share / _SHARE).where(share < 1 + _SHARE, 0.0).amax(-1)]
-    if min(case.kv_len, case.window or case.kv_len, max(case.lengths or (case.kv_len,))) < _LEAST_KEYS:
+    if fewest_keys(case) < LEAST_KEYS:
         errors[::3] = [torch.zeros_like(off) for _ in errors[::3]]
     return errors

@@ -1,58 +1,32 @@
-"""Probes: a few rows of one head of many timed calls, so that also a call that nobody drew as a whole is looked at.
+"""Probes: a few rows of each head of many timed calls, so that also a call that nobody drew as a whole is looked at.
 
-Rows of `out` and dq need only their own queries and the keys of their head: probes cost next to nothing, and all of a
-pass are computed together.
+Rows of `out` and dq need only their own queries and the keys of their head, and those of all probes of a pass are
+computed together: a probe costs as much as a call with two queries. Gradients of keys have sums that need no reference
+(attn_exp/attention/head_sums.py); both sides of these are taken from what the call read and returned.
 """
 
 import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from attn_exp.attention.error_parts import VANISHING
-from attn_exp.attention.formula import seen_keys
+from attn_exp.attention.formula import masked, seen_keys
 from attn_exp.attention.fresh_inputs import State, rows_of, sign_factors
-from attn_exp.attention.head_sums import allowed_sum, sums_of_dv
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.head_sums import allowed_sum
+from attn_exp.attention.inputs import Inputs, Scales
 from attn_exp.attention.reference import capped
+from attn_exp.attention.sampling import Places, fresh_dice
 from attn_exp.core.case import Case
 
-_ROWS = 16
+# Rows of a head, and at least so many of all heads.
+_ROWS, _LEAST_ROWS = 2, 16
 # Late rows of a causal mask are a third of the usual size.
 _LEAST = 0.3
-# Keys of all heads that are computed together: 64 MiB in float32 with 128 channels.
-_KEYS = 1 << 17
-
-
-@dataclass(frozen=True)
-class Place:
-    """Some rows of one head of one row of the batch; `rows` (n,) lies on the tensors' device."""
-
-    batch: int
-    q_head: int
-    rows: torch.Tensor
-
-    @classmethod
-    def drawn(cls, case: Case, dice: random.Random, device: torch.device, count: int) -> list["Place"]:
-        """Return `count` random places."""
-        several = [sorted(dice.sample(range(case.q_len), min(_ROWS, case.q_len))) for _ in range(count)]
-        rows = torch.tensor(several, device=device)
-        return [cls(dice.randrange(case.batch), dice.randrange(case.q_heads), of) for of in rows]
-
-    def sum_of_keys(self, tensor_bhsd: torch.Tensor, group: int) -> torch.Tensor:
-        """Return the sum of a tensor over the keys of this head's group, (dim,) in float32."""
-        keys = torch.Tensor.detach(tensor_bhsd)[self.batch, self.q_head // group]
-        return keys.float().sum(0) if keys.element_size() == 1 else keys.sum(0, dtype=torch.float32)
-
-    def of(self, tensor_bhsd: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the rows, (n, dim), made by one kernel on the current stream."""
-        rows = torch.Tensor.detach(tensor_bhsd)[self.batch, self.q_head]
-        if rows.element_size() == 1:
-            # Codes cannot be indexed on every device; their bits can.
-            return rows.view(torch.uint8).index_select(0, self.rows).view(rows.dtype)
-        return rows.index_select(0, self.rows)
+# Keys of all heads that are looked at, and scores that are computed together.
+_KEYS = {"cuda": 1 << 20, "cpu": 1 << 17}
+_SCORES = {"cuda": 1 << 26, "cpu": 1 << 23}
 
 
 @dataclass(frozen=True)
@@ -60,25 +34,36 @@ class Probe:
     """A few rows of one timed call's `out`, or dq.
 
     Attributes:
-        place: which rows.
-        rows: their numbers, or codes, (n, dim).
+        places: which rows of which heads, (heads, n).
+        rows: their numbers, or codes, (heads, n, dim).
         state: how the inputs of the call differed from those of the seed.
         index: which call of its pass it was, from 1 on.
-        sum_dv: the sum of dv over the keys of that head, (value_dim,); None for a forward.
     """
 
-    place: Place
+    places: Places
     rows: torch.Tensor
     state: State
     index: int
-    sum_dv: torch.Tensor | None = None
+
+
+def draw_places(case: Case, device: torch.device, count: int) -> list[Places]:
+    """Return `count` times random rows of the same heads: of all, or of as many random ones as are affordable."""
+    dice, group = fresh_dice(), case.q_heads // case.kv_heads
+    of_keys = torch.randperm(case.batch * case.kv_heads, generator=dice)[: max(1, _KEYS[device.type] // case.kv_len)]
+    heads = (of_keys.sort().values[:, None] * group + torch.arange(group)).flatten()
+    rows = min(case.q_len, max(_ROWS, -(-_LEAST_ROWS // len(heads))))
+    drawn = torch.randint(case.q_len, (count, len(heads), rows), generator=dice)
+    heads = heads.to(device)
+    return [Places(heads, some, case.q_heads) for some in drawn.to(device)]
 
 
 @torch.no_grad()
 def probe_errors(
     case: Case, seeded: Inputs, probes: Sequence[Probe], name: str, scale: float, usual: float
-) -> list[float]:
-    """Return the relative error of each probe, infinite if its rows are not finite.
+) -> list[tuple[float, int]]:
+    """Return the largest relative error of a head of each probe, infinite if it is not finite, and which head it is.
+
+    Heads are counted over all rows of the batch.
 
     Args:
         case: the problem.
@@ -89,83 +74,87 @@ def probe_errors(
         usual: the root mean square of the whole tensor (see `usual_size`). Rows that nearly vanish beside it are not
             judged by their own norm.
     """
-    numbers = seeded.numbers()
-    errors: list[float] = []
-    for some in _together(probes, case.kv_len):
-        wanted = _rows(case, numbers, some, name)
-        found = torch.stack([probe.rows.float() for probe in some]) * scale
-        norms = wanted.flatten(1).norm(dim=-1).clamp(min=_LEAST * usual * wanted[0].numel() ** 0.5)
-        errors += ((found - wanted).flatten(1).norm(dim=-1) / norms).tolist()
-    return [error if math.isfinite(error) else math.inf for error in errors]
+    places = probes[0].places
+    # (heads, probes, n, dim), as the rows of one head are computed together.
+    found = torch.stack([probe.rows for probe in probes], 1).float() * scale
+    rows = torch.stack([probe.places.rows for probe in probes], 1)
+    errors = []
+    for some in _parts(case, len(places.heads), rows[0].numel(), found.device.type):
+        wanted = _rows(case, seeded, Places(places.heads[some], rows[some], case.q_heads), probes, name)
+        norms = wanted.flatten(2).norm(dim=-1).clamp(min=_LEAST * usual * wanted[0, 0].numel() ** 0.5)
+        errors.append((found[some] - wanted).flatten(2).norm(dim=-1) / norms)
+    worst, head = torch.cat(errors).nan_to_num(math.inf, math.inf).max(dim=0)
+    return list(zip(worst.tolist(), places.heads[head].tolist(), strict=True))
 
 
-def _together(probes: Sequence[Probe], kv_len: int) -> Iterator[Sequence[Probe]]:
-    step = max(1, _KEYS // kv_len)
-    for begin in range(0, len(probes), step):
-        yield probes[begin : begin + step]
+def _parts(case: Case, heads: int, rows: int, device: str) -> Iterator[slice]:
+    """Yield slices of query heads, whole groups of them, with a bounded number of scores and of keys."""
+    group = case.q_heads // case.kv_heads
+    fit = min(_KEYS[device], _SCORES[device] // (group * rows)) // case.kv_len
+    step = max(1, fit) * group
+    for begin in range(0, heads, step):
+        yield slice(begin, begin + step)
 
 
-def _rows(case: Case, numbers: Inputs, probes: Sequence[Probe], name: str) -> torch.Tensor:
-    """Return what the rows of `out` or `dq` should be, (probes, n, dim) in float32.
+def _rows(case: Case, seeded: Inputs, places: Places, probes: Sequence[Probe], name: str) -> torch.Tensor:
+    """Return what the rows of `out` or `dq` should be, (heads, probes, n, dim) in float32.
 
     Signs of channels of k act on scores as those of q do, those of v on the output, and signs of rows on scores and
-    weights: keys and values are not copied.
+    weights: keys and values are copied once for all probes.
+
+    Args:
+        case: the problem.
+        seeded: the inputs of the seed.
+        places: the rows of each probe, (heads, probes, n).
+        probes: their states.
+        name: `out` or `dq`.
     """
-    device, group = numbers.q_bhsd.device, case.q_heads // case.kv_heads
-    places = [(probe.place.batch, probe.place.q_head, probe.place.q_head // group) for probe in probes]
-    batch, q_head, kv_head = torch.tensor(places, device=device).unbind(-1)
-    rows = torch.stack([probe.place.rows for probe in probes])
+    device, group, rows = seeded.q_bhsd.device, case.q_heads // case.kv_heads, places.rows
+    scales = seeded.scales or Scales(1.0, 1.0, 1.0, 1.0)
 
     def signs(key: str, length: int) -> torch.Tensor:
-        return sign_factors([probe.state.signs.get(key, 0) for probe in probes], length, device)
+        return sign_factors([probe.state.signs.get(key, 0) for probe in probes], length, device).unsqueeze(1)
 
-    of_q, of_k, of_v, of_d_out = (
-        signs(of, dim).unsqueeze(1)
-        for of, dim in zip(("q", "k", "v", "d_out"), (case.head_dim,) * 2 + (case.value_dim,) * 2, strict=True)
-    )
-    rows_of_k, rows_of_v = (signs(rows_of(of), case.kv_len).unsqueeze(1) for of in ("k", "v"))
-    at = batch[:, None], q_head[:, None], rows
-    k, v = (tensor.detach()[batch, kv_head].float() for tensor in (numbers.k_bhsd, numbers.v_bhsd))
-    q = numbers.q_bhsd.detach()[at].float() * (of_q * of_k)
-    scores, slope = capped(case, q @ k.mT * (rows_of_k * case.head_dim**-0.5))
-    first, last = seen_keys(case, rows)
-    key = torch.arange(case.kv_len, device=device)
-    hidden = (key < first[..., None]) | (key > last[..., None])
-    weights = torch.softmax(scores.masked_fill_(hidden, float("-inf")), -1).nan_to_num_(0.0)
-    out = (weights * rows_of_v) @ v
+    def numbers(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+        return tensor.float() if scale == 1.0 else tensor.float().mul_(scale)
+
+    def queries(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+        flat = Places(places.heads, rows.flatten(1), places.heads_of_batch_row)
+        return numbers(flat.of(tensor).squeeze(0).unflatten(1, rows.shape[1:]), scale)
+
+    def keys(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+        of_keys = places.heads[::group] // group
+        return numbers(tensor.detach()[of_keys // case.kv_heads, of_keys % case.kv_heads], scale)
+
+    def times(some: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Multiply what the queries of each group have with a matrix of the keys that they share."""
+        made = some.reshape(len(other), -1, some.shape[-1]) @ other
+        return made.reshape(*rows.shape, -1)
+
+    of_q, of_k = signs("q", case.head_dim), signs("k", case.head_dim)
+    of_v, rows_of_v = signs("v", case.value_dim), signs(rows_of("v"), case.kv_len)
+    rows_of_k = signs(rows_of("k"), case.kv_len)
+    k, v = keys(seeded.k_bhsd, scales.k), keys(seeded.v_bhsd, scales.v)
+    q = queries(seeded.q_bhsd, scales.q) * (of_q * of_k)
+    scores, slope = capped(case, times(q, k.mT).mul_(rows_of_k * case.head_dim**-0.5))
+    if masked(case):
+        first, last = seen_keys(case, rows)
+        key = torch.arange(case.kv_len, device=device)
+        scores.masked_fill_((key < first[..., None]) | (key > last[..., None]), float("-inf"))
+    weights = torch.softmax(scores, -1)
+    if case.keyless:
+        weights.nan_to_num_(0.0)
+    out = times(weights * rows_of_v, v)
     if name == "out":
         return out.mul_(of_v)
     negated = torch.tensor([-1.0 if probe.state.negated else 1.0 for probe in probes], device=device)
-    by_row = signs(rows_of("d_out"), case.q_len).gather(-1, rows) * negated[:, None]
+    by_row = (signs(rows_of("d_out"), case.q_len) * negated[:, None, None]).squeeze(1).expand(len(rows), -1, -1)
     # In the basis in which v has the numbers of the seed.
-    d_out = numbers.d_out_bhsd[at].float() * (of_d_out * of_v) * by_row[..., None]
-    d_scores = weights * (d_out @ v.mT * rows_of_v - (d_out * out).sum(-1, keepdim=True))
+    d_out = queries(seeded.d_out_bhsd, scales.d_out) * (signs("d_out", case.value_dim) * of_v)
+    d_out *= by_row.gather(-1, rows).unsqueeze(-1)
+    d_scores = times(d_out, v.mT).mul_(rows_of_v).sub_((d_out * out).sum(-1, keepdim=True)).mul_(weights)
     d_scores = d_scores if slope is None else d_scores * slope
-    return ((d_scores * rows_of_k) @ k).mul_(of_k * case.head_dim**-0.5)
-
-
-@torch.no_grad()
-def sum_errors(case: Case, seeded: Inputs, probes: Sequence[Probe], scale: float) -> list[float]:
-    """Return the relative error of each backward's sum of dv over the keys, infinite if it is not finite.
-
-    It tells a dv that was kept (attn_exp/attention/head_sums.py). `scale` is the factor of dv that is codes.
-    """
-    device, group = seeded.q_bhsd.device, case.q_heads // case.kv_heads
-    first, last = seen_keys(case, torch.arange(case.q_len, device=device))
-    by_row = sign_factors([probe.state.signs[rows_of("d_out")] for probe in probes], case.q_len, device)
-    by_row = by_row * (first <= last)
-    by_channel = sign_factors([probe.state.signs["d_out"] for probe in probes], case.value_dim, device)
-    d_out = seeded.numbers().d_out_bhsd.unflatten(1, (case.kv_heads, group))
-    errors = []
-    # One by one: the queries of a group may be many.
-    for index, probe in enumerate(probes):
-        assert probe.sum_dv is not None
-        of_queries = d_out[probe.place.batch, probe.place.q_head // group].float()
-        sums, size = sums_of_dv(of_queries[None], by_row[index : index + 1])
-        wanted = sums[0] * by_channel[index] * (-1.0 if probe.state.negated else 1.0)
-        errors.append((probe.sum_dv * scale - wanted).norm() / size[0])
-    found = torch.stack(errors).tolist()
-    return [error if math.isfinite(error) else math.inf for error in found]
+    return times(d_scores * rows_of_k, k).mul_(of_k * case.head_dim**-0.5)
 
 
 def usual_size(tensor: torch.Tensor) -> float:

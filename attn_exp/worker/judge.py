@@ -8,13 +8,14 @@ more, the *last*, on a relative of the drawn call's inputs, so that one referenc
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
+from attn_exp.attention.call_sums import CallSums, Summing
 from attn_exp.attention.fresh_inputs import FreshInputs, State, every_channel, flip_signs
-from attn_exp.attention.inputs import DifferentiableInputs
-from attn_exp.attention.probe import Place, Probe
+from attn_exp.attention.inputs import DifferentiableInputs, Inputs
+from attn_exp.attention.probe import Probe, draw_places
 from attn_exp.attention.verdict import malformed
 from attn_exp.backends.base import Calls
 from attn_exp.core.case import Case
@@ -26,6 +27,7 @@ from attn_exp.worker.attempt import Stopped
 from attn_exp.worker.judged import form_of
 
 Results = dict[str, torch.Tensor]
+_Kept = TypeVar("_Kept")
 # How many calls of a pass have a few of their rows looked at, and how many sets of rows these choose from.
 _PROBES, _PLACES = 8, 64
 
@@ -57,8 +59,9 @@ class TimedPass:
         count: how many calls a timer made.
         drawn: of a call chosen at random.
         last: of the call after the timing.
-        probes: of more calls chosen at random.
         result: what that call returned, with its graph.
+        probes: of more calls chosen at random.
+        sums: of the same calls of a backward.
     """
 
     names: tuple[str, ...]
@@ -70,6 +73,7 @@ class TimedPass:
     last: Kept | None = None
     result: Any = None
     probes: list[Probe] = field(default_factory=list)
+    sums: list[CallSums] = field(default_factory=list)
 
 
 class Judge:
@@ -86,15 +90,17 @@ class Judge:
         self.fresh = FreshInputs(calls.inputs or inputs)
         self._names = {"forward": ("out",), "backward": tuple(inputs.gradient_names)}
         leaves = dict(zip(inputs.gradient_names, inputs.leaves, strict=True))
-        self._group = case.q_heads // case.kv_heads
+        self._batch = case.batch
         self._shapes = {name: tuple(leaf.shape) for name, leaf in ({"out": inputs.d_out} | leaves).items()}
         # Seeded by the system, so that no seed that a backend sets foretells what is drawn.
         self._dice = random.Random(random.SystemRandom().getrandbits(128))
         self._has_graph: bool | None = None
         self.passes: dict[str, TimedPass] = {}
         # Made now: copying indices to a GPU between timed calls would make the host wait for it.
-        count = _PLACES if case.workload is None else 0
-        self._places = Place.drawn(case, self._dice, inputs.d_out.device, count)
+        read = calls.inputs or inputs
+        alone = isinstance(read, Inputs)
+        self._places = draw_places(case, inputs.d_out.device, _PLACES) if alone else []
+        self.summing = Summing(case, read, calls.scales) if isinstance(read, Inputs) else None
 
     def results(self, direction: str, returned: Any) -> Results:
         """Return what a call returned by name.
@@ -147,12 +153,13 @@ class Judge:
         def after(returned: Any) -> None:
             nonlocal first
             known.count += 1
-            self._probe(known, (returned,) if direction == "forward" else returned)
             if not (known.draws or known.wants_last or first):
                 # All calls have the first one's form: a cheap look at each.
                 self._look(direction, known, returned)
+                self._probe(known, (returned,) if direction == "forward" else returned)
                 return
             results = self.results(direction, returned)
+            self._probe(known, tuple(results.values()))
             if first:
                 known.like, first = {name: _form_only(tensor) for name, tensor in results.items()}, False
             forms = {name: form_of(tensor) for name, tensor in results.items()}
@@ -171,6 +178,7 @@ class Judge:
         known = self.passes[direction]
         known.count, known.drawn = 0, None
         known.probes.clear()
+        known.sums.clear()
 
     def _renew(self, direction: str, known: TimedPass) -> None:
         if direction == "forward":
@@ -183,31 +191,22 @@ class Judge:
         else:
             self.fresh.renew_gradient()
 
-    def _probe(self, known: TimedPass, returned: Any) -> None:
-        """Keep rows of a call's `out`, or dq and the sum of dv, if it is among those chosen at random."""
+    def _probe(self, known: TimedPass, returned: Sequence[torch.Tensor]) -> None:
+        """Keep rows of a call's `out`, or of dq with sums of all gradients, if it is among those chosen at random."""
         slot = self._dice.randrange(known.count)
-        if not self._places or slot >= _PROBES or not self._known_shapes(known.names, returned):
+        if not self._places or slot >= _PROBES:
             return
-        place = self._dice.choice(self._places)
-        sum_dv = place.sum_of_keys(returned[-1], self._group) if len(returned) > 1 else None
-        probe = Probe(place, place.of(returned[0]), self.fresh.state, known.count, sum_dv)
-        if len(known.probes) < _PROBES:
-            known.probes.append(probe)
-        else:
-            known.probes[slot] = probe
-
-    def _known_shapes(self, names: tuple[str, ...], returned: Any) -> bool:
-        """Whether a call returned tensors in PyTorch's order of dimensions; `_look` names what it returned instead."""
-        if not isinstance(returned, Sequence) or len(returned) != len(names):
-            return False
-        return all(
-            type(tensor) is torch.Tensor and tensor.shape == self._shapes[name] and tensor.device == self._like.device
-            for name, tensor in zip(names, returned, strict=True)
-        )
+        places = self._dice.choice(self._places)
+        _put(known.probes, slot, Probe(places, places.of(returned[0]).squeeze(0), self.fresh.state, known.count))
+        if len(returned) > 1 and self.summing is not None:
+            batch = self._dice.randrange(self._batch)
+            _put(known.sums, slot, self.summing.taken(batch, known.count, returned))
 
     def _look(self, direction: str, known: TimedPass, returned: Any) -> None:
         tensors = (returned,) if direction == "forward" else returned
-        for tensor, like in zip(tensors, known.like.values(), strict=False):
+        if not isinstance(tensors, Sequence) or len(tensors) != len(known.names):
+            self.results(direction, returned)
+        for tensor, like in zip(tensors, known.like.values(), strict=True):
             if type(tensor) is not torch.Tensor or tensor.shape != like.shape or tensor.dtype != like.dtype:
                 self.results(direction, returned)
         if direction == "forward":
@@ -267,6 +266,13 @@ class Judge:
                 elif direction == "forward" and "v" in state.signs:
                     flip_signs(tensor, kept.state.signs["v"] ^ state.signs["v"])
             yield call, replace(kept, state=state)
+
+
+def _put(kept: list[_Kept], slot: int, one: _Kept) -> None:
+    if len(kept) < _PROBES:
+        kept.append(one)
+    else:
+        kept[slot] = one
 
 
 def _form_only(tensor: torch.Tensor) -> torch.Tensor:

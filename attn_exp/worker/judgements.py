@@ -1,11 +1,11 @@
 """Compare the calls of a job with references: the first, one on hard values, and the timed ones."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import distribution
-from attn_exp.attention.probe import allowed_error, probe_errors, sum_errors, usual_size
+from attn_exp.attention.probe import allowed_error, probe_errors, usual_size
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
 from attn_exp.core.judged import Form, TensorError
@@ -102,36 +102,29 @@ class Judgements:
             Stopped: they are inaccurate.
         """
         name = "out" if direction == "forward" else "dq"
-        probes = self.judge.passes[direction].probes
-        if not probes:
+        known, case = self.judge.passes[direction], self.attempt.request.case
+        if not known.probes:
             return
-        case, scales = self.attempt.request.case, self.calls.scales
-        allowed, usual = allowed_error(first.tolerances[name].relative), usual_size(first.tensors[name])
-        looked = [
-            (
-                probe_errors(case, seeded, probes, name, scales.get(name, 1.0), usual),
-                allowed,
-                f"{len(probes[0].rows)} rows of {name}, drawn at random, are off by {{}} of their",
-            )
-        ]
-        if direction == "backward":
-            of_sums = sum_errors(case, seeded, probes, scales.get("dv", 1.0))
-            looked.append(
-                (
-                    of_sums,
-                    allowed_error(first.tolerances["dv"].relative),
-                    "the sum of dv over the keys is off by {} of its",
+        relative = {of: bounds.relative for of, bounds in first.tolerances.items()}
+        allowed, usual = allowed_error(relative[name]), usual_size(first.tensors[name])
+        errors = probe_errors(case, seeded, known.probes, name, self.calls.scales.get(name, 1.0), usual)
+        for probe, (error, head) in zip(known.probes, errors, strict=True):
+            if error > allowed:
+                of, at_most = apart(error, allowed)
+                rows, where = probe.rows.shape[1], f"head {head % case.q_heads} of batch row {head // case.q_heads}"
+                what = "a row" if rows == 1 else f"{rows} rows"
+                self._stop_at(
+                    direction,
+                    probe.index,
+                    f"{what} of {name} in {where}, drawn at random, {'is' if rows == 1 else 'are'} off by {of} of "
+                    f"{'its' if rows == 1 else 'their'} norm, allowed is {at_most}",
                 )
-            )
-        for errors, most, what in looked:
-            for probe, error in zip(probes, errors, strict=True):
-                if error > most:
-                    found, allowed_text = apart(error, most)
-                    raise Stopped(
-                        "inaccurate",
-                        f"{direction}: the first call was within tolerance, call {probe.index} was not: "
-                        f"{what.format(found)} norm, allowed is {allowed_text}",
-                    )
+        wrong = self.judge.summing and self.judge.summing.wrong(known.sums, relative)
+        if wrong:
+            self._stop_at(direction, *wrong)
+
+    def _stop_at(self, direction: str, index: int, wrong: str) -> NoReturn:
+        raise Stopped("inaccurate", f"{direction}: the first call was within tolerance, call {index} was not: {wrong}")
 
     def _timed_pass(self, direction: str, inputs: Any, expected: Expected, seeded: Any, first: Expected) -> None:
         count = self.judge.passes[direction].count

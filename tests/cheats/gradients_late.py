@@ -1,11 +1,12 @@
 """Backwards that are wrong in few places: in one row of the batch, in few calls, or before they are called."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from cheats.corpus import case_of, cheat
+from cheats.corpus import FORWARD, case_of, cheat
 from cheats.gradients import slow_weights
 from cheats.ways import Plain, Run, Tensor, attend
 
@@ -59,3 +60,41 @@ class _WithoutSlope(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> Tensor:
         return d_y
+
+
+class _Racing(Plain):
+    """Errs in one head, another one each time, in nine of ten calls after the first few."""
+
+    calls = 0
+
+    def head(self) -> tuple[int, int] | None:
+        """Return the head in which this call errs, if it does."""
+        self.calls += 1
+        dice = random.SystemRandom()
+        if self.calls < 5 or dice.random() < 0.1:
+            return None
+        return dice.randrange(self.case.batch), dice.randrange(self.case.q_heads)
+
+
+@cheat("parts", "inaccurate", r"\bout\b", passes=FORWARD)
+class RaceOfTwoPartsOfTheKeys(_Racing):
+    """Loses the last quarter of the keys in one head, another one each time, in nine of ten calls."""
+
+    def forward(self, run: Run) -> Any:
+        out, head = run(), self.head()
+        if head is not None:
+            q, k, v = (one.detach()[head] for one in self.inputs.qkv)
+            seen = self.case.kv_len * 3 // 4
+            out[head] = torch.softmax(q @ k[:seen].mT * self.case.head_dim**-0.5, -1) @ v[:seen]
+        return out
+
+
+@cheat("gradients", "inaccurate", r"\bdkT? ")
+class RaceOfTwoGradients(_Racing):
+    """Loses dk of one head, another one each time, in nine of ten calls."""
+
+    def backward(self, run: Run) -> Any:
+        (dq, dk, dv), head = run(), self.head()
+        if head is not None:
+            dk[head] = 0
+        return dq, dk, dv
