@@ -1,6 +1,10 @@
+import signal
+import time
+
 import pytest
 import torch
-from cli import run
+from cli import run, start
+from fakes import FakeGpu
 
 from attn_exp.doctor import clock_checks as verdicts
 from attn_exp.doctor import run_checks as alarms
@@ -8,6 +12,7 @@ from attn_exp.doctor import run_checks as doctor
 from attn_exp.doctor.bench import Bench, Finding, attention, side_by_side
 from attn_exp.doctor.run_checks import CHECKS, alarms_fire
 from attn_exp.results.calibration import Calibration, calibration_path, margin_for, read_calibration, write_calibration
+from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
 from attn_exp.worker.device import Machine
 
 
@@ -74,9 +79,78 @@ def test_the_delta_of_noisy_a_a_comparisons_is_kept_and_found(bench, state, monk
 
 
 def test_a_slowed_call_is_slower_by_what_was_asked(bench):
-    slowed = verdicts._slowed(bench, 20.0)
-    one, two = side_by_side(bench, bench.call, slowed)
+    one, two = side_by_side(bench, *verdicts._slowed(bench, 20.0))
     assert min(two) > max(one)
+
+
+def test_what_is_injected_on_a_gpu_is_not_the_launch_of_a_second_kernel(bench, monkeypatch):
+    """A launch that takes 1.2 % of the call, as on an H200: both calls have it, and 0.3 % are what is between them."""
+    slept = []
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    bench.machine.gpu, bench.call_us = FakeGpu(), 1000.0
+    base, slowed = verdicts._slowed(bench, 0.003)
+    base(), slowed()
+    assert slept[1] - slept[0] == pytest.approx(3.0 * SLEEP_CYCLES_PER_US, abs=1)
+
+
+# (device, kernel, graph, limit) in us: as H200s had them, and broken.
+@pytest.mark.parametrize(
+    ("times", "sound"),
+    [
+        ((37.0, 31.7, 36.0, 3.1), True),
+        ((3000.0, 2996.0, 2990.0, 30.0), True),
+        ((37.0, 31.7, 45.0, 3.1), False),
+        ((100.0, 200.0, 100.0, 5.0), False),  # half of the work on a stream that events do not see
+        ((37.0, 20.0, 37.0, 3.1), False),  # kernels that the profiler lost
+        ((60.0, 31.7, 60.0, 3.8), False),  # the host's time between events
+    ],
+)
+def test_timers_agree_where_they_do_and_not_where_a_setup_is_broken(times, sound):
+    assert verdicts.agree(*times) is sound
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """Stands in for seven rounds of two calls, without noise; a list of the medians that each call has in turn."""
+    given = []
+    monkeypatch.setattr(verdicts, "side_by_side", lambda *_, **__: [[us] * 7 for us in given])
+    monkeypatch.setitem(verdicts.COMPARISONS, "cpu", (4, 4, 4))
+    return given
+
+
+def test_instances_that_differ_a_clock_that_sees_nothing_and_one_that_sees_too_much_fail(bench, rounds):
+    rounds[:] = 100.0, 108.0
+    assert not verdicts.equal_things_are_equal(bench).passed
+    assert not verdicts.differences_are_found(bench).passed  # 0.3 % are called a difference, too
+    rounds[:] = 100.0, 100.0
+    assert verdicts.equal_things_are_equal(bench).passed
+    assert not verdicts.differences_are_found(bench).passed
+    assert not verdicts.twice_the_work_takes_twice_as_long(bench).passed
+
+
+def test_a_check_says_how_far_it_is(bench, rounds):
+    rounds[:], shares = (100.0, 100.0), []
+    bench.progress = shares.append
+    verdicts.equal_things_are_equal(bench)
+    assert shares == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_the_doctor_speaks_at_once_and_all_along(tmp_path, monkeypatch):
+    """The checks' process writes its stages; the parent shows them on standard error from the first half second on."""
+    process = start("doctor", "device=cpu", cwd=tmp_path)
+    began = time.monotonic()
+    first = process.stderr.readline()
+    try:
+        assert first.startswith("starting, 0 s")
+        # Half a second, and what an interpreter needs here to start.
+        assert time.monotonic() - began < 3.0
+        assert process.stderr.readline().startswith("opening the device")
+        assert process.stderr.readline().startswith("check 4, twice the work")
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "\x1e" not in out and "Traceback" not in out
 
 
 def test_proofs_are_numbered_as_documented():

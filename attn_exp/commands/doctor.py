@@ -10,6 +10,7 @@ from attn_exp.commands.options import Arguments, Command, Option
 def run(given: Arguments) -> int:
     """Run the checks in a process of their own; return its exit code."""
     from attn_exp.config.request import resolve_device
+    from attn_exp.core.ticker import STAGES, Ticker
     from attn_exp.core.torch_version import installed_note
     from attn_exp.run.gpus import lease, visible_gpus
     from attn_exp.run.worker_process import worker_variables
@@ -17,16 +18,26 @@ def run(given: Arguments) -> int:
     device, gpus = resolve_device(given.get("device", "auto"), visible_gpus())
     if note := installed_note():
         print(note, flush=True)
-    environment = worker_variables(os.environ)
+    environment = worker_variables(os.environ) | {STAGES: "1"}
     held = None
     if device == "cuda":
         held = lease(gpus, print)
         environment["CUDA_VISIBLE_DEVICES"] = held.gpu.uuid
         print(f"{held.gpu.name} ({held.gpu.uuid})", flush=True)
-    process = subprocess.Popen([sys.executable, "-m", "attn_exp.doctor.run_checks", device], env=environment)
+    ticker = Ticker()
+    ticker.stage("starting")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attn_exp.doctor.run_checks", device],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
+        assert process.stdout is not None
+        ticker.relay(process.stdout)
         return process.wait()
     finally:
+        ticker.close()
         # Ctrl-C, too, must leave no process behind.
         process.kill()
         process.wait()

@@ -62,6 +62,16 @@ def figures(value: float) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration: `48 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def half_text(half: float | None) -> str:
     """Format a relative half-width, the `+-%` of all tables, in percent."""
     return "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"

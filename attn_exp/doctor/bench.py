@@ -1,6 +1,7 @@
 """The bench of all checks: a machine, a call on it, and how calls are timed and compared."""
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from attn_exp.attention.inputs import make_inputs
@@ -37,6 +38,10 @@ class Bench:
     call_us: float
     margin: float = MARGIN_FLOOR
     comparisons: int = 0
+    # The same as `call`, with tensors of its own at other addresses; None where only `call` is needed.
+    twin: Call | None = None
+    # Told which share of the check that runs is done.
+    progress: Callable[[float], None] = lambda share: None
 
     @property
     def timer(self) -> str:
@@ -70,10 +75,10 @@ def open_bench(device: str) -> Bench:
     machine = Machine.open(device)
     machine.ceilings_for("bfloat16" if device == "cuda" else "float32")
     if device == "cuda":
-        _, calls = attention(device, batch=8, length=4096)
+        calls, twin = (attention(device, batch=8, length=4096)[1] for _ in range(2))
     else:
-        _, calls = attention(device, batch=1, length=128, heads=2, dim=32)
-    bench = Bench(machine, calls.forward, 0.0)
+        calls, twin = (attention(device, batch=1, length=128, heads=2, dim=32)[1] for _ in range(2))
+    bench = Bench(machine, calls.forward, 0.0, twin=twin.forward)
     bench.call_us = median_us(bench, bench.timer, bench.call)
     return bench
 

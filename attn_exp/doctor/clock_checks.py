@@ -3,9 +3,10 @@
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -20,17 +21,22 @@ from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import Call
 from attn_exp.worker.measure import BURST_REST_S
 
+_Item = TypeVar("_Item")
 # How many comparisons each check makes: A/A, the injected difference, the difference below the floor.
 COMPARISONS = {"cuda": (200, 60, 40), "cpu": (40, 20, 20)}
 # Until the ratio is known to half a percent: a difference below the margin must not be reported by chance.
 PRECISE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=3.0)
+# A sleep that is long enough to be as long as asked: shorter ones last as long as their launch.
+_LEAST_SLEEP_US = 5.0
+# What lies between two events beside the kernel, in microseconds: 3.3 to 5.3 were seen on H200s at 37 us.
+_AROUND_KERNEL_US = 6.0
 INJECTED = {"cuda": (0.03, 0.003), "cpu": (0.5, 0.003)}
 
 
 def equal_things_are_equal(bench: Bench) -> Finding:
-    """8: A/A comparisons differ no more often than chance allows; sets the machine's margin."""
+    """8: A/A comparisons of two instances differ no more often than chance allows; sets the machine's margin."""
     count = COMPARISONS[bench.machine.device][0]
-    comparisons = [_compare(bench, bench.call, bench.call) for _ in range(count)]
+    comparisons = [_compare(bench, bench.call, bench.twin or bench.call) for _ in _counted(bench, range(count))]
     bench.margin, bench.comparisons = margin_from_aa([comparison.effect for comparison in comparisons]), count
     by_interval = sum(comparison.low > 0 or comparison.high < 0 for comparison in comparisons) / count
     by_rule = sum(comparison.verdict in ("faster", "slower") for comparison in comparisons) / count
@@ -49,12 +55,11 @@ def differences_are_found(bench: Bench) -> Finding:
     """9: an injected difference is detected, and one below the floor never is."""
     _, *counts = COMPARISONS[bench.machine.device]
     large, small = INJECTED[bench.machine.device]
-    clearly = _slowed(bench, large)
     # As a duel does: until the ratio is known well enough to tell what was injected from nothing.
     enough = replace(PRECISE, precision=large / 6)
-    comparisons = [_compare(bench, bench.call, clearly, enough) for _ in range(counts[0])]
-    slightly = _slowed(bench, small)
-    called = [_compare(bench, bench.call, slightly, PRECISE) for _ in range(counts[1])]
+    kinds = [(_slowed(bench, large), enough)] * counts[0] + [(_slowed(bench, small), PRECISE)] * counts[1]
+    every = [_compare(bench, *pair, rule) for pair, rule in _counted(bench, kinds)]
+    comparisons, called = every[: counts[0]], every[counts[0] :]
     power = sum(comparison.verdict == "faster" for comparison in comparisons) / len(comparisons)
     false = sum(comparison.verdict in ("faster", "slower") for comparison in called)
     allowed = 0 if bench.machine.gpu is not None else len(called) * 15 // 100
@@ -72,26 +77,34 @@ def _compare(bench: Bench, one: Call, two: Call, rule: StoppingRule = SEVEN) -> 
     return compare_pair(medians_one, medians_two, bench.margin)
 
 
-def _slowed(bench: Bench, share: float) -> Call:
-    """Return the bench's call with this share of additional work."""
+def _counted(bench: Bench, items: Sequence[_Item]) -> Iterator[_Item]:
+    """Return the items, and tell the bench which share of them is done."""
+    for index, item in enumerate(items):
+        bench.progress(index / len(items))
+        yield item
+
+
+def _slowed(bench: Bench, share: float) -> tuple[Call, Call]:
+    """Return the bench's call, and one with this share of additional work.
+
+    On a GPU both launch a second kernel, a sleep: its launch alone may take more than 0.3 % of the call.
+    """
     if bench.machine.gpu is not None:
 
         def with_sleep(cycles: int) -> None:
             bench.call()
             torch.cuda._sleep(cycles)
 
-        # The launch of a second kernel takes time itself, which is part of the addition.
-        without_sleep, launched = side_by_side(bench, bench.call, partial(with_sleep, 1))
-        overhead_us = statistics.median(launched) - statistics.median(without_sleep)
-        return partial(with_sleep, max(1, int((share * bench.call_us - overhead_us) * SLEEP_CYCLES_PER_US)))
+        least = int(_LEAST_SLEEP_US * SLEEP_CYCLES_PER_US)
+        return partial(with_sleep, least), partial(with_sleep, least + int(share * bench.call_us * SLEEP_CYCLES_PER_US))
 
-    def with_spin() -> None:
+    def with_spin(share: float) -> None:
         bench.call()
         until = time.perf_counter() + share * bench.call_us / 1e6
         while time.perf_counter() < until:
             pass
 
-    return with_spin
+    return partial(with_spin, 0.0), partial(with_spin, share)
 
 
 def sleep_is_linear(bench: Bench) -> Finding:
@@ -143,7 +156,9 @@ def twice_the_work_takes_twice_as_long(bench: Bench) -> Finding:
         _, large = attention(device, batch=larger_batch, length=larger_length, heads=heads)
         # With rest before every block: otherwise only the longer call would reach the power cap.
         one, two = side_by_side(bench, small.forward, large.forward, rest_s=BURST_REST_S if on_gpu else 0.0)
-        ratios.append(statistics.median(two) / statistics.median(one))
+        # What other programs take from a CPU only adds to a time.
+        typical = statistics.median if on_gpu else min
+        ratios.append(typical(two) / typical(one))
     by_batch, by_length = ratios
     limit_batch, limit_length = (0.03, 0.2) if on_gpu else (0.5, 1.5)
     passed = abs(by_batch - 2) <= limit_batch and abs(by_length - 4) <= limit_length
@@ -163,11 +178,18 @@ def timers_agree(bench: Bench) -> Finding:
         timings = sample_rivals(entries, SEVEN, order=abba_order, rest_s=BURST_REST_S)
         device_us, kernel_us, graph_us = (statistics.median(timing.times_us) for timing in timings)
         limit = 0.01 * device_us if device_us >= 1000 else 2 + 0.03 * device_us
-        off = {"kernel": device_us - kernel_us, "graph": device_us - graph_us}
-        passed &= all(abs(difference) <= limit for difference in off.values())
-        differences = ", ".join(f"{name} {difference:+.1f}" for name, difference in off.items())
-        seen.append(f"at {device_us:.0f} us {differences} us (limit {limit:.1f})")
+        passed &= agree(device_us, kernel_us, graph_us, limit)
+        seen.append(
+            f"at {device_us:.0f} us kernel {device_us - kernel_us:+.1f} (-{limit:.1f} to "
+            f"+{limit + _AROUND_KERNEL_US:.1f}), graph {device_us - graph_us:+.1f} us (limit {limit:.1f})"
+        )
     return Finding("timers agree", passed, "; ".join(seen))
+
+
+def agree(device_us: float, kernel_us: float, graph_us: float, limit_us: float) -> bool:
+    """Return whether three timers of one call agree, where `device` has the time between events and kernel as well."""
+    off_us = device_us - kernel_us
+    return -limit_us <= off_us <= limit_us + _AROUND_KERNEL_US and abs(device_us - graph_us) <= limit_us
 
 
 def a_busy_host_does_not_count(bench: Bench) -> Finding:

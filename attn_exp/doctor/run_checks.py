@@ -5,10 +5,12 @@ and whether they pass.
 """
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -19,6 +21,7 @@ from attn_exp.backends.sdpa import Flash, Math
 from attn_exp.core.case import Case
 from attn_exp.core.flags import host_reading, others_cores, telemetry_flags
 from attn_exp.core.request import Measuring, Request
+from attn_exp.core.ticker import STAGE, STAGES
 from attn_exp.doctor.bench import Bench, Finding, attention, open_bench
 from attn_exp.doctor.clock_checks import (
     a_busy_host_does_not_count,
@@ -118,8 +121,15 @@ CHECKS: dict[str, tuple[Callable[[Bench], Finding], ...]] = {
 }
 
 
+def tell(stage: str, share: float = 0.0) -> None:
+    """Tell the parent, which shows it, what begins or goes on, and which share of it is done."""
+    if os.environ.get(STAGES):
+        print(f"{STAGE}{share:.4f} {stage}", flush=True)
+
+
 def run(device: str) -> int:
     """Run the checks of a device and print a line for each; return how many failed."""
+    tell("opening the device and measuring its ceilings")
     try:
         bench = open_bench(device)
     except Unavailable as error:
@@ -132,6 +142,9 @@ def run(device: str) -> int:
     for check in CHECKS[device]:
         number = int((check.__doc__ or "0").split(":")[0])
         began = time.perf_counter()
+        what = f"check {number}, {check.__name__.replace('_', ' ')}"
+        tell(what)
+        bench.progress = partial(tell, what)
         try:
             finding = check(bench)
         except Exception as error:  # a check that raises has failed, and the others still run

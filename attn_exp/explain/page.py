@@ -17,7 +17,7 @@ from attn_exp.core.profile import FOLDER
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.roofline import Roof, roof_of
-from attn_exp.core.text import SHORT, WIDTH, figures, grid, half_text
+from attn_exp.core.text import SHORT, WIDTH, duration, figures, grid, half_text
 from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
@@ -27,7 +27,7 @@ from attn_exp.plots.style import MISSING, available, save
 from attn_exp.results.result import Result, named
 from attn_exp.results.same_kernel import kernel_identity
 from attn_exp.results.store import user_path
-from attn_exp.results.table import duration, time_text
+from attn_exp.results.table import time_text
 
 # A page shows this many cases; `attn-exp compare` shows all.
 _CASES = 6

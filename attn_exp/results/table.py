@@ -20,16 +20,6 @@ _CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "in
 _DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
 
 
-def duration(seconds: float) -> str:
-    """Format a duration: `48 s`, `3 min 20 s`, `2 h 5 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def time_text(us: float) -> str:
     """Format a time with four significant digits in a suitable unit: `14.26 us`, `3.790 ms`."""
     for unit, size in (("us", 1.0), ("ms", 1e3)):

@@ -7,8 +7,9 @@ import time
 from typing import TextIO
 
 from attn_exp.core.record import Record
+from attn_exp.core.text import duration
 from attn_exp.results.result import result_of
-from attn_exp.results.table import duration, job_line
+from attn_exp.results.table import job_line
 
 
 class Progress:
