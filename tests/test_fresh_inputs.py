@@ -193,14 +193,14 @@ def test_inputs_that_were_freed_or_put_elsewhere_are_not_read_but_named(case):
 
 
 class LosesDkNowAndThen(Plain):
-    """Returns zeros for dk in every second call."""
+    """Returns zeros for dk in every second call after the first four."""
 
     calls = 0
 
     def backward(self, run):
         self.calls += 1
         dq, dk, dv = run()
-        return dq, 0 * dk if self.calls % 2 == 0 else dk, dv
+        return dq, 0 * dk if self.calls > 4 and self.calls % 2 else dk, dv
 
 
 def test_calls_whose_dk_alone_is_wrong_are_found_where_all_are_probed(monkeypatch):
