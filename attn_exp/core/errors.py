@@ -1,6 +1,7 @@
 """Mistakes of the user: the parent reports each in one sentence and exits with code 2."""
 
 import difflib
+import os
 import re
 import signal
 from collections.abc import Iterable
@@ -28,7 +29,8 @@ def check_name(key: str, name: Any) -> None:
 
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path lies in a folder after following links."""
-    return path.resolve().is_relative_to(folder.resolve())
+    # Unlike `Path.resolve`, this raises nothing for links that lead in circles.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: \S|$)")

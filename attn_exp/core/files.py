@@ -1,9 +1,14 @@
-"""Files written atomically, and temporary files that were left behind: their names say which process made them."""
+"""Files written atomically and read safely, and temporary files, whose names say which process made them.
+
+The folder of a sweep may be somebody else's: what is written into it stays in it, and what is read from it ends.
+"""
 
 import contextlib
+import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,17 +23,47 @@ def owner_mark() -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader never sees half of it, even after a power failure."""
+    """Write a file atomically: a reader never sees half of it, even after a power failure.
+
+    A link, a pipe or an empty folder in its place is replaced and not written to.
+    """
     temporary = path.with_name(f".{path.name}{owner_mark()}")
     try:
-        with temporary.open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_whole(path: Path) -> bytes:
+    """Return a file's content. Raises OSError, also for a pipe or a device, whose reading might never end."""
+    # Opening a pipe to read waits for a writer otherwise.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", str(path))
+        return file.read()
+
+
+def unlinked(path: Path) -> Path:
+    """Return the path of a folder to write into. Raises OSError if it is a link, which may lead anywhere."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, and nothing is written through one", str(path))
+    return path
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that it contains, if it is there. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_litter(paths: Iterable[Path]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from attn_exp.core.case import PASSES
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError
-from attn_exp.core.files import write_whole
+from attn_exp.core.files import read_whole, write_whole
 from attn_exp.core.record import SCHEMA, Record
 from attn_exp.core.request import Measuring
 from attn_exp.core.status import Status
@@ -36,7 +36,7 @@ def read_record(folder: Path) -> Record | None:
     """
     path = folder / FILE_NAME
     try:
-        content = path.read_bytes()
+        content = read_whole(path)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -9,6 +9,7 @@ import msgspec
 
 from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
+from attn_exp.core.files import read_whole
 from attn_exp.core.text import flat
 
 # The files in a folder: of a job, and of a duel.
@@ -143,6 +144,6 @@ def read_requests(folder: Path) -> list[tuple[Request, Path]]:
 
 def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded:
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+        return msgspec.yaml.decode(read_whole(path), type=kind)
     except (*NOT_DECODED, UserError) as error:
         raise RecordError(f"{path} is not a request: {' '.join(str(error).split())}") from error

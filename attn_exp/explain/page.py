@@ -117,7 +117,7 @@ def keep_pages(results: Sequence[Result], *, pictures: bool) -> list[Kept]:
     for job in results:
         same = rivals[job.case, method_key(job), job.device_name]
         own = job.path.parent / FOLDER
-        if job.status != "ok" or not own.is_dir():
+        if job.status != "ok" or not own.is_dir() or own.is_symlink():
             continue
         write_whole(own / PAGE, f"{job_page(job, same)}\n".encode())
         files = [own / PAGE]

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_exp.core.files import write_whole
 from attn_exp.core.metrics import ranking_medians
 from attn_exp.core.paired_test import PairedComparison
 from attn_exp.core.record import Record
+from attn_exp.plots.style import png
 
 # Okabe and Ito's colours, suitable for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -35,7 +37,7 @@ def plot_ratios(records: Sequence[Record], verdicts: dict[str, list[PairedCompar
         panel.set(title=direction, xlabel="round", ylabel="time against the other, %")
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     figure.suptitle(f"{records[0].device_name}, {records[0].request.case.label()}", fontsize=10)
-    figure.savefig(path, dpi=110)
+    write_whole(path, png(figure, dpi=110))
     return path
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.catalogue import About, backends
+from attn_exp.core.files import write_whole
 from attn_exp.core.request import backend_label
 
 if TYPE_CHECKING:
@@ -139,9 +140,16 @@ def svg(chart: Chart) -> str:
     return re.sub(r"<g id=\"[a-zA-Z0-9_.]+\"", "<g", text).rstrip()
 
 
+def png(figure: Any, dpi: int) -> bytes:
+    """Return a figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()
+
+
 def save(chart: Chart, folder: Path) -> list[Path]:
     """Write the chart as NAME.svg and NAME.png and return their paths."""
     vector, pixels = folder / f"{chart.name}.svg", folder / f"{chart.name}.png"
-    vector.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{svg(chart)}\n', encoding="utf-8")
-    chart.figure.savefig(pixels, dpi=100)
+    write_whole(vector, f'<?xml version="1.0" encoding="utf-8"?>\n{svg(chart)}\n'.encode())
+    write_whole(pixels, png(chart.figure, dpi=100))
     return [vector, pixels]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.case import case_columns
 from attn_exp.core.errors import RecordError, UserError, nearest
+from attn_exp.core.files import read_whole
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME
 from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
@@ -90,7 +91,10 @@ def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
     """
     try:
         with os.scandir(folder) as entries:
-            jobs = sorted(entry.name for entry in entries if entry.is_dir())
+            # The second is false for a link that leads in circles, where the first raises.
+            jobs = sorted(
+                entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or os.path.isdir(entry.path)
+            )
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error.strerror}): check its permissions") from error
     read = read_files((folder / job / FILE_NAME for job in jobs), missing_is_broken=False)
@@ -104,7 +108,7 @@ def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple
     results, broken = [], []
     for path in paths:
         try:
-            results.append(decode(path.read_bytes(), path))
+            results.append(decode(read_whole(path), path))
         except FileNotFoundError:
             if missing_is_broken:
                 broken.append(f"{path} does not exist")

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 
 from attn_exp.core.errors import is_inside
-from attn_exp.core.files import owner_mark
+from attn_exp.core.files import owner_mark, read_whole, write_whole
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import sound_record
 from attn_exp.core.request import Request
@@ -43,14 +43,14 @@ def sweep_identity(folder: Path) -> str:
     temporary = folder / f".{IDENTITY_NAME}.{owner_mark()}"
     with contextlib.suppress(OSError):
         if not path.exists():
-            temporary.write_text(f"{uuid.uuid4().hex}\n")
+            write_whole(temporary, f"{uuid.uuid4().hex}\n".encode())
             try:
                 # Atomic: the first of several processes wins, and no other one reads a partial file.
                 os.link(temporary, path)
             finally:
                 temporary.unlink()
     try:
-        identity = path.read_text().strip()
+        identity = read_whole(path).decode().strip()
     except (OSError, UnicodeDecodeError):
         identity = ""
     return identity if re.fullmatch("[0-9a-f]{32}", identity) else place_identity(folder)

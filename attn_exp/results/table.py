@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.case import NORMAL, case_columns
+from attn_exp.core.files import write_whole
 from attn_exp.core.flags import flag_marks, flag_notes
 from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.core.source import commit
@@ -99,8 +100,8 @@ def csv_text(results: Sequence[Result]) -> str:
 def write_tables(results: Sequence[Result], folder: Path) -> list[Path]:
     """Write `table.txt` and `table.csv` into a sweep's folder and return their paths."""
     text, comma = folder / "table.txt", folder / "table.csv"
-    text.write_text(table(results) + "\n")
-    comma.write_text(csv_text(results))
+    write_whole(text, f"{table(results)}\n".encode())
+    write_whole(comma, csv_text(results).encode())
     return [text, comma]
 
 

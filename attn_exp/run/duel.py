@@ -212,7 +212,7 @@ def _verdicts(records: Sequence[Record], by_pass: dict[str, list[PairedCompariso
 def _write(
     records: Sequence[Record], by_pass: dict[str, list[PairedComparison]], text: str, folder: Path
 ) -> list[Path]:
-    (folder / "duel.txt").write_text(text + "\n")
+    write_whole(folder / "duel.txt", f"{text}\n".encode())
     write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(_verdicts(records, by_pass)), indent=1))
     plot = plot_ratios(records, by_pass, folder / "ratios.png")
     return [folder / "duel.txt", folder / VERDICTS_NAME, *([plot] if plot else [])]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from attn_exp.core.errors import RecordError, UserError, is_inside
-from attn_exp.core.files import write_whole
+from attn_exp.core.files import read_whole, remove, write_whole
 from attn_exp.core.profile import FOLDER as PROFILES
 from attn_exp.core.profile import Profile
 from attn_exp.core.record import Record
@@ -74,11 +74,9 @@ class JobQueue:
             )
         before = _final(folder)
         for name in (LOG_NAME,) if before else (FILE_NAME, LOG_NAME):
-            (folder / name).unlink(missing_ok=True)
-        if (folder / PROFILES).is_symlink():
-            (folder / PROFILES).unlink()
-        if not before:
-            shutil.rmtree(folder / PROFILES, ignore_errors=True)
+            remove(folder / name)
+        if (folder / PROFILES).is_symlink() or not before:
+            remove(folder / PROFILES)
         write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
         self._pending.append(_Pending(request, time.time(), before))
         self._isolation.submit(folder)
@@ -123,7 +121,7 @@ def _final(folder: Path) -> bytes | None:
     """Return the content of a job's record if it is final."""
     path = folder / FILE_NAME
     with contextlib.suppress(RecordError, OSError):
-        content = path.read_bytes()
+        content = read_whole(path)
         return content if decode_record(content, path).final else None
     return None
 
@@ -131,8 +129,9 @@ def _final(folder: Path) -> bytes | None:
 def _new_record(folder: Path, before: bytes | None) -> Record | None:
     """Return the record in a job's folder unless it is the one from before."""
     path = folder / FILE_NAME
-    if before is not None and path.exists() and path.read_bytes() == before:
-        return None
+    with contextlib.suppress(OSError):
+        if before is not None and read_whole(path) == before:
+            return None
     return read_record(folder)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attn_exp.core.errors import RecordError, is_inside
+from attn_exp.core.files import read_whole
 from attn_exp.core.profile import FOLDER as PROFILES
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, LOG_NAME, VERDICTS_NAME, read_record
@@ -144,7 +145,7 @@ def _verdicts(folder: Path) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """Return the verdicts in a duel's folder; none if they cannot be read."""
     kind = dict[str, list[dict[str, float | int | str | None]]]
     try:
-        return msgspec.json.decode((folder / VERDICTS_NAME).read_bytes(), type=kind)
+        return msgspec.json.decode(read_whole(folder / VERDICTS_NAME), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
 
@@ -152,7 +153,7 @@ def _verdicts(folder: Path) -> Mapping[str, Sequence[Mapping[str, Any]]]:
 def _command(folder: Path) -> str:
     path = folder / "command.txt"
     try:
-        return path.read_text().strip() if is_inside(path, folder) else ""
+        return read_whole(path).decode().strip() if is_inside(path, folder) else ""
     except (OSError, UnicodeDecodeError):
         return ""
 

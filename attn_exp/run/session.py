@@ -14,7 +14,7 @@ from attn_exp.config.compose import resolved_config
 from attn_exp.config.overrides import override_key
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError, first_line
-from attn_exp.core.files import hidden_files, remove_litter
+from attn_exp.core.files import hidden_files, remove_litter, unlinked
 from attn_exp.core.record import Record
 from attn_exp.core.redaction import redacted
 from attn_exp.core.request import Request
@@ -55,7 +55,8 @@ def plots_and_curves(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Pat
     try:
         from attn_exp.plots.all import write_charts
 
-        return write_charts(compare_read(Choice(), [sweep]), Path(sweep.place) / FOLDER, limit_s=LIMIT_S), drawn
+        folder = unlinked(Path(sweep.place) / FOLDER)
+        return write_charts(compare_read(Choice(), [sweep]), folder, limit_s=LIMIT_S), drawn
     except Exception as error:
         say(f"no plots: {first_line(error)[:_LONGEST]}")
         return [], drawn
