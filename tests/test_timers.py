@@ -1,3 +1,6 @@
+import itertools
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -5,12 +8,13 @@ from fakes import FakeGpu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attn_exp.core.paired_test import abba_order
 from attn_exp.timers import loop, make_timer
 from attn_exp.timers.cpu import CpuTimer
 from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.event import EventTimer
 from attn_exp.timers.kernel import KernelTimer
-from attn_exp.timers.loop import RIVALS_ROUND_US, ROUND_US, Block, Cost, sample, single_block
+from attn_exp.timers.loop import RIVALS_ROUND_US, ROUND_US, Block, Cost, Entry, sample, sample_rivals, single_block
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import TimedCall
 from attn_exp.timers.wall import WallTimer
@@ -144,7 +148,25 @@ def test_a_whole_sampling_on_the_fake_gpu_is_exact():
     assert (timing.timer, timing.l2, timing.stop_reason, timing.flags) == ("device", "cold", "precise", ())
     assert timing.times_us == (10.0,) * 45 * 7
     assert timing.rounds == tuple(index for index in range(7) for _ in range(45))
+    assert timing.notes.pop("load_s") > 0
     assert timing.notes == {"calls_per_round": 45.0, "warm_up_calls": 226.0}  # 25 ms of 10 + 20 + 81 us
+
+
+def test_every_block_has_its_round_and_its_time_of_day_and_the_load_before_it_its_seconds():
+    calls = [TimedCall(lambda: time.sleep(0.002)) for _ in range(2)]
+    rule = replace(RULE, precision=1e-9, min_rounds=3, max_rounds=3)
+    before = time.time()
+    first, second = sample_rivals([Entry(CpuTimer(), call) for call in calls], rule, order=abba_order)
+    assert [index for index, _, _ in first.blocks] == sorted(set(first.rounds)) == [0, 1, 2]
+    moments = sorted([*first.blocks, *second.blocks], key=lambda block: block[1])
+    assert all(end <= begin for (_, _, end), (_, begin, _) in itertools.pairwise(moments)), "blocks follow each other"
+    for timing in (first, second):
+        for index, begin, end in timing.blocks:
+            inside = sum(us for us, of in zip(timing.times_us, timing.rounds, strict=True) if of == index)
+            assert inside * timing.notes["calls_per_sample"] <= (end - begin) * 1e6 + 1
+    # Both calls are warmed up for 25 ms before.
+    assert 0.05 < first.notes["load_s"] < first.blocks[0][1] - before + 0.01
+    assert before - 0.01 < first.blocks[0][1] - first.notes["load_s"] <= moments[-1][2] < time.time() + 0.01
 
 
 def test_a_round_fits_into_the_launch_queue():

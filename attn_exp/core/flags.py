@@ -10,6 +10,7 @@ from typing import Any
 from attn_exp.core.interval import log_half_width
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import round_medians
+from attn_exp.core.window import Window
 
 # /proc/stat counts in ticks of 10 ms for each processor.
 _SLACK_S = 0.03
@@ -48,6 +49,8 @@ FLAGS = {
     "power_capped": ("p", "the power cap lowered the clock while measuring (information, not an error)"),
     "thermal": ("T", "the GPU slowed down because of its temperature"),
     "clock_low": ("c", "the SM clock was below 75 % of the highest: locked, or idling between calls"),
+    "clock_jump": ("j", "the clock was more than 8 % off its median at some time while the calls were timed"),
+    "telemetry_lost": ("?", "clock, power or energy stopped being read while calls were timed, or cannot be right"),
     "clock_mismatch": ("m", "the rivals' SM clocks differ by more than 1 %: one draws more power than another"),
     "shared_gpu": ("s", "another process computes on the GPU"),
     "busy_host": ("b", "other programs used the processors while they were measured"),
@@ -65,8 +68,13 @@ STABLE = 0.02
 # If an unblocked call takes this many times as long, the host cannot keep up.
 LAUNCH_BOUND = 1.05
 _OTHERS_CORES = 0.1
+# Under a power cap an H200's clock stays within 4 % of its median once it has settled, and is 10 % off it before
+# (results/h200/doctor/power_cap.csv).
+_CLOCK_JUMP = 0.08
 _DRIFT, _CLOCK, _CLOCK_MISMATCH = 0.01, 0.75, 0.01
 _SHORT_US, _SHORT_QUANTA = 10.0, 50.0
+_HOT = frozenset({"sw_thermal", "hw_thermal", "hw_slowdown"})
+_CAPPED = frozenset({"sw_power_cap", "hw_power_brake"})
 
 
 def timing_flags(ranking: Timing, others: tuple[Timing, ...], quantum_us: float = 0.0) -> set[str]:
@@ -118,12 +126,28 @@ def telemetry_flags(readings: Sequence[dict[str, Any]], highest_clock_mhz: float
         if len(held) > 1 and held[-1] > held[0]:
             flags.add(flag)
     for reading in readings:
-        if {"sw_thermal", "hw_thermal", "hw_slowdown"} & set(reading.get("reasons", ())):
+        if _HOT & set(reading.get("reasons", ())):
             flags.add("thermal")
         if highest_clock_mhz and reading.get("sm_clock_mhz", highest_clock_mhz) < _CLOCK * highest_clock_mhz:
             flags.add("clock_low")
         if reading.get("processes", 0) > 1:
             flags.add("shared_gpu")
+    return flags
+
+
+def window_flags(window: Window, highest_clock_mhz: float | None) -> set[str]:
+    """Return the flags that follow from what the device did while the calls of a pass were timed."""
+    flags = {"telemetry_lost"} if window.lost else set[str]()
+    for flag, reasons in (("power_capped", _CAPPED), ("thermal", _HOT)):
+        if reasons & {reason for reason, share in window.reasons.items() if share > 0}:
+            flags.add(flag)
+    if window.clock_mhz is None or window.clock_low_mhz is None or window.clock_high_mhz is None:
+        return flags
+    low, high = window.clock_low_mhz / window.clock_mhz, window.clock_high_mhz / window.clock_mhz
+    if max(1 - low, high - 1) > _CLOCK_JUMP:
+        flags.add("clock_jump")
+    if highest_clock_mhz and window.clock_mhz < _CLOCK * highest_clock_mhz:
+        flags.add("clock_low")
     return flags
 
 

@@ -14,9 +14,12 @@ from attn_exp.core.flops import compulsory_bytes, flops, flops_sdpa_convention
 from attn_exp.core.hardware import Peak
 from attn_exp.core.record import PassRecord, Record, Work
 from attn_exp.core.stats import Summary, round_medians, summarize
+from attn_exp.core.window import Window
 
 # Timers that do not measure the work: no rate follows from their times.
 ISSUE_ONLY = ("dispatch",)
+# Of the time in which the power was measured, the share that the call has to take: else it is not the call's power.
+CALL_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,17 @@ class TimedPass:
         """The median time in seconds."""
         return self.summary.median_us / 1e6
 
+    @property
+    def window(self) -> Window:
+        """What the device did while the pass was timed; one without readings of records that have none."""
+        return self.measured.window or Window()
+
+    @property
+    def power_w(self) -> float | None:
+        """The mean power in watts, None if it is mostly that of other things than the call."""
+        issued = self.measured.timings[0].timer in ISSUE_ONLY
+        return None if issued or self.window.call_share < CALL_SHARE else self.window.power_w
+
 
 Value = float | Mapping[str, float | None] | None
 
@@ -54,8 +68,8 @@ class Metric:
 
     `rate` marks work over the median time, or a share of such a rate: a higher one is better, it has the time's
     confidence interval, and there is none where the timer does not time the work. `follows_clock` says whether a
-    machine that is slower today moves it. `head` is its column's header in tables, `parts` are the values of the
-    placeholder whose columns `table.csv` has even if they are empty.
+    machine that is slower today moves it, `of_power` whether it is as uncertain as the power. `head` is its column's
+    header in tables, `parts` are the values of the placeholder whose columns `table.csv` has even if they are empty.
     """
 
     name: str
@@ -65,6 +79,7 @@ class Metric:
     higher_is_better: bool = False
     rate: bool = False
     follows_clock: bool = False
+    of_power: bool = False
     head: str = ""
     parts: tuple[str, ...] = ()
 
@@ -76,7 +91,7 @@ class Metric:
     @property
     def has_time_interval(self) -> bool:
         """Whether the median time's confidence interval, as a relative one, is this metric's too."""
-        return self.rate or self.name == "time_us"
+        return self.rate or self.name in ("time_us", "joules_per_call")
 
 
 def named(name: str, part: str) -> str:
@@ -95,6 +110,7 @@ def metric(
     rate: bool = False,
     higher_is_better: bool | None = None,
     follows_clock: bool | None = None,
+    of_power: bool = False,
     head: str = "",
     parts: tuple[str, ...] = (),
 ) -> Callable[[Callable[[TimedPass], Value]], Callable[[TimedPass], Value]]:
@@ -113,6 +129,7 @@ def metric(
             higher_is_better=rate if higher_is_better is None else higher_is_better,
             rate=rate,
             follows_clock=unit in _FOLLOW_CLOCK if follows_clock is None else follows_clock,
+            of_power=of_power,
             head=head or own.replace("_", " "),
             parts=parts,
         )
@@ -318,10 +335,52 @@ def bandwidth_of_peak(timed: TimedPass) -> Value:
     return _share(timed.work.bytes / timed.seconds, timed.peak.bytes_per_s if timed.peak else None)
 
 
+@metric("J", of_power=True)
+def joules_per_call(timed: TimedPass) -> Value:
+    """Energy of a call: [mean power](measuring.md#energy) while the pass was timed, times the median time."""
+    return None if timed.power_w is None else timed.power_w * timed.seconds
+
+
+@metric("TFLOP/s/W", rate=True, of_power=True, head="TFLOPS/W")
+def tflops_per_watt(timed: TimedPass) -> Value:
+    """`tflops` relative to the mean power, the same as TFLOP per joule."""
+    return None if not timed.power_w else timed.work.flops / timed.seconds / 1e12 / timed.power_w
+
+
+@metric("W", of_power=True)
+def power_w(timed: TimedPass) -> Value:
+    """Mean power while the pass was timed, flushes and gaps between the calls included."""
+    return timed.window.power_w
+
+
+@metric("share")
+def power_error(timed: TimedPass) -> Value:
+    """Largest relative error of that power that the steps of its counter allow."""
+    return timed.window.power_error
+
+
+@metric("MHz", higher_is_better=True)
+def clock_mhz(timed: TimedPass) -> Value:
+    """Median clock while the pass was timed, of the SMs or of a CPU's cores."""
+    return timed.window.clock_mhz
+
+
 @metric("byte")
 def peak_memory_bytes(timed: TimedPass) -> Value:
-    """Memory allocated at the pass's peak, inputs included, reference excluded; GPU only."""
+    """[Memory of the call](measuring.md#memory) at its peak in PyTorch's allocator."""
     return timed.measured.peak_memory_bytes
+
+
+@metric("byte")
+def outside_memory_bytes(timed: TimedPass) -> Value:
+    """Device memory that the backend took and PyTorch's allocator does not know, by the driver's count; GPU only."""
+    return timed.measured.outside_memory_bytes
+
+
+@metric("byte")
+def workspace_bytes(timed: TimedPass) -> Value:
+    """Workspace of a backend that names its size."""
+    return timed.measured.workspace_bytes
 
 
 @metric("s")

@@ -6,6 +6,8 @@ from typing import Any
 
 import pynvml
 
+from attn_exp.core.cpu import numa_node_of_device
+
 # NVML_FI_DEV_PERF_POLICY_*: nanoseconds for which the clock was reduced, by cause (nvml.h).
 _HELD_BACK = {74: "power", 75: "thermal", 77: "board_limit", 79: "reliability"}
 
@@ -60,10 +62,13 @@ class GpuState:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def constant(self) -> dict[str, Any]:
-        """Return what does not change while measuring: power limit in watts, highest SM clock in MHz, driver."""
+        """Return what does not change while measuring: power limit in watts, highest clocks in MHz, driver, ECC."""
         return _answered(
             power_limit_w=lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3,
             max_sm_clock_mhz=lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, pynvml.NVML_CLOCK_SM),
+            max_memory_clock_mhz=lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, pynvml.NVML_CLOCK_MEM),
+            ecc=lambda: bool(pynvml.nvmlDeviceGetEccMode(self._handle)[0]),
+            gpu_numa_node=self._numa_node,
             driver=pynvml.nvmlSystemGetDriverVersion,
             mig=lambda: bool(pynvml.nvmlDeviceGetMigMode(self._handle)[0]),
         )
@@ -84,6 +89,32 @@ class GpuState:
                 processes=lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)),
             ),
         }
+
+    def energy(self) -> dict[str, Any]:
+        """Return the driver's count of joules, with the moment of `time.perf_counter()` at which it was read."""
+        counted = _answered(energy_j=lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3)
+        return {"energy_at": time.perf_counter(), **counted} if counted else {}
+
+    def now(self) -> dict[str, Any]:
+        """Return what is asked for while calls are timed: clocks in MHz, power of this instant, temperature, reasons.
+
+        `nvmlDeviceGetPowerUsage` is not asked: since Ampere it is a mean over a second (NVML API reference).
+        """
+        return _answered(
+            clock_mhz=lambda: pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM),
+            memory_clock_mhz=lambda: pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_MEM),
+            power_w=self._instant_power_w,
+            temperature_c=lambda: pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU),
+            reasons=self._reasons,
+        )
+
+    def _instant_power_w(self) -> float | None:
+        (value,) = pynvml.nvmlDeviceGetFieldValues(self._handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
+        return value.value.uiVal / 1e3 if value.nvmlReturn == pynvml.NVML_SUCCESS else None
+
+    def _numa_node(self) -> int | None:
+        bus_id = pynvml.nvmlDeviceGetPciInfo(self._handle).busId
+        return numa_node_of_device(bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id))
 
     def _reasons(self) -> list[str]:
         mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
@@ -106,4 +137,4 @@ def _answered(**questions: Any) -> dict[str, Any]:
             answers[name] = ask()
         except pynvml.NVMLError:
             continue
-    return answers
+    return {name: answer for name, answer in answers.items() if answer is not None}

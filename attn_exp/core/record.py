@@ -8,6 +8,7 @@ from attn_exp.core.profile import Profile
 from attn_exp.core.request import Request, backend_label
 from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import figures
+from attn_exp.core.window import Window
 
 SCHEMA = 1
 METHOD_VERSION = "3"
@@ -23,9 +24,12 @@ class Timing:
         times_us: the samples in microseconds; none is dropped.
         rounds: the index of each sample's round.
         stop_reason: why sampling ended: `precise`, `max_rounds`, `budget`, or `one_block` for a secondary timer.
-        notes: calls per round and warm-up calls, and of `kernel` the union and span of a call's kernels in microseconds
-            and the number of their streams.
+        notes: calls per round and warm-up calls, seconds of load right before the first round, of `cpu` the calls per
+            sample, and of `kernel` the union and span of a call's kernels in microseconds and the number of their
+            streams.
         flags: what went wrong while sampling.
+        blocks: of each block of calls its round, and its begin and end in seconds since 1970. A round is one block, or
+            several.
     """
 
     timer: str
@@ -35,6 +39,7 @@ class Timing:
     stop_reason: str
     notes: dict[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    blocks: tuple[tuple[int, float, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +125,11 @@ class PassRecord:
 
     Attributes:
         first_call_s: seconds of the first call, compilation included.
-        peak_memory_bytes: the pass's peak of GPU memory.
+        peak_memory_bytes: the peak of the call's memory in PyTorch's allocator: inputs, what the backend keeps, what
+            the call allocates, and of the backward what the forward saved.
+        outside_memory_bytes: device memory taken since before the backend was loaded that PyTorch's allocator does not
+            know, by the driver's count.
+        workspace_bytes: the size of the workspace that the backend names.
         errors: by tensor.
         kernels: the kernels of one call, longest first; on a CPU operators, nested ones included.
         activity: how their time was used; None on a CPU, and where records of the trace are missing.
@@ -130,11 +139,15 @@ class PassRecord:
         timings: the ranking timer's samples, then those of secondary timers.
         disagreements: the pairs of timers that contradict each other.
         flags: those of the record's flags that follow from the pass's own samples.
+        window: clock, power and energy while the ranking timer's blocks ran.
+        rest_s: seconds since the device was last timed or put under load; it prepared, judged or idled meanwhile.
         first_backward: of the backward, whether the first one of a forward takes longer than repeated ones; else None.
     """
 
     first_call_s: float | None = None
     peak_memory_bytes: int | None = None
+    outside_memory_bytes: int | None = None
+    workspace_bytes: int | None = None
     errors: dict[str, TensorError] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()
     activity: Traced | None = None
@@ -143,6 +156,8 @@ class PassRecord:
     timings: tuple[Timing, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
     flags: tuple[str, ...] = ()
+    window: Window | None = None
+    rest_s: float | None = None
     first_backward: FirstBackward | None = None
 
 

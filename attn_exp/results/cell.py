@@ -105,13 +105,23 @@ def cells_of(results: Sequence[Result], metric: ChosenMetric) -> list[Cell]:
                 value = result.metrics.get(f"{direction}/{metric.name}") if result.status == "ok" else None
                 # A ratio to zero is undefined; an error of zero is a valid value.
                 usable = value is not None and (value > 0 or not metric.kind.follows_clock)
-                half = _half(result, direction) if usable and metric.kind.has_time_interval else None
+                half = _half(result, direction, metric.kind) if usable else None
                 rounds = result.metrics.get(f"{direction}/rounds")
                 cells.append(Cell(result, direction, value if usable else None, half, rounds))
     return cells
 
 
-def _half(result: Result, direction: str) -> float | None:
+def _half(result: Result, direction: str, kind: Metric) -> float | None:
+    """Return the half-width of the logarithm's interval: the time's, that of the power, or both; None if unknown."""
+    parts = [_time_half(result, direction)] if kind.has_time_interval else []
+    if kind.of_power:
+        error = result.metrics.get(f"{direction}/power_error")
+        parts.append(None if error is None else math.log1p(error))
+    known = [part for part in parts if part is not None]
+    return sum(known) if known and len(known) == len(parts) else None
+
+
+def _time_half(result: Result, direction: str) -> float | None:
     low, high = (result.metrics.get(f"{direction}/time_{bound}_us") for bound in ("low", "high"))
     if low is None or high is None or not 0 < low <= high:
         return None

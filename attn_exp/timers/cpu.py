@@ -36,7 +36,8 @@ class CpuTimer:
     def block(self, call: Call, calls: int) -> Block:
         """Return `calls` samples, each the mean of one loop."""
         timed = as_timed(call)
-        return Block([sum(_times_us(timed, self.loops)) / self.loops for _ in range(calls)])
+        times_us = [sum(_times_us(timed, self.loops)) / self.loops for _ in range(calls)]
+        return Block(times_us, notes={"calls_per_sample": float(self.loops)})
 
 
 def _times_us(timed: TimedCall, loops: int) -> list[float]:

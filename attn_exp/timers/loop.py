@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
+from attn_exp.core.moment import moment
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import round_medians
 from attn_exp.timers.settle import Load
@@ -88,13 +89,16 @@ class _Samples:
     rounds: list[int] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     notes: dict[str, list[float]] = field(default_factory=dict)
+    spans: list[tuple[int, float, float]] = field(default_factory=list)
 
     def join(self) -> None:
         """Make one round of every two."""
         self.rounds = [index // 2 for index in self.rounds]
+        self.spans = [(index // 2, begin, end) for index, begin, end in self.spans]
 
-    def add(self, block: Block, index: int, untimed: int) -> None:
+    def add(self, block: Block, index: int, untimed: int, began: float) -> None:
         """Add a block's samples but the first `untimed`."""
+        self.spans.append((index, began, time.perf_counter()))
         times_us = block.times_us[untimed:]
         self.times_us += times_us
         self.rounds += [index] * len(times_us)
@@ -155,6 +159,7 @@ def sample_rivals(
         One timing for each entry. Samples of different entries with the same round index were interleaved. Rivals make
         equally many calls in a round, and each of their blocks begins with one more, which is no sample.
     """
+    entered = time.perf_counter()
     costs = []
     for position, entry in enumerate(entries):
         with _naming(position):
@@ -186,6 +191,7 @@ def sample_rivals(
     began, index, reason = time.perf_counter(), 0, None
     # How many blocks of a call are one round.
     blocks = 1
+    load_s = began - entered
     with _without_collections():
         while reason is None:
             if midway is not None and index == rule.least_rounds(longest_us) // 2:
@@ -197,7 +203,9 @@ def sample_rivals(
                 if rest_s:
                     time.sleep(rest_s)
                 with _naming(position, index + 1), entry.scope():
-                    all_samples[position].add(entry.timer.block(entry.call, untimed + calls), index, untimed)
+                    since = time.perf_counter()
+                    block = entry.timer.block(entry.call, untimed + calls)
+                    all_samples[position].add(block, index, untimed, since)
                 after_block(position)
             index += 1
             medians = [round_medians(samples.times_us, samples.rounds) for samples in all_samples]
@@ -214,9 +222,14 @@ def sample_rivals(
             times_us=tuple(samples.times_us),
             rounds=tuple(samples.rounds),
             stop_reason=reason,
-            notes={"calls_per_round": float(calls * blocks), "warm_up_calls": float(cost.warm_up_calls)}
+            notes={
+                "calls_per_round": float(calls * blocks),
+                "warm_up_calls": float(cost.warm_up_calls),
+                "load_s": load_s,
+            }
             | {name: statistics.median(values) for name, values in samples.notes.items()},
             flags=tuple(sorted(samples.flags)),
+            blocks=tuple((index, moment(begin), moment(end)) for index, begin, end in samples.spans),
         )
         for entry, samples, cost in zip(entries, all_samples, costs, strict=True)
     ]

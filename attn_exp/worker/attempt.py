@@ -19,7 +19,8 @@ from attn_exp.core.judged import Judged
 from attn_exp.core.record import CompileRecord, PassRecord, Record
 from attn_exp.core.request import Request
 from attn_exp.core.status import Status
-from attn_exp.worker.device import Machine, versions
+from attn_exp.worker.device import Machine
+from attn_exp.worker.environment import versions
 from attn_exp.worker.nvtx import marked
 
 if TYPE_CHECKING:

@@ -2,22 +2,12 @@
 
 import importlib
 import itertools
-import os
-import platform
-import re
 import secrets
 import statistics
-import subprocess
-import sys
 import threading
 import warnings
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,96 +17,18 @@ from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case import E4M3, Case
-from attn_exp.core.catalogue import packages
 from attn_exp.core.flags import host_reading
 from attn_exp.core.nvml import GpuState
 from attn_exp.core.request import Request
 from attn_exp.timers.gpu import Cuda, Gpu
 from attn_exp.worker.ceilings import canaries, copy_ceiling, matmul_ceiling
+from attn_exp.worker.environment import environment
 from attn_exp.worker.settings import Settings
+from attn_exp.worker.watch import Watch, watch_cpu, watch_gpu
 from attn_exp.workloads import workload_of
 
 if TYPE_CHECKING:
     from attn_exp.worker.guard import Guard
-
-# Recorded if they are set. No other variable enters a record.
-_VARIABLES = re.compile(
-    r"^(CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING|DEVICE_MAX_CONNECTIONS|DEVICE_ORDER)"
-    r"|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|CUDNN_[A-Z_]*|TORCH_CUDNN_[A-Z_0-9]*|TORCH_ALLOW_TF32[A-Z_]*"
-    r"|PYTORCH_(CUDA_|)ALLOC_CONF|TRITON_[A-Z_]*|OMP_NUM_THREADS|MKL_NUM_THREADS|ATEN_CPU_CAPABILITY)$"
-)
-# Recorded for every backend; conf/backend names the backends' own.
-_PACKAGES = ("attn_exp", "torch", "triton", "numpy")
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Return the names, versions and settings that a number depends on; flat and JSON-ready."""
-    facts: dict[str, Any] = {
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cpu": _cpu_name(),
-        "cpu_threads": torch.get_num_threads(),
-        "versions": versions((*_PACKAGES, *packages())),
-        "variables": {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)},
-        "git_commit": git_commit(),
-    }
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        facts |= {
-            "gpu": properties.name,
-            "gpu_uuid": f"GPU-{properties.uuid}",
-            "gpu_memory_bytes": properties.total_memory,
-            "multiprocessors": properties.multi_processor_count,
-            "l2_bytes": properties.L2_cache_size,
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "matmul_precision": torch.get_float32_matmul_precision(),
-        }
-    return facts
-
-
-@cache
-def git_commit() -> str | None:
-    """Return the commit of the checkout in the current folder, with `-dirty` if it was changed.
-
-    None outside of one.
-    """
-    try:
-        ran = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return ran.stdout.strip() or None
-
-
-def versions(distributions: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those distributions that are installed."""
-    return {name: version for name in distributions if (version := _version(name))}
-
-
-def _version(package: str) -> str | None:
-    loaded = sys.modules.get(package)
-    if loaded is not None and hasattr(loaded, "__version__"):
-        return str(loaded.__version__)
-    try:
-        return installed_version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 def import_autograd() -> threading.Thread:
@@ -163,6 +75,7 @@ class Machine:
         values: the same on other values by their kind, with the seed of these and the row of the batch.
         loaded: whether the GPU has been under load.
         settings: PyTorch's settings before any backend was loaded.
+        watch: looks at clock, power and energy while calls are timed.
         guard: what judging and timing use, as it was then; None if each job takes it anew.
     """
 
@@ -176,6 +89,7 @@ class Machine:
     values: dict[str, tuple[Any, int, int, Expected]] = field(default_factory=dict)
     loaded: bool = False
     settings: Settings = field(default_factory=Settings.now)
+    watch: Watch = field(default_factory=Watch)
     guard: "Guard | None" = None
 
     @classmethod
@@ -188,7 +102,7 @@ class Machine:
         imports = import_autograd()
         if device != "cuda":
             imports.join()
-            return cls(device, environment=environment(device))
+            return cls(device, environment=environment(device), watch=watch_cpu())
         if not torch.cuda.is_available():
             raise Unavailable(
                 f"PyTorch {torch.__version__} sees no CUDA device: install a CUDA build of torch, or set device=cpu"
@@ -203,8 +117,10 @@ class Machine:
         try:
             machine.state = GpuState(machine.environment["gpu_uuid"])
             machine.environment |= machine.state.constant()
+            machine.watch = watch_gpu(machine.environment["gpu_uuid"], machine.environment)
         except Exception as error:  # without NVML there is no telemetry, but the measurement is valid
             machine.environment["nvml"] = f"no telemetry: {error}"
+            machine.watch = Watch(None, machine.environment["nvml"])
         return machine
 
     def ceilings_for(self, dtype: str, *, load: bool = True) -> dict[str, float]:
@@ -227,6 +143,7 @@ class Machine:
             copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
             if not self.canaries:
                 self.canaries = canaries(self.device)
+            self.watch.loaded()
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from attn_exp.backends.compile import reset_dynamo
-from attn_exp.core.flags import clocks_differ, telemetry_flags, timing_flags
+from attn_exp.core.flags import clocks_differ, telemetry_flags, timing_flags, window_flags
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.metrics import pass_metrics
 from attn_exp.core.paired_test import abba_order
@@ -119,6 +119,7 @@ def _time_one(
             others.extend(_secondary_timings(attempt, machine, timer, call))
 
     with attempt.stage("timing"):
+        machine.watch.begin()
         try:
             ranking = sample(
                 timer,
@@ -129,10 +130,14 @@ def _time_one(
                 settle=settling([attempt], machine, direction),
                 started=partial(judge.start, direction),
                 midway=run_secondary,
+                after_block=lambda position: machine.watch.look(),
             )
+            machine.watch.end()
             judge.make_last(direction, timer, call)
         except CaptureFailed as error:
             raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
+        finally:
+            machine.watch.end()
     _store_timings(attempt, machine, direction, (ranking, *others))
 
 
@@ -175,10 +180,12 @@ def _sample_interleaved(
     """Sample all entries; an entry that fails is removed with its status, and the others start over."""
 
     def read_clocks(position: int) -> None:
+        machine.watch.look()
         entries[position][0].telemetry.extend(machine.reading())
 
     while entries:
         measuring = entries[0][0].request.measuring
+        machine.watch.begin()
         try:
             return sample_rivals(
                 [entry for _, entry in entries],
@@ -194,6 +201,8 @@ def _sample_interleaved(
             attempt.run(partial(_raise, direction, failed.cause))
             if failed.round is not None:
                 attempt.reason = f"{direction}, round {failed.round}: {attempt.reason}"
+        finally:
+            machine.watch.end()
     return []
 
 
@@ -210,11 +219,19 @@ def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: 
         Stopped: the time is shorter than any right result's.
     """
     case = attempt.request.case
-    measured = attempt.passes[direction]
+    measured, window = attempt.passes[direction], machine.watch.window(timings[0])
     apart = disagreements(timings, measured.kernels)
     flags = timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
+    flags |= window_flags(window, machine.environment.get("max_sm_clock_mhz"))
     flags |= {"timers_disagree"} if apart else set()
-    measured = replace(measured, timings=timings, disagreements=apart, flags=tuple(sorted(flags)))
+    measured = replace(
+        measured,
+        timings=timings,
+        disagreements=apart,
+        flags=tuple(sorted(flags)),
+        window=window,
+        rest_s=machine.watch.rest_s,
+    )
     attempt.passes[direction] = measured
     attempt.flags |= flags
     peak = datasheet_peak(machine.environment.get("gpu", ""))

@@ -78,6 +78,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         reason = f"{backend.name} has no backward{f' of {case.dtype}' * case.quantised}: set passes=[forward]"
     if reason is not None:
         raise Stopped("unsupported", reason)
+    machine.watch.start()
     with attempt.stage("ceilings"):
         attempt.ceilings = machine.ceilings_for(case.dtype, load=request.measuring.regime == "sustained")
     with attempt.stage("inputs"):

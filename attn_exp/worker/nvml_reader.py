@@ -1,0 +1,116 @@
+"""The worker's side of the process that reads NVML beside what is timed."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attn_exp.core.energy import Reading
+from attn_exp.core.moment import moment
+
+_PROCESS = "attn_exp.worker.nvml_process"
+# A process that died or stopped answering is started again, so often.
+_STARTS = 3
+_MOST_BYTES = 1 << 20
+
+
+class NvmlReader:
+    """Readings of one GPU between `begin` and `end`; neither waits for anything.
+
+    Args:
+        uuid: the GPU's.
+        command: what starts the process, before the UUID, the file's descriptor and this process's number.
+    """
+
+    source = "nvml"
+
+    def __init__(self, uuid: str, command: Sequence[str] = (sys.executable, "-m", _PROCESS)) -> None:
+        self._uuid, self._command = uuid, tuple(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts, self._from, self._answered = 0, 0, True
+        self._file = os.memfd_create("attn_exp_readings")
+        # The process shares the descriptor: with its own position it would write over what `ftruncate` has cut off.
+        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
+        weakref.finalize(self, os.close, self._file)
+
+    def start(self) -> None:
+        """Start the process unless it runs; it opens NVML while this one goes on."""
+        if self._process is not None and self._process.poll() is None and self._answered:
+            return
+        self.stop()
+        if self._starts == _STARTS:
+            return
+        self._starts, self._answered = self._starts + 1, True
+        self._process = subprocess.Popen(
+            [*self._command, self._uuid, str(self._file), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[self._file],
+        )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._end = weakref.finalize(self, _end, self._process)
+
+    def stop(self) -> None:
+        """End the process, without waiting for one that hangs in the driver."""
+        if self._process is not None:
+            self._end()
+            self._process = None
+
+    def begin(self) -> None:
+        """Have readings taken from now on."""
+        self.start()
+        if os.fstat(self._file).st_size > _MOST_BYTES:
+            os.ftruncate(self._file, 0)
+        self._from = os.fstat(self._file).st_size
+        self._tell(b"+")
+
+    def look(self) -> None:
+        """Do nothing: the process looks by itself."""
+
+    def end(self) -> tuple[list[Reading], str]:
+        """Return the readings since `begin`, and what went wrong with them, empty if nothing did."""
+        self._tell(b"-")
+        content = os.pread(self._file, os.fstat(self._file).st_size - self._from, self._from)
+        readings, trouble = [], ""
+        # The last line may not be complete yet.
+        for line in content.split(b"\n")[:-1]:
+            try:
+                fields = json.loads(line)
+                if "error" in fields:
+                    trouble = str(fields["error"])
+                    continue
+                one = Reading.of(fields)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                trouble = "NVML's answers cannot be read"
+                continue
+            counted = None if one.energy_at is None else moment(one.energy_at)
+            readings.append(replace(one, at=moment(one.at), energy_at=counted))
+        self._answered = bool(readings)
+        if self._process is None or self._process.poll() is not None:
+            trouble = trouble or "the process that reads NVML ended"
+        return readings, trouble
+
+    def _tell(self, word: bytes) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        try:
+            os.write(self._process.stdin.fileno(), word)
+        except OSError:
+            # It ended, or hangs and no longer reads: `end` says so.
+            self._answered = False
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(0.2)
+    except subprocess.TimeoutExpired:
+        # A process that hangs in the kernel ends when its system call does.
+        return

@@ -1,0 +1,109 @@
+"""Watch the device while a pass is timed: its clock, power and energy, by readings beside the blocks."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from attn_exp.core.cpu import allowed_cpus
+from attn_exp.core.cpu_reader import CpuReader
+from attn_exp.core.energy import Reading
+from attn_exp.core.moment import moment
+from attn_exp.core.record import Timing
+from attn_exp.core.window import Window, window_of
+from attn_exp.worker.nvml_reader import NvmlReader
+
+
+class Reader(Protocol):
+    """Where readings come from. None of these waits for the device."""
+
+    source: str
+
+    def start(self) -> None:
+        """Get ready."""
+
+    def begin(self) -> None:
+        """Begin to read."""
+
+    def look(self) -> None:
+        """Take a reading between two blocks, if readings are not taken beside them."""
+
+    def end(self) -> tuple[list[Reading], str]:
+        """Return the readings since `begin`, and what went wrong with them."""
+        ...
+
+
+class Watch:
+    """Readings beside the timing of one pass after the other.
+
+    Args:
+        reader: where they come from, None if there is nothing to read.
+        note: what cannot be read, and why.
+        limits: of the device, `max_sm_clock_mhz` and `power_limit_w`.
+    """
+
+    def __init__(self, reader: Reader | None = None, note: str = "", limits: Mapping[str, Any] | None = None) -> None:
+        self._reader, self._note, self._limits = reader, note, limits or {}
+        self._since = self._until = 0.0
+        self._readings: list[Reading] = []
+        self._trouble, self._watches = "", False
+        self._loaded_until: float | None = None
+        self.rest_s: float | None = None
+
+    def start(self) -> None:
+        """Get ready, in the background."""
+        if self._reader is not None:
+            self._reader.start()
+
+    def loaded(self) -> None:
+        """Note that the device was under load until now."""
+        self._loaded_until = time.perf_counter()
+
+    def begin(self) -> None:
+        """Begin to read: the warm-up of a pass comes next."""
+        self._watches, self._since = True, time.perf_counter()
+        if self._loaded_until is not None:
+            self.rest_s = round(self._since - self._loaded_until, 6)
+        if self._reader is not None:
+            self._reader.begin()
+
+    def look(self) -> None:
+        """Take a reading between two blocks, if readings are not taken beside them."""
+        if self._reader is not None:
+            self._reader.look()
+
+    def end(self) -> None:
+        """Stop reading: the last block is done. A second time it does nothing."""
+        if not self._watches:
+            return
+        self._watches, self._until = False, time.perf_counter()
+        self.loaded()
+        if self._reader is not None:
+            self._readings, self._trouble = self._reader.end()
+
+    def window(self, timing: Timing) -> Window:
+        """Return what the device did during the blocks of a timing between the last `begin` and `end`."""
+        if self._reader is None:
+            return Window(note=self._note)
+        return window_of(
+            self._reader.source,
+            [(begin, end) for _, begin, end in timing.blocks],
+            sum(timing.times_us) * timing.notes.get("calls_per_sample", 1.0) / 1e6,
+            self._readings,
+            watched=(moment(self._since), moment(self._until)),
+            trouble=self._trouble,
+            limits=self._limits,
+            no_energy=self._note,
+        )
+
+
+def watch_cpu() -> Watch:
+    """Return the watch of this machine's processor."""
+    reader = CpuReader(allowed_cpus())
+    if not reader.shows:
+        return Watch(None, f"Linux shows no frequency of this processor; {reader.missing}")
+    return Watch(reader, reader.missing)
+
+
+def watch_gpu(uuid: str, limits: Mapping[str, Any]) -> Watch:
+    """Return the watch of a GPU that NVML knows, with what is known of it."""
+    return Watch(NvmlReader(uuid), limits=limits)
