@@ -310,8 +310,6 @@ class Nvml:
 
 @pytest.fixture
 def gpu_machine(machine, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 4096)
     machine.gpu = FakeGpu()
     machine.environment["gpu"] = "NVIDIA H200"
     traced(monkeypatch, machine.gpu, ("flash_fwd", 11.0), ("combine", 0.5))

@@ -23,6 +23,7 @@ from attn_exp.core.request import Request
 from attn_exp.timers.gpu import Cuda, Gpu
 from attn_exp.worker.ceilings import canaries, copy_ceiling, matmul_ceiling
 from attn_exp.worker.environment import environment
+from attn_exp.worker.memory import CudaMemory, DeviceMemory
 from attn_exp.worker.settings import Settings
 from attn_exp.worker.watch import Watch, watch_cpu, watch_gpu
 from attn_exp.workloads import workload_of
@@ -75,6 +76,7 @@ class Machine:
         values: the same on other values by their kind, with the seed of these and the row of the batch.
         loaded: whether the GPU has been under load.
         settings: PyTorch's settings before any backend was loaded.
+        memory: the GPU's counters of memory, None on a CPU.
         watch: looks at clock, power and energy while calls are timed.
         guard: what judging and timing use, as it was then; None if each job takes it anew.
     """
@@ -89,6 +91,7 @@ class Machine:
     values: dict[str, tuple[Any, int, int, Expected]] = field(default_factory=dict)
     loaded: bool = False
     settings: Settings = field(default_factory=Settings.now)
+    memory: DeviceMemory | None = None
     watch: Watch = field(default_factory=Watch)
     guard: "Guard | None" = None
 
@@ -113,7 +116,7 @@ class Machine:
         # Not the default stream: CUDA graphs cannot be captured on it, and a backward runs on its forward's stream.
         torch.cuda.set_stream(torch.cuda.Stream())
         gpu = Cuda()
-        machine = cls(device, gpu=gpu, environment=environment(device) | event_floor(gpu))
+        machine = cls(device, gpu=gpu, environment=environment(device) | event_floor(gpu), memory=CudaMemory())
         try:
             machine.state = GpuState(machine.environment["gpu_uuid"])
             machine.environment |= machine.state.constant()
@@ -203,10 +206,6 @@ class Machine:
             counters = host_reading()
             return [counters] if counters else []
         return [self.state.read()] if self.state else []
-
-    def held_bytes(self) -> int:
-        """Return the bytes that are allocated on the GPU now; 0 on a CPU."""
-        return torch.cuda.memory_allocated() if self.device == "cuda" else 0
 
 
 def _key_of_values(request: Request, *, with_gradients: bool) -> tuple[Case, int, bool]:

@@ -43,7 +43,8 @@ NAMES: dict[str, str] = {
     "torch.version": "cuda",
     "torch.cuda": (
         "CUDAGraph Event Stream current_device current_stream default_stream get_device_properties graph is_available "
-        "max_memory_allocated memory_allocated reset_peak_memory_stats set_stream stream synchronize _sleep"
+        "max_memory_allocated mem_get_info memory_allocated memory_reserved reset_peak_memory_stats set_stream stream "
+        "synchronize _sleep"
     ),
     "torch.cuda.CUDAGraph": "*",
     "torch.cuda.Event": "*",

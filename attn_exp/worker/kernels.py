@@ -2,12 +2,9 @@
 
 from dataclasses import replace
 
-import torch
-
 from attn_exp.backends.base import CLAIMED_SHARE, Backend
 from attn_exp.core.request import Request
 from attn_exp.timers.operators import operators
-from attn_exp.timers.timed_call import Call
 from attn_exp.timers.trace import Trace, trace
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
@@ -15,6 +12,8 @@ from attn_exp.worker.prepare import PreparedBackend
 
 _TRACED_CALLS = 2
 _KERNELS_KEPT = 24
+# Less may be the code of kernels, which the driver loads when they are first launched.
+_OUTSIDE_BYTES, _OUTSIDE_SHARE = 256 << 20, 0.1
 # A GPU's own clock, which dates the records of a trace, advances in steps of up to 1 us: one at each end.
 _LEFT_BEHIND_US = 2.0
 
@@ -29,16 +28,23 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
     """
     call, backend = prepared.calls[direction], prepared.backend
     with attempt.stage("kernels"):
-        traced, peak_bytes = _traced(machine, attempt.request.measuring.l2, call, prepared.own_bytes)
+        # By a call alone: in a trace, copies of results lie beside the next one's.
+        peak_bytes = prepared.memory.peak(direction, call) if prepared.memory else None
+        gpu = machine.gpu
+        traced = operators(call) if gpu is None else trace(gpu, attempt.request.measuring.l2, call, _TRACED_CALLS)
+        outside_bytes = _outside_bytes(attempt, prepared)
     kernels = traced.kernels()
     provider = getattr(backend, "kernel_provider", None)
     attempt.passes[direction] = replace(
         attempt.passes[direction],
         peak_memory_bytes=peak_bytes,
+        outside_memory_bytes=outside_bytes,
         kernels=kernels[:_KERNELS_KEPT],
         activity=traced.record() if machine.gpu is not None else None,
         took=provider(direction, machine.device, kernels) if provider else None,
     )
+    if outside_bytes and outside_bytes > max(_OUTSIDE_BYTES, _OUTSIDE_SHARE * (peak_bytes or 0)):
+        attempt.flags.add("outside_memory")
     if traced.lossy:
         attempt.flags.add("profiler_lossy")
     if machine.gpu is not None:
@@ -49,14 +55,10 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
     return traced.launches
 
 
-def _traced(machine: Machine, l2: str, call: Call, own_bytes: int) -> tuple[Trace, int | None]:
-    """Trace a call; also return its peak memory in bytes, None on a CPU."""
-    if machine.gpu is None:
-        return operators(call), None
-    others_bytes = machine.held_bytes() - own_bytes
-    torch.cuda.reset_peak_memory_stats()
-    traced = trace(machine.gpu, l2, call, _TRACED_CALLS)
-    return traced, torch.cuda.max_memory_allocated() - others_bytes
+def _outside_bytes(attempt: Attempt, prepared: PreparedBackend) -> int | None:
+    """Return the bytes outside of PyTorch's allocator that the backend took; None where others may have taken them."""
+    alone = all(reading.get("processes", 0) <= 1 for reading in attempt.telemetry)
+    return prepared.memory.outside_now() if prepared.memory and alone else None
 
 
 def _check_launches(backend: Backend, direction: str, traced: Trace) -> None:

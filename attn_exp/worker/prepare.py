@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from attn_exp.worker.guard import Guard
 from attn_exp.worker.judge import Judge, Results
 from attn_exp.worker.judgements import Judgements
 from attn_exp.worker.loaded import check_source
+from attn_exp.worker.memory import Ledger, OwnMemory
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.base import Workload
 
@@ -32,7 +33,7 @@ class PreparedBackend:
         backend: the backend.
         calls: a call for each pass; `begin` makes it one that a timer may make.
         scope: makes the context manager that the calls run in.
-        own_bytes: the GPU memory that it holds, in bytes.
+        memory: what it holds and takes, None on a CPU.
         judge: renews the inputs and keeps results.
         judgements: compares them.
     """
@@ -40,7 +41,7 @@ class PreparedBackend:
     backend: Backend
     calls: dict[str, Call]
     scope: Callable[[], AbstractContextManager[Any]]
-    own_bytes: int
+    memory: OwnMemory | None
     judge: Judge
     judgements: Judgements
 
@@ -50,8 +51,10 @@ class PreparedBackend:
         The backward is that of the last timed forward. Call it inside `scope()`.
         """
         if direction == "backward":
-            # Frees what the first forward saved before the new one takes as much.
-            del self.calls[direction]
+            # Frees what an earlier one saved before the new one takes as much.
+            self.calls.pop(direction, None)
+            if self.memory is not None:
+                self.memory.look_at_forward(self.calls["forward"])
             self.calls[direction] = self.judge.backward()
         timed = self.judge.timed(direction, self.calls[direction])
         self.calls[direction] = timed
@@ -69,6 +72,10 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     """
     request, case, device = attempt.request, attempt.request.case, machine.device
     attempt.guard = guard = machine.guard or Guard.snapshot()
+    # Collect cyclic garbage first; freeing it during the job would corrupt the memory delta. The young generations hold
+    # what jobs make. A full collection would scan all imported modules for 14 ms.
+    gc.collect(1)
+    ledger = Ledger(machine.memory)
     backend, workload = load_backend(request.backend), workload_of(case)
     check_source(request)
     guard.check("while the backend was loaded")
@@ -79,45 +86,46 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     if reason is not None:
         raise Stopped("unsupported", reason)
     machine.watch.start()
-    with attempt.stage("ceilings"):
+    with attempt.stage("ceilings"), ledger.others():
         attempt.ceilings = machine.ceilings_for(case.dtype, load=request.measuring.regime == "sustained")
     with attempt.stage("inputs"):
-        machine.forget_other_case(request, with_gradients=attempt.with_gradients)
-        # Collect cyclic garbage first; freeing it during the job would corrupt the memory delta. The young generations
-        # hold what jobs make. A full collection would scan all imported modules for 14 ms.
-        gc.collect(1)
-        held_before = machine.held_bytes()
+        with ledger.others():
+            machine.forget_other_case(request, with_gradients=attempt.with_gradients)
         measuring = request.measuring
         inputs = workload.make_inputs(
             case, device, measuring.seed, with_gradients=attempt.with_gradients, kind=measuring.inputs
         )
         synchronize(device)
-    with attempt.stage("accuracy"):
+    with attempt.stage("accuracy"), ledger.others():
         # Before the backend runs: a backend that overwrites its inputs must not change the reference.
-        before = machine.held_bytes()
         machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
         synchronize(device)
-        held_before += machine.held_bytes() - before
     with attempt.stage("first_call"):
         reset_counters()
         use_caches(request.caches)
         began = time.perf_counter()
         calls = calls_for(request, workload, backend, inputs)
         prepared_s = time.perf_counter() - began
-    judge = Judge(case, calls, inputs)
-    judgements = Judgements(attempt, machine, workload, calls, judge)
+    with ledger.others():
+        judge = Judge(case, calls, inputs)
+        judgements = Judgements(attempt, machine, workload, calls, judge)
     with calls.scope():
         runs, results, first_s = _first_calls(attempt, calls, judge, device, prepared_s)
         guard.check("while the backend was prepared and called for the first time")
-        with attempt.stage("accuracy"), machine.settings.again():
+        with attempt.stage("accuracy"), machine.settings.again(), ledger.others():
             errors, wrong = judgements.first(inputs, results)
+        # With what the first forward saved: `begin` makes another backward.
         del results
+        runs.pop("backward", None)
         attempt.compiled, attempt.notes = compile_record(), calls.notes
-        own_bytes = machine.held_bytes() - held_before
+        memory = ledger.own(inputs.d_out)
     work = workload.work(case)
     for direction in request.measuring.passes:
         attempt.passes[direction] = PassRecord(
-            first_call_s=first_s[direction], errors=errors[direction], work=work.get(direction)
+            first_call_s=first_s[direction],
+            errors=errors[direction],
+            work=work.get(direction),
+            workspace_bytes=_workspace_bytes(attempt.notes, direction),
         )
     if wrong:
         raise Stopped("inaccurate", wrong)
@@ -127,10 +135,15 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         backend=backend,
         calls=runs,
         scope=lambda: without_recompiling(calls.scope()),
-        own_bytes=own_bytes,
+        memory=memory,
         judge=judge,
         judgements=judgements,
     )
+
+
+def _workspace_bytes(notes: Mapping[str, float], direction: str) -> int | None:
+    size = notes.get(f"{direction}_workspace_bytes")
+    return None if size is None else int(size)
 
 
 def calls_for(request: Request, workload: Workload, backend: Backend, inputs: DifferentiableInputs) -> Calls:

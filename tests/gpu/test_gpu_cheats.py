@@ -117,3 +117,15 @@ def test_memory_of_another_allocator_can_be_taken_and_given_back():
     unnoticed = torch.cuda.memory_allocated() == ours
     memory.free(library, address)
     assert taken >= memory.OUTSIDE_BYTES and unnoticed
+
+
+def test_memory_of_another_allocator_is_told_and_flagged(machine):
+    target = f"{memory.MemoryOutside.__module__}.MemoryOutside"
+    record = measure(
+        replace(make_request(target, SHORT, timer="device", also=(), budget_s=0.02), device="cuda"), machine
+    )
+    assert record.status == "ok", record.reason
+    for direction in ("forward", "backward"):
+        assert memory.OUTSIDE_BYTES <= record.metrics[f"{direction}/outside_memory_bytes"] < 2 * memory.OUTSIDE_BYTES
+        assert record.metrics[f"{direction}/peak_memory_bytes"] < memory.OUTSIDE_BYTES
+    assert "outside_memory" in record.flags

@@ -1,0 +1,145 @@
+"""The memory of a call: what PyTorch's allocator counts, and what only the driver knows."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from attn_exp.timers.timed_call import Call, as_timed
+
+# PyTorch's CUDA allocator gives out multiples of this.
+_ROUNDED = 512
+
+
+class DeviceMemory(Protocol):
+    """Counters of a device's memory in bytes; the work before a look at them is done."""
+
+    def allocated(self) -> int:
+        """Return what PyTorch's allocator has given out."""
+        ...
+
+    def peak(self) -> int:
+        """Return the most that it had given out since `reset_peak`."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Let the peak begin again."""
+        ...
+
+    def outside(self) -> int:
+        """Return what the driver has given out beyond what PyTorch's allocator holds, to any process."""
+        ...
+
+
+class CudaMemory:
+    """The current CUDA device's."""
+
+    def allocated(self) -> int:
+        """Return `torch.cuda.memory_allocated` after the device's work."""
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    def peak(self) -> int:
+        """Return `torch.cuda.max_memory_allocated` after the device's work."""
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    def reset_peak(self) -> None:
+        """Call `torch.cuda.reset_peak_memory_stats`."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def outside(self) -> int:
+        """Return the used part of `cudaMemGetInfo` without what the allocator has reserved."""
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
+
+
+@dataclass(frozen=True)
+class CallMemory:
+    """The bytes that one call adds: at its `peak`, and `kept` as long as its result lives."""
+
+    peak: int = 0
+    kept: int = 0
+
+
+def call_memory(memory: DeviceMemory, call: Call) -> CallMemory:
+    """Make a call by itself, and return the memory that it adds to what is there.
+
+    No new inputs, copies of results or flush are part of it.
+    """
+    before = memory.allocated()
+    memory.reset_peak()
+    result = as_timed(call).run()
+    peak, kept = memory.peak() - before, memory.allocated() - before
+    del result
+    return CallMemory(peak, kept)
+
+
+@dataclass
+class OwnMemory:
+    """What a job holds and takes, to tell the memory of its calls from that of everything else.
+
+    Attributes:
+        memory: the device's counters.
+        resident: bytes that every call needs: inputs without d_out, and what the backend keeps.
+        outside: what the driver had given out to others when the backend had taken nothing yet.
+        forward: what a forward adds; None before one was looked at.
+    """
+
+    memory: DeviceMemory
+    resident: int
+    outside: int
+    forward: CallMemory | None = None
+
+    def look_at_forward(self, call: Call) -> CallMemory:
+        """Make a forward and return what it adds, unless that is known."""
+        self.forward = self.forward or call_memory(self.memory, call)
+        return self.forward
+
+    def peak(self, direction: str, call: Call) -> int:
+        """Return the bytes at the peak of a pass; of the backward with what its forward saved."""
+        if direction == "forward":
+            return self.resident + self.look_at_forward(call).peak
+        saved = self.forward.kept if self.forward else 0
+        return self.resident + saved + call_memory(self.memory, call).peak
+
+    def outside_now(self) -> int:
+        """Return the bytes outside of PyTorch's allocator that were taken since."""
+        return max(0, self.memory.outside() - self.outside)
+
+
+class Ledger:
+    """Counts what a job takes while it is prepared, without what judging takes.
+
+    Args:
+        memory: the device's counters, None where there are none.
+    """
+
+    def __init__(self, memory: DeviceMemory | None) -> None:
+        self._memory = memory
+        self._allocated, self._outside = self._now()
+
+    @contextlib.contextmanager
+    def others(self) -> Iterator[None]:
+        """What is taken or freed inside is not the job's."""
+        before = self._now()
+        try:
+            yield
+        finally:
+            after = self._now()
+            self._allocated += after[0] - before[0]
+            self._outside += after[1] - before[1]
+
+    def own(self, d_out: torch.Tensor) -> OwnMemory | None:
+        """Return what the job holds now: its inputs without `d_out`, and what the backend keeps."""
+        if self._memory is None:
+            return None
+        of_d_out = math.ceil(d_out.nbytes / _ROUNDED) * _ROUNDED
+        return OwnMemory(self._memory, self._memory.allocated() - self._allocated - of_d_out, self._outside)
+
+    def _now(self) -> tuple[int, int]:
+        return (0, 0) if self._memory is None else (self._memory.allocated(), self._memory.outside())

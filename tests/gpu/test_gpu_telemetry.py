@@ -1,0 +1,85 @@
+"""On a GPU: the memory of a call by hand, and clock, power and energy beside its timing."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from test_gpu import SDPA, gpu_case, gpu_request
+
+from attn_exp.worker.measure import measure, measure_interleaved
+
+pytestmark = pytest.mark.gpu
+
+CASE = gpu_case(batch=4, heads=16, q_len=2048, dim=128)
+# bfloat16, batch 4, 16 heads, 2,048 tokens of 128; and a float32 log-sum-exp.
+TENSOR, LSE = 2 * 4 * 16 * 2048 * 128, 4 * 4 * 16 * 2048
+LONG = {"min_rounds": 200, "max_rounds": 200, "budget_s": 3.0, "also": ()}
+
+
+def test_the_peak_is_of_the_call_without_d_out_and_what_earlier_calls_left(machine):
+    record = measure(gpu_request(SDPA["flash"], CASE, "flash"), machine)
+    assert record.status == "ok", record.reason
+    forward, backward = (record.metrics[f"{name}/peak_memory_bytes"] for name in ("forward", "backward"))
+    # q, k, v and the output, with the log-sum-exp and a few bytes of state.
+    assert 4 * TENSOR + LSE <= forward < 4 * TENSOR + LSE + (2 << 20)
+    # And three gradients, a row sum, and FlashAttention's float32 sum of dq.
+    assert 7 * TENSOR + LSE <= backward < 10 * TENSOR + 4 * LSE
+    assert record.metrics["forward/outside_memory_bytes"] < 256 << 20
+
+
+def test_the_peak_does_not_depend_on_the_passes_or_on_the_jobs_before(machine):
+    def peak(direction, passes):
+        return measure(gpu_request(SDPA["flash"], CASE, "flash", passes=passes), machine).metrics[
+            f"{direction}/peak_memory_bytes"
+        ]
+
+    both = ("forward", "backward")
+    assert peak("backward", ("backward",)) == pytest.approx(peak("backward", both), rel=0.01)
+    first = peak("forward", both)
+    measure(gpu_request(SDPA["math"], gpu_case(), "math"), machine)
+    assert peak("forward", both) == first
+
+
+def test_clock_power_and_energy_are_those_of_the_timing(machine):
+    record = measure(gpu_request(SDPA["flash"], CASE, "flash", **LONG), machine)
+    for direction in ("forward", "backward"):
+        window = record.passes[direction].window
+        assert (window.source, window.lost) == ("nvml", False), window
+        assert 0.3 * machine.environment["max_sm_clock_mhz"] < window.clock_mhz
+        assert window.energy_from == "counter", window.note
+        assert 0.2 < window.power_w / machine.environment["power_limit_w"] < 1.1
+        assert window.call_share > 0.6
+        joules = record.metrics[f"{direction}/joules_per_call"]
+        assert joules == pytest.approx(window.power_w * record.metrics[f"{direction}/time_us"] / 1e6)
+
+
+def test_twice_the_batch_takes_twice_the_joules(machine):
+    def joules(batch):
+        case = gpu_case(batch=batch, heads=16, q_len=2048, dim=128)
+        return measure(gpu_request(SDPA["flash"], case, "flash", passes=("forward",), **LONG), machine).metrics[
+            "forward/joules_per_call"
+        ]
+
+    assert joules(16) / joules(8) == pytest.approx(2.0, rel=0.12)
+
+
+def test_rivals_that_alternate_faster_than_the_counter_have_no_joules_and_say_why(machine):
+    requests = [
+        replace(gpu_request(SDPA[name], CASE, name, passes=("forward",)), job=name) for name in ("flash", "cudnn")
+    ]
+    for record in measure_interleaved(requests, machine):
+        window = record.passes["forward"].window
+        assert window.power_w is None or window.energy_from in ("counter", "sampled")
+        assert window.power_w is not None or window.note
+
+
+def test_the_environment_has_what_a_careful_reader_needs(machine):
+    facts = machine.environment
+    assert {"ecc", "max_memory_clock_mhz", "matmul_tf32", "cudnn_tf32", "cpu_affinity", "cpu_capability"} <= set(facts)
+    assert (
+        facts["bf16_reduced_precision_reduction"] is torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    )
+    assert facts["cpu_affinity"].count(",") < len(os.sched_getaffinity(0))
+    record = measure(gpu_request(SDPA["flash"], gpu_case(), "flash"), machine)
+    assert record.passes["backward"].rest_s > 0
