@@ -264,7 +264,9 @@ def test_rivals_of_a_duel_have_windows_of_their_own_blocks():
     windows = [record.passes["forward"].window for record in (first, second)]
     assert [window.clock_mhz for window in windows] == [3000.0, 3000.0]
     blocks = [record.passes["forward"].timings[0].blocks for record in (first, second)]
-    assert [window.seconds for window in windows] == pytest.approx([sum(e - b for _, b, e in some) for some in blocks])
+    assert [window.seconds for window in windows] == pytest.approx(
+        [sum(e - b for _, b, e in some) for some in blocks], abs=1e-5
+    )
 
 
 def test_a_machine_that_shows_nothing_says_so_in_the_record():
