@@ -250,11 +250,13 @@ def test_samples_that_stay_noisy_end_at_the_last_round_with_all_of_them_kept():
 
 
 def test_the_budget_ends_it_by_the_clock(monkeypatch):
-    clock = iter(range(100))
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: 0.1 * next(clock)))
     timer = Scripted(Cost(20_000.0), values=lambda block: 100.0 + 10 * (block % 2))
+    # A block takes a tenth of a second. The first ones are the warm-up's.
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: 0.1 * len(timer.blocks)))
     timing = sample(timer, lambda: None, RULE)
     assert (timing.stop_reason, len(timing.times_us)) == ("budget", 15)
+    assert timing.notes["load_s"] == pytest.approx(0.1 * (len(timer.blocks) - 15))
+    assert [round(end - begin, 3) for _, begin, end in timing.blocks] == [0.1] * 15
 
 
 def test_a_second_opinion_is_one_block():

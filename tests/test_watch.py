@@ -216,7 +216,7 @@ def test_linux_names_governor_nodes_and_instruction_sets(tmp_path):
 class Steady:
     """A reader of a processor with a known power and clock."""
 
-    source = "linux"
+    source, late_s = "linux", 0.001
 
     def __init__(self):
         self.readings = []

@@ -60,7 +60,7 @@ def test_only_the_blocks_power_counts():
     [
         ([(0.1, 0.13)], {}, "the energy counter moves every 0.02 s, and the load lasts for 0.03 s of these"),
         ([(0.1, 0.15)], {"step_s": 0.01}, "0.05 s of load are too short for a counter that is read to 10% of them"),
-        ([(0.1 * n, 0.1 * n + 0.015) for n in range(1, 11)], {}, "the load lasts for 0.015 s of these"),
+        ([(0.1 * n, 0.1 * n + 0.015) for n in range(1, 11)], {}, "the load lasts for 0.015 s of these"),  # bursts
         ([(0.1, 1.1)], {"step_s": 0.5}, "the energy counter moved 2 times, which is too few"),
         ([(0.1, 1.1)], {"step_s": 9.0}, "the energy counter moved 0 times, which is too few"),
     ],
@@ -70,6 +70,15 @@ def test_a_load_that_is_too_short_for_the_counter_has_no_power_and_says_why(bloc
     assert (found.power_w, found.energy_j, found.energy_from, found.lost) == (None, None, "", False)
     assert words in found.note
     assert found.clock_mhz == 1700.0
+
+
+def test_a_gap_in_which_the_host_computes_splits_no_load_and_a_rivals_blocks_do():
+    blocks = [(at, at + 0.005) for at in (0.1 + 0.01 * n for n in range(100))]
+    alone, rivals = window(blocks), window(blocks, alone=False)
+    assert (alone.energy_from, alone.seconds) == ("counter", 0.5)
+    assert alone.energy_s == pytest.approx(0.98, abs=0.03)
+    assert (rivals.energy_from, rivals.clock_mhz) == ("", 1700.0)
+    assert "the load lasts for 0.005 s of these" in rivals.note
 
 
 def test_without_a_counter_sampled_power_is_the_second_choice_and_too_few_samples_are_none():

@@ -16,7 +16,7 @@ Span = tuple[float, float]
 
 # A stretch of load has to last for so many steps of the counter.
 _STEPS = 2.0
-# The time between two readings, relative to the time that is counted: so wrong the power may be.
+# How late a step is seen, relative to the time that is counted: so wrong the power may be.
 _RESOLUTION = 0.05
 _LEAST_POWERS = 3
 _LONGEST_STEP_S = 0.25
@@ -71,7 +71,11 @@ class Energy:
 
 
 def energy_of(
-    stretches: Sequence[Span], readings: Sequence[Reading], inside: Sequence[Reading], limit_w: float | None
+    stretches: Sequence[Span],
+    readings: Sequence[Reading],
+    inside: Sequence[Reading],
+    limit_w: float | None,
+    late_s: float | None = None,
 ) -> Energy:
     """Return the energy of some stretches of load by the counter, or if that does not say by sampled power.
 
@@ -80,8 +84,9 @@ def energy_of(
         readings: in time order.
         inside: those of them that fell into the stretches.
         limit_w: the device's power limit, to see which reading is impossible.
+        late_s: how late a reading may see a step of the counter; by default the time between two readings.
     """
-    counted = _counted(stretches, readings, limit_w)
+    counted = _counted(stretches, readings, limit_w, late_s)
     powers = [one.power_w for one in inside if one.power_w is not None]
     if counted.energy_from:
         return counted
@@ -99,7 +104,9 @@ def _made(power_w: float, seconds: float, source: str, error: float, broken: str
     return Energy(round(power_w, 4), round(power_w * seconds, 6), round(seconds, 6), source, round(error, 5), broken)
 
 
-def _counted(stretches: Sequence[Span], readings: Sequence[Reading], limit_w: float | None) -> Energy:
+def _counted(
+    stretches: Sequence[Span], readings: Sequence[Reading], limit_w: float | None, late_s: float | None
+) -> Energy:
     """Return the energy between the first and the last step of the counter that were seen, in the stretches."""
     counts = [(one.energy_at or one.at, one.energy_j) for one in readings if one.energy_j is not None]
     if not counts:
@@ -122,7 +129,7 @@ def _counted(stretches: Sequence[Span], readings: Sequence[Reading], limit_w: fl
     if not known or seconds / len(known) < _STEPS * step_s:
         each = f"{seconds / len(known):.2g} s" if known else "no time"
         return Energy(absent=f"the energy counter moves every {step_s:.2g} s, and the load lasts for {each} of these")
-    error = _usual_gap(counts) * len(known) / seconds
+    error = (_usual_gap(counts) if late_s is None else late_s) * len(known) / seconds
     if error > _RESOLUTION:
         return Energy(absent=f"{seconds:.2g} s of load are too short for a counter that is read to {error:.0%} of them")
     joules = sum(_at(steps, end) - _at(steps, begin) for begin, end in known)

@@ -11,8 +11,9 @@ from typing import Any
 
 from attn_exp.core.energy import Reading, Span, energy_of
 
-# Blocks with a shorter gap between them are one stretch of load.
-_GAP_S = 0.002
+# Blocks of one call with a shorter gap between them are one stretch of load: in the gap the host computes. Between two
+# blocks of a rival lie those of the others.
+_GAP_S, _RIVALS_GAP_S = 0.01, 0.0005
 # NVML was seen to need 3 to 16 ms for an answer.
 _SILENCE_S = 0.25
 _CLOCK_FACTOR = 1.1
@@ -69,6 +70,8 @@ def window_of(
     readings: Sequence[Reading],
     *,
     watched: Span,
+    alone: bool = True,
+    late_s: float | None = None,
     trouble: str = "",
     limits: Mapping[str, Any] | None = None,
     no_energy: str = "",
@@ -81,14 +84,17 @@ def window_of(
         call_s: seconds in which its timed calls ran.
         readings: in time order; also those before and after the blocks.
         watched: since when readings were to come, and until when.
+        alone: whether no rival's blocks lie between these.
+        late_s: how late a reading may see a step of the energy's counter; by default the time between two readings.
         trouble: what already went wrong with the readings.
         limits: of the device, `max_sm_clock_mhz` and `power_limit_w`, to see which reading is impossible.
         no_energy: why this device's energy is not known, if that was clear before.
     """
     limits = limits or {}
-    stretches = _stretches(blocks)
+    gap_s = _GAP_S if alone else _RIVALS_GAP_S
+    stretches = _stretches(blocks, gap_s)
     seconds = sum(end - begin for begin, end in blocks)
-    inside = [one for one in readings if any(begin <= one.at <= end + _GAP_S for begin, end in stretches)]
+    inside = [one for one in readings if any(begin <= one.at <= end + gap_s for begin, end in stretches)]
     troubles = [trouble, _silence(readings, watched) if source == "nvml" and not trouble else ""]
     usual = [one for one in inside if one.clock_mhz is None or _possible_clock(one.clock_mhz, limits)]
     if len(usual) < len(inside):
@@ -113,7 +119,7 @@ def window_of(
             for name in sorted(set[str]().union(*reasons))
         },
     )
-    energy = energy_of(stretches, readings, inside, limits.get("power_limit_w"))
+    energy = energy_of(stretches, readings, inside, limits.get("power_limit_w"), late_s)
     told = [word for word in (*troubles, energy.broken) if word]
     few = [] if inside or told else [f"no reading fell into the pass's {seconds:.2g} s"]
     return replace(
@@ -124,11 +130,11 @@ def window_of(
     )
 
 
-def _stretches(blocks: Sequence[Span]) -> list[Span]:
+def _stretches(blocks: Sequence[Span], gap_s: float) -> list[Span]:
     """Return the blocks with those joined that follow each other at once."""
     joined: list[Span] = []
     for begin, end in blocks:
-        if joined and begin - joined[-1][1] <= _GAP_S:
+        if joined and begin - joined[-1][1] <= gap_s:
             joined[-1] = (joined[-1][0], end)
         else:
             joined.append((begin, end))

@@ -185,7 +185,7 @@ def _sample_interleaved(
 
     while entries:
         measuring = entries[0][0].request.measuring
-        machine.watch.begin()
+        machine.watch.begin(alone=len(entries) == 1)
         try:
             return sample_rivals(
                 [entry for _, entry in entries],

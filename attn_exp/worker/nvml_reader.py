@@ -27,6 +27,7 @@ class NvmlReader:
     """
 
     source = "nvml"
+    late_s: float | None = None
 
     def __init__(self, uuid: str, command: Sequence[str] = (sys.executable, "-m", _PROCESS)) -> None:
         self._uuid, self._command = uuid, tuple(command)

@@ -17,6 +17,8 @@ class Reader(Protocol):
     """Where readings come from. None of these waits for the device."""
 
     source: str
+    # How late a reading may see a step of the energy's counter; None stands for the time between two readings.
+    late_s: float | None
 
     def start(self) -> None:
         """Get ready."""
@@ -45,7 +47,7 @@ class Watch:
         self._reader, self._note, self._limits = reader, note, limits or {}
         self._since = self._until = 0.0
         self._readings: list[Reading] = []
-        self._trouble, self._watches = "", False
+        self._trouble, self._watches, self._alone = "", False, True
         self._loaded_until: float | None = None
         self.rest_s: float | None = None
 
@@ -58,8 +60,9 @@ class Watch:
         """Note that the device was under load until now."""
         self._loaded_until = time.perf_counter()
 
-    def begin(self) -> None:
-        """Begin to read: the warm-up of a pass comes next."""
+    def begin(self, *, alone: bool = True) -> None:
+        """Begin to read: the warm-up of a pass comes next, that of one call `alone` or of rivals."""
+        self._alone = alone
         self._watches, self._since = True, time.perf_counter()
         if self._loaded_until is not None:
             self.rest_s = round(self._since - self._loaded_until, 6)
@@ -90,6 +93,8 @@ class Watch:
             sum(timing.times_us) * timing.notes.get("calls_per_sample", 1.0) / 1e6,
             self._readings,
             watched=(moment(self._since), moment(self._until)),
+            alone=self._alone,
+            late_s=self._reader.late_s,
             trouble=self._trouble,
             limits=self._limits,
             no_energy=self._note,
