@@ -22,6 +22,7 @@ attn() { python3 -m attn_exp "$@"; }
 step_suite() { cd "$root"; python3 -m pytest -q -m gpu -p no:cacheprovider --durations=15 ${TESTS:-tests/gpu}; }
 step_doctor() { mkdir -p "$out/doctor"; attn doctor | tee "$out/doctor/doctor.txt"; }
 step_duel_aa() { python3 "$root/bench/duel_aa.py" "$out/doctor" --count "${COUNT:-200}" --processes "${PROCESSES:-30}"; }
+step_telemetry() { python3 "$root/bench/telemetry.py" "$out/telemetry"; }
 step_sdpa_sweep() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep"; }
 # The same sweep with the choice that races the loop, and what was before a pass.
 step_sdpa_sweep_quick() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep_quick" stopping=quick; }

@@ -41,6 +41,7 @@ def nvml_watch(monkeypatch):
         time.sleep(0.3)  # a worker's start takes seconds
         return watch
 
+    make.readers = readers
     yield make
     for reader in readers:
         reader.stop()
@@ -90,12 +91,24 @@ def test_a_driver_that_hangs_dies_or_jumps_is_flagged_and_nobody_waits_for_it(nv
     assert time.perf_counter() - began < 0.4 + 0.5
     assert re.search(words, found.note), found.note
     assert window_flags(found, 1980) >= {"telemetry_lost"}
-    # At most twice more; then the passes go on without.
+    # Other processes are tried; then the passes go on without.
     for _ in range(4):
         began = time.perf_counter()
         watch.begin()
         watch.end()
         assert time.perf_counter() - began < 0.5
+
+
+def test_a_pass_that_ends_before_the_first_answer_costs_no_process(nvml_watch):
+    watch = nvml_watch("slow=0.02")
+    (reader,) = nvml_watch.readers
+    process = reader.pid
+    for _ in range(5):
+        found = watched(watch, 0.01)
+        assert (found.readings, found.lost) == (0, False)
+    time.sleep(0.1)
+    assert reader.pid == process > 0
+    assert watched(watch).clock_mhz == 1700.0
 
 
 def test_slow_answers_are_no_loss(nvml_watch):
@@ -107,7 +120,7 @@ def test_the_process_ends_with_its_worker_even_if_the_driver_hangs(tmp_path):
     program = (
         "import os, time; from attn_exp.worker.nvml_reader import NvmlReader\n"
         "reader = NvmlReader('GPU-1'); reader.begin(); time.sleep(0.6)\n"
-        "print(reader._process.pid, flush=True); os._exit(0)"
+        "print(reader.pid, flush=True); os._exit(0)"
     )
     variables = {"PYTHONPATH": os.pathsep.join([str(TESTS / "fake_nvml"), str(TESTS.parent)]), "FAKE_NVML": "hangs=0"}
     ran = subprocess.run(

@@ -15,7 +15,7 @@ from attn_exp.core.energy import Reading, Span, energy_of
 # blocks of a rival lie those of the others.
 _GAP_S, _RIVALS_GAP_S = 0.01, 0.0005
 # NVML was seen to need 3 to 16 ms for an answer.
-_SILENCE_S = 0.25
+SILENCE_S = 0.25
 _CLOCK_FACTOR = 1.1
 
 
@@ -146,7 +146,7 @@ def _silence(readings: Sequence[Reading], watched: Span) -> str:
     begin, end = watched
     moments = [begin, *(one.at for one in readings if begin <= one.at <= end), end]
     silent_s, since = max((later - earlier, earlier) for earlier, later in itertools.pairwise(moments))
-    if silent_s <= _SILENCE_S:
+    if silent_s <= SILENCE_S:
         return ""
     return f"no answer for {silent_s:.2f} s, from {since - begin:.2f} s after the first call on"
 

@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
 from attn_exp.core.energy import Reading
 from attn_exp.core.moment import moment
+from attn_exp.core.window import SILENCE_S
 
 _PROCESS = "attn_exp.worker.nvml_process"
 # A process that died or stopped answering is started again, so often.
@@ -32,11 +34,16 @@ class NvmlReader:
     def __init__(self, uuid: str, command: Sequence[str] = (sys.executable, "-m", _PROCESS)) -> None:
         self._uuid, self._command = uuid, tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self._starts, self._from, self._answered = 0, 0, True
+        self._starts, self._from, self._since, self._answered = 0, 0, 0.0, True
         self._file = os.memfd_create("attn_exp_readings")
         # The process shares the descriptor: with its own position it would write over what `ftruncate` has cut off.
         fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
         weakref.finalize(self, os.close, self._file)
+
+    @property
+    def pid(self) -> int:
+        """The number of the process, 0 if there is none."""
+        return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
         """Start the process unless it runs; it opens NVML while this one goes on."""
@@ -67,7 +74,7 @@ class NvmlReader:
         self.start()
         if os.fstat(self._file).st_size > _MOST_BYTES:
             os.ftruncate(self._file, 0)
-        self._from = os.fstat(self._file).st_size
+        self._from, self._since = os.fstat(self._file).st_size, time.perf_counter()
         self._tell(b"+")
 
     def look(self) -> None:
@@ -91,7 +98,8 @@ class NvmlReader:
                 continue
             counted = None if one.energy_at is None else moment(one.energy_at)
             readings.append(replace(one, at=moment(one.at), energy_at=counted))
-        self._answered = bool(readings)
+        # A pass may be over before the first answer.
+        self._answered = bool(readings) or time.perf_counter() - self._since < SILENCE_S
         if self._process is None or self._process.poll() is not None:
             trouble = trouble or "the process that reads NVML ended"
         return readings, trouble
