@@ -351,7 +351,6 @@ def test_on_a_gpu_the_device_timer_ranks_and_the_others_are_second_opinions(gpu_
     assert record.metrics["forward/time_us"] == pytest.approx(12.0)
     assert record.metrics["forward/kernel_time_us"] == pytest.approx(11.5)
     assert record.metrics["forward/event_time_us"] > 30.0
-    assert record.metrics["forward/peak_memory_bytes"] == 4096
     assert record.passes["forward"].activity == Traced(sum_us=11.5, union_us=11.5, span_us=11.5, streams=(7,))
     assert record.passes["forward"].timings[1].notes == {"union_us": 11.5, "span_us": 11.5, "streams": 1.0}
 

@@ -114,11 +114,8 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         guard.check("while the backend was prepared and called for the first time")
         with attempt.stage("accuracy"), machine.settings.again(), ledger.others():
             errors, wrong = judgements.first(inputs, results)
-        # With what the first forward saved: `begin` makes another backward.
         del results
-        runs.pop("backward", None)
         attempt.compiled, attempt.notes = compile_record(), calls.notes
-        memory = ledger.own(inputs.d_out)
     work = workload.work(case)
     for direction in request.measuring.passes:
         attempt.passes[direction] = PassRecord(
@@ -129,8 +126,11 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         )
     if wrong:
         raise Stopped("inaccurate", wrong)
-    with calls.scope():
+    with calls.scope(), ledger.others():
         judgements.hard()
+    # With what the first forward saved: `begin` makes another backward.
+    runs.pop("backward", None)
+    memory = ledger.own(inputs.d_out)
     return PreparedBackend(
         backend=backend,
         calls=runs,
