@@ -158,6 +158,14 @@ def test_heads_whose_keys_have_no_reference_are_judged_by_their_sums(small_is_la
             spoiled[place] = wrong(spoiled[place])
             found = verdict(case, inputs, judge, tensors | {name: spoiled}, {}).wrong
             assert found.startswith(f"{said} in head {place[1]} of batch row {place[0]}"), found
+    # Rows of dv that are exchanged sum to the same.
+    exchanged = tensors["dv"].clone()
+    exchanged[place] = exchanged[place].flip(0)
+    said = f"dvT v is not d_outT out in head {place[1]} of batch row {place[0]}"
+    assert verdict(case, inputs, judge, tensors | {"dv": exchanged}, {}).wrong.startswith(said)
+    gradients = {name: tensors[name] for name in ("dq", "dk")} | {"dv": exchanged}
+    assert verdict(case, inputs, judge, gradients, {}, tensors["out"]).wrong.startswith(said)
+    assert verdict(case, inputs, judge, gradients, {}).wrong is None
 
 
 def test_the_sums_of_honest_gradients_stay_far_within_what_is_allowed():

@@ -2,7 +2,7 @@
 
 The weights of a query sum to one, so that dv of all keys sums to d_out of all queries that see a key. And qT dq is
 dkT k, matrices (head_dim, head_dim): both are the sum over all queries and keys of q kT times the gradient of their
-score.
+score. In the same way dvT v is d_outT out, the sum of d_out vT times the weights.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,13 @@ _MOST_NUMBERS = 1 << 28
 
 
 _TINY = torch.finfo(torch.float32).tiny
-_SAID = (
-    ("dkT k is not qT dq", ""),
-    ("dv of all keys does not sum to d_out", ""),
-    ("dv of all keys does not sum to d_out", " times its rounding"),
-    ("dkT k is not qT dq, as if one of them lacked a query", ""),
-)
+# What is wrong, and the unit of its error.
+_SCORES, _VALUES = ("dkT k is not qT dq", ""), ("dv of all keys does not sum to d_out", "")
+_WEIGHTS = ("dvT v is not d_outT out", "")
+_ROUNDED = ("dv of all keys does not sum to d_out", " times its rounding")
+_LACKING = ("dkT k is not qT dq, as if one of them lacked a query", "")
+# Of fewer channels the products of v and out may be small by chance.
+_LEAST_DIM = 8
 
 
 def allowed_sum(relative: float) -> float:
@@ -77,30 +78,38 @@ def wrong_head(
     Args:
         case: the problem.
         inputs: what the backward computed on, normally distributed: rounding is as large as sums of hard values.
-        tensors: `dq`, `dk` and `dv` in the shapes of q, k and v.
+        tensors: `dq`, `dk` and `dv` in the shapes of q, k and v; with `out`, rows of dv that are exchanged show, too.
         scales: their factors if they are codes.
         relative: the tolerance of each.
     """
     numbers = inputs.numbers()
+    allowed = {
+        _SCORES: allowed_sum(max(relative["dk"], relative["dq"])),
+        _VALUES: allowed_sum(relative["dv"]),
+        _WEIGHTS: allowed_sum(max(relative["dv"], relative["out"])),
+        _ROUNDED: _ROUNDINGS,
+        _LACKING: 1.0,
+    }
     step = max(1, _MOST_NUMBERS // (case.q_heads * case.q_len * max(case.head_dim, case.value_dim)))
     for begin in range(0, case.batch, step):
         some = slice(begin, begin + step)
         q, k, v, d_out = (one[some] for one in (*numbers.qkv, numbers.d_out_bhsd))
-        gradients = {name: tensors[name].detach()[some].float() * scales.get(name, 1.0) for name in ("dq", "dk", "dv")}
-        errors = _errors(case, Inputs(q, k, v, d_out), gradients)
-        worst = torch.stack([torch.stack([error.amax(), error.argmax().float()]) for error in errors]).tolist()
-        most = allowed_sum(max(relative["dk"], relative["dq"])), allowed_sum(relative["dv"]), _ROUNDINGS, 1.0
-        for (said, times), (error, head), allowed in zip(_SAID, worst, most, strict=False):
-            if not error <= allowed:
-                where = f"head {int(head) % case.kv_heads} of batch row {begin + int(head) // case.kv_heads}"
-                return f"{said} in {where}: off by {error:.2g}{times}, allowed is {allowed:.2g}"
+        made = {name: tensor.detach()[some].float() * scales.get(name, 1.0) for name, tensor in tensors.items()}
+        errors = _errors(case, Inputs(q, k, v, d_out), made)
+        worst, heads = torch.stack(list(errors.values())).max(dim=-1)
+        for (said, times), error, head in zip(errors, worst.tolist(), heads.tolist(), strict=True):
+            most = allowed[said, times]
+            if not error <= most:
+                where = f"head {head % case.kv_heads} of batch row {begin + head // case.kv_heads}"
+                return f"{said} in {where}: off by {error:.2g}{times}, allowed is {most:.2g}"
     return None
 
 
-def _errors(case: Case, numbers: Inputs, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return the errors of each head, (heads,), in the order of `_SAID`; at fp8 the first two alone."""
+def _errors(case: Case, numbers: Inputs, made: Mapping[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
+    """Return the errors of each head, (heads,), by what they say; at fp8 those of single queries are left out."""
     group = case.q_heads // case.kv_heads
-    dq, dk, dv = (gradients[name] for name in ("dq", "dk", "dv"))
+    dq, dk, dv = (made[name] for name in ("dq", "dk", "dv"))
+    v = numbers.v_bhsd.detach().float()
 
     def grouped(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().float().reshape(-1, group, *tensor.shape[2:])
@@ -109,19 +118,30 @@ def _errors(case: Case, numbers: Inputs, gradients: Mapping[str, torch.Tensor]) 
     d_out = grouped(numbers.d_out_bhsd)
     sums, size = sums_of_dv(d_out, (first <= last).float()[None])
     off = (dv.sum(2).flatten(0, 1) - sums).norm(dim=-1)
-    q, of_q = grouped(numbers.q_bhsd).flatten(1, 2), grouped(dq).flatten(1, 2)
-    of_queries, of_keys = q.mT @ of_q, (dk.mT @ numbers.k_bhsd.detach().float()).flatten(0, 1)
-    difference = of_queries - of_keys
-    norms = torch.stack([one.flatten(1).norm(dim=-1) for one in (difference, of_queries, of_keys)])
-    errors = [norms[0] / norms[1:].amax(0).clamp(min=_TINY), off / size]
+    errors = {_VALUES: off / size}
+    if "out" in made and case.value_dim >= _LEAST_DIM:
+        of_outputs = d_out.flatten(1, 2).mT @ grouped(made["out"]).flatten(1, 2)
+        errors[_WEIGHTS], _ = _apart(of_outputs, (dv.mT @ v).flatten(0, 1))
     if not case.quantised:
         unit = torch.finfo(getattr(torch, case.dtype)).eps
         rounding = unit * dv.flatten(0, 1).flatten(1).norm(dim=-1) + _OF_ORDER * d_out.flatten(1).norm(dim=-1)
+        errors[_ROUNDED] = off / rounding.clamp(min=_TINY)
+    if fewest_keys(case) < LEAST_KEYS:
+        return errors
+    q, of_q = grouped(numbers.q_bhsd).flatten(1, 2), grouped(dq).flatten(1, 2)
+    of_queries, of_keys = q.mT @ of_q, (dk.mT @ numbers.k_bhsd.detach().float()).flatten(0, 1)
+    errors[_SCORES], norm = _apart(of_queries, of_keys)
+    if not case.quantised:
+        difference = of_queries - of_keys
         terms = q.norm(dim=-1) * of_q.norm(dim=-1)
         along = ((q @ difference) * of_q).sum(-1)
-        clear = along.abs() * case.head_dim > _ERRORS * terms * norms[:1].T
+        clear = along.abs() * case.head_dim > _ERRORS * terms * norm.unsqueeze(-1)
         share = (along.abs() / terms.square().clamp(min=_TINY)).where(clear, 0.0)
-        errors += [off / rounding.clamp(min=_TINY), (share / _SHARE).where(share < 1 + _SHARE, 0.0).amax(-1)]
-    if fewest_keys(case) < LEAST_KEYS:
-        errors[::3] = [torch.zeros_like(off) for _ in errors[::3]]
+        errors[_LACKING] = (share / _SHARE).where(share < 1 + _SHARE, 0.0).amax(-1)
     return errors
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how far matrices (heads, ...) are apart, relative to the larger one of each head, and absolutely."""
+    norms = torch.stack([matrix.flatten(1).norm(dim=-1) for matrix in (one - other, one, other)])
+    return norms[0] / norms[1:].amax(0).clamp(min=_TINY), norms[0]

@@ -46,6 +46,7 @@ def verdict(
     expected: Expected,
     tensors: Mapping[str, torch.Tensor],
     scales: Mapping[str, float],
+    out: torch.Tensor | None = None,
 ) -> Verdict:
     """Judge the tensors of one call.
 
@@ -55,6 +56,7 @@ def verdict(
         expected: the reference of these inputs.
         tensors: `out`, and the gradients if they are judged.
         scales: the factors of tensors of codes.
+        out: the output that gradients belong to, if it is not among `tensors`.
 
     Raises:
         ValueError: a tensor has another shape; `malformed` says so beforehand in a sentence.
@@ -70,8 +72,8 @@ def verdict(
     if wrong and "as if scores were scaled" in wrong and case.softcap is not None:
         wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and "dk" in tensors:
-        relative = {name: expected.tolerances[name].relative for name in tensors}
-        wrong = wrong_head(case, inputs, tensors, scales, relative)
+        relative = {name: bounds.relative for name, bounds in expected.tolerances.items()}
+        wrong = wrong_head(case, inputs, {"out": out, **tensors} if out is not None else tensors, scales, relative)
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
+
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import distribution
 from attn_exp.attention.probe import allowed_error, probe_errors, usual_size
@@ -128,8 +130,11 @@ class Judgements:
 
     def _timed_pass(self, direction: str, inputs: Any, expected: Expected, seeded: Any, first: Expected) -> None:
         count = self.judge.passes[direction].count
+        forward = self.judge.passes.get("forward") if direction == "backward" else None
+        # Turned into that of `state()` when the forward was judged; the backward is that of this call.
+        out = forward.last.results["out"] if forward is not None and forward.last is not None else None
         for call, kept in self.judge.kept(direction):
-            made = self._verdict(inputs, expected, kept.results)
+            made = self._verdict(inputs, expected, kept.results, out)
             described = f"{self._described()}, signs changed"
             add_judged(self.attempt, call, kept.forms, expected, made, described, index=kept.index, of=count)
             if made.wrong is None:
@@ -142,8 +147,8 @@ class Judgements:
                 f"{direction}: the first call was within tolerance, call {kept.index} ({which}) was not: {why}",
             )
 
-    def _verdict(self, inputs: Any, expected: Expected, results: Results) -> Verdict:
-        return verdict(self.attempt.request.case, inputs, expected, results, self.calls.scales)
+    def _verdict(self, inputs: Any, expected: Expected, results: Results, out: torch.Tensor | None = None) -> Verdict:
+        return verdict(self.attempt.request.case, inputs, expected, results, self.calls.scales, out)
 
     def _described(self) -> str:
         return distribution(self.attempt.request.case, self.attempt.request.measuring.inputs)
