@@ -21,6 +21,7 @@ from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
 from attn_exp.compare.sheet import rounded, written
 from attn_exp.core.errors import UserError
+from attn_exp.core.safe_text import csv_cell
 
 GOLDEN = Path(__file__).parent / "golden" / "compare"
 LENGTHS = (512, 1024, 8192)
@@ -115,7 +116,7 @@ def test_the_numbers_are_the_same_in_all_formats(made):
         tree = json.loads(text_of(own, "json"))
         (rows, *others) = own.sheets
         assert list(csv.DictReader(io.StringIO(text_of(own, "csv")))) == [
-            {name: "" if value is None else str(value) for name, value in row.items()} for row in tree["rows"]
+            {name: "" if value is None else str(csv_cell(value)) for name, value in row.items()} for row in tree["rows"]
         ]
         for sheet in (rows, *others):
             forms = {column.name: column.form for column in sheet.columns if column.joined is None}

@@ -14,6 +14,7 @@ from attn_exp.compare import FORMATS
 from attn_exp.compare.sheet import Page, Picture, Sheet, Tone, commands_of
 from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
+from attn_exp.core.safe_text import csv_cell, markdown_text
 from attn_exp.core.text import WIDTH, fitted, grid, printable
 
 # A terminal shows the first few duel commands; files have all.
@@ -44,24 +45,19 @@ def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | 
 
 def markdown(page: Page, *, limit: int | None = None) -> str:
     """Render a page for a pull request: tables with all columns, notes as a list."""
-    parts = ["\n".join(f"{_marked_up(line)}  " for line in page.lines if line).rstrip()]
+    parts = ["\n".join(f"{markdown_text(line)}  " for line in page.lines if line).rstrip()]
     for sheet in page.sheets:
-        title = [f"**{sheet.title}**", ""] if sheet.title else []
+        title = [f"**{markdown_text(sheet.title)}**", ""] if sheet.title else []
         if _of_commands(sheet):
             parts.append("\n".join([*title, "```bash", *_commands(sheet), "```"]))
             continue
         rows = sheet.texts()[: limit if sheet is page.sheets[0] else None]
-        escaped = [{head: _marked_up(text).replace("|", "\\|") for head, text in row.items()} for row in rows]
+        escaped = [{head: markdown_text(text) for head, text in row.items()} for row in rows]
         parts.append(
             "\n".join([*title, grid(escaped, _filled(rows, _heads(sheet)), "pipe"), *_more(sheet, rows, "\n")])
         )
-    parts.append("\n".join(f"- {_marked_up(note)}" for note in page.notes))
+    parts.append("\n".join(f"- {markdown_text(note)}" for note in page.notes))
     return "\n\n".join(part for part in parts if part)
-
-
-def _marked_up(text: str) -> str:
-    """Escape text so that Markdown shows it literally and no HTML page reads it as tags."""
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def csv_text(page: Page, *, limit: int | None = None) -> str:
@@ -71,7 +67,7 @@ def csv_text(page: Page, *, limit: int | None = None) -> str:
     names = [column.name for column in page.sheets[0].columns if column.joined is None]
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     return buffer.getvalue().rstrip("\n")
 
 

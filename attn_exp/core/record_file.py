@@ -14,6 +14,7 @@ from attn_exp.core.errors import NOT_DECODED, RecordError, UserError
 from attn_exp.core.files import read_whole, write_whole
 from attn_exp.core.record import SCHEMA, Record
 from attn_exp.core.request import Measuring
+from attn_exp.core.safe_text import printable_json
 from attn_exp.core.status import Status
 
 # The files in a job's folder beside its request.
@@ -59,7 +60,7 @@ def decode_record(content: bytes, path: Path) -> Record:
         RecordError: it is not a record of this schema.
     """
     try:
-        record = msgspec.json.decode(content, type=Record)
+        record = msgspec.json.decode(printable_json(content), type=Record)
     except (*NOT_DECODED, UserError) as error:
         raise RecordError(f"{path} is not a record: {error}") from error
     if record.schema != SCHEMA:

@@ -16,6 +16,7 @@ from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
 from attn_exp.core.record import SCHEMA, Disagreement, Record
 from attn_exp.core.record_file import FILE_NAME, inconsistency, read_record
 from attn_exp.core.request import Compile, Measuring, backend_label, settings
+from attn_exp.core.safe_text import printable_json
 from attn_exp.core.source import short
 from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import unique_labels
@@ -127,7 +128,7 @@ def decode(content: bytes, path: Path) -> Result:
         RecordError: the content is not a record of this schema.
     """
     try:
-        lean = _LEAN.decode(content)
+        lean = _LEAN.decode(printable_json(content))
         if lean.schema != SCHEMA:
             raise RecordError(f"{path} has schema {lean.schema}, this version reads {SCHEMA}")
         request = lean.request

@@ -11,6 +11,7 @@ from attn_exp.core.case import NORMAL, case_columns
 from attn_exp.core.files import write_whole
 from attn_exp.core.flags import flag_marks, flag_notes
 from attn_exp.core.metrics import METRICS, metric_named
+from attn_exp.core.safe_text import csv_cell
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, half_text, plain, word
 from attn_exp.results.opinions import opinion_notes
@@ -93,7 +94,7 @@ def csv_text(results: Sequence[Result]) -> str:
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
     for result in _ordered(results):
-        writer.writerow(_csv_row(result, known))
+        writer.writerow({name: csv_cell(value) for name, value in _csv_row(result, known).items()})
     return buffer.getvalue()
 
 
