@@ -16,7 +16,7 @@ from attn_exp.attention.autograd import Function, Gradients, autograd_backward
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.backends.package import Package, Unavailable, WrongOption
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import PASSES, Case
+from attn_exp.core.case import HALVES, Case
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,16 @@ def calls_of(
     )
 
 
+def step(calls: Calls) -> tuple[torch.Tensor, ...]:
+    """Make a forward and its backward, as a training step does; return the output and the gradients."""
+    out = calls.forward()
+    return out, *calls.backward(out)()
+
+
 def supported_passes(backend: Backend, case: Case) -> tuple[str, ...]:
     """Return the passes that a backend supports at a case's dtype; both if it declares nothing."""
     supports = getattr(backend, "supports", None)
-    return supports.passes_at(case.dtype) if isinstance(supports, Supports) else PASSES
+    return supports.passes_at(case.dtype) if isinstance(supports, Supports) else HALVES
 
 
 def load_backend(config: dict[str, Any]) -> Backend:

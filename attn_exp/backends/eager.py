@@ -6,7 +6,7 @@ from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import PASSES, Case
+from attn_exp.core.case import HALVES, Case
 
 
 class Eager(DeclarativeBackend):
@@ -23,7 +23,7 @@ class Eager(DeclarativeBackend):
     transparent = True
     # A softmax kernel of its own, which no fused attention has. It is a signature and not the work: on a CPU it takes
     # from 0.2 to 35 % of the operators' time.
-    claims = {(device, direction): r"(?i)softmax" for device in ("cuda", "cpu") for direction in PASSES}
+    claims = {(device, direction): r"(?i)softmax" for device in ("cuda", "cpu") for direction in HALVES}
     claimed_share = 0.0
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:

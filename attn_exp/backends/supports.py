@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.core.case import ALIGNMENTS, DTYPES, PASSES, Case
+from attn_exp.core.case import ALIGNMENTS, DTYPES, HALVES, Case
 
 _SHORT = {name: typed for typed, name in DTYPES.items()}
 _OTHERS = "or see attn-exp backends"
@@ -34,7 +34,7 @@ class Supports:
 
     devices: tuple[str, ...] = ("cuda",)
     dtypes: tuple[str, ...] = ("bfloat16", "float16")
-    passes: tuple[str, ...] = PASSES
+    passes: tuple[str, ...] = HALVES
     forward_only: tuple[str, ...] = ()
     align: tuple[str, ...] = ALIGNMENTS
     grouped: bool = True

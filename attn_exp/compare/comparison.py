@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.environment import Difference, environment_summary
 from attn_exp.compare.sheet import Sheet
-from attn_exp.core.case import case_columns
+from attn_exp.core.case import PASSES, case_columns
 from attn_exp.core.text import FIRST_ROWS, html_table
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable
@@ -90,4 +90,4 @@ def case_order(cell: Cell) -> tuple[Any, ...]:
     """Return the sort key of cells: cases by size, backends of one case adjacent."""
     case = cell.result.case
     sizes = tuple(sortable(getattr(case, name)) for name in case_columns())
-    return (cell.result.model, *sizes, cell.direction != "forward", cell.result.label, cell.result.job)
+    return (cell.result.model, *sizes, PASSES.index(cell.direction), cell.result.label, cell.result.job)

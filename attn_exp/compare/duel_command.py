@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any
 
-from attn_exp.core.case import NORMAL, Case
+from attn_exp.core.case import NORMAL, PASSES, Case
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.request import Compile
 from attn_exp.core.text import flat, word
@@ -49,6 +49,8 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     if set(passes) == {"forward"}:
         # The backward needs its forward.
         words.append("passes=[forward]")
+    elif "step" in passes:
+        words.append(f"passes=[{','.join(name for name in PASSES if name in passes)}]")
     if a.device == "cpu":
         words.append("device=cpu")
     if a.measuring.timer != _DEFAULT_TIMER.get(a.device):

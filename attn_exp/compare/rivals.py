@@ -14,6 +14,7 @@ from attn_exp.compare.picks import Pick, geometric_mean, picks
 from attn_exp.compare.ranking import Ranking, doubt_notes, is_label, rank, ranked
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
+from attn_exp.core.case import PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.flags import flag_marks
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -62,7 +63,7 @@ def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], bas
         for label in labels
         if any(label in case for case in cases.values())
     ]
-    every.sort(key=lambda mean: (*map(sortable, mean.group), mean.direction != "forward", -_of(mean)))
+    every.sort(key=lambda mean: (*map(sortable, mean.group), PASSES.index(mean.direction), -_of(mean)))
     return tuple(every)
 
 

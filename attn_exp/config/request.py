@@ -242,7 +242,7 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         if direction not in PASSES:
             raise UserError(f"passes has {direction!r}: {nearest(str(direction), PASSES)}use [forward,backward]")
     if not passes or len(set(passes)) != len(passes):
-        raise UserError("passes must name forward, backward or both, each once: passes=[forward,backward]")
+        raise UserError("passes must name some of forward, backward and step, each once: passes=[forward,backward]")
     also = config["timer"]["also"]
     if not isinstance(also, list):
         raise UserError(f"timer.also={also} is no list of timers: write timer.also=[] or timer.also=[event]")

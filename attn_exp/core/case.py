@@ -13,7 +13,9 @@ ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
 # What is computed around the attention. The first is attention without a block, None in a case.
 WORKLOADS = ("attention", "dit_block", "decoder_layer")
-PASSES = ("forward", "backward")
+# What a backend computes, and what is measured: `step` is a forward and its backward in one call.
+HALVES = ("forward", "backward")
+PASSES = (*HALVES, "step")
 # The kind of inputs that are normally distributed; conf/inputs has the others.
 NORMAL = "normal"
 

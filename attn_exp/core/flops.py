@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from attn_exp.core.case import DTYPE_BYTES, Case
+from attn_exp.core.case import DTYPE_BYTES, HALVES, Case
 
 CONVENTION = "exact_mask"
+# A pass's work by the other conventions, relative to the forward's.
+_OF_FORWARD = {"forward": 1.0, "backward": 2.5, "step": 3.5}
 
 
 def unmasked_pairs(case: Case) -> int:
@@ -51,11 +53,13 @@ def _pairs_up_to(case: Case, offset: int) -> int:
 
 
 def flops(case: Case, direction: str) -> int:
-    """Return the floating-point operations of the matrix products of one pass, `forward` or `backward`.
+    """Return the floating-point operations of the matrix products of one pass, `forward`, `backward` or `step`.
 
     Forward has two (q kT, p v). Backward has five, one of them recomputed (FlashAttention, arXiv:2205.14135, appendix
-    B). Softmax, scale and mask do not count. Grouped heads save bytes, not operations: q_heads counts.
+    B). A step has both. Softmax, scale and mask do not count. Grouped heads save bytes, not operations: q_heads counts.
     """
+    if direction == "step":
+        return sum(flops(case, half) for half in HALVES)
     pairs = case.batch * case.q_heads * unmasked_pairs(case)
     if direction == "forward":
         return 2 * pairs * (case.head_dim + case.value_dim)
@@ -65,11 +69,11 @@ def flops(case: Case, direction: str) -> int:
 def flops_sdpa_convention(case: Case, direction: str) -> float:
     """Return the FLOPs as PyTorch's attention benchmark counts them (benchmarks/transformer/sdpa.py).
 
-    4 M N D and 2 M N for the softmax, halved under a causal mask, times 2.5 for the backward.
+    4 M N D and 2 M N for the softmax, halved under a causal mask, times 2.5 for the backward and 3.5 for both.
     """
     per_head = 2 * case.q_len * case.kv_len * (case.head_dim + case.value_dim + 1)
     total = case.batch * case.q_heads * per_head * (0.5 if case.causal else 1.0)
-    return total * (1.0 if direction == "forward" else 2.5)
+    return total * _OF_FORWARD[direction]
 
 
 def flops_common_convention(case: Case, direction: str) -> float:
@@ -79,14 +83,15 @@ def flops_common_convention(case: Case, direction: str) -> float:
     the backward.
     """
     total = case.batch * case.q_heads * 2 * case.q_len * case.kv_len * (case.head_dim + case.value_dim)
-    return total * (0.5 if case.causal else 1.0) * (1.0 if direction == "forward" else 2.5)
+    return total * (0.5 if case.causal else 1.0) * _OF_FORWARD[direction]
 
 
 def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
     """Return the bytes that one pass must move: every input read once, every output written once.
 
     Forward reads q, k, v and writes the output, and the float32 log-sum-exp if a backward will need it (`saves_lse`).
-    Backward reads q, k, v, output, output gradient and log-sum-exp and writes dq, dk, dv.
+    Backward reads q, k, v, output, output gradient and log-sum-exp and writes dq, dk, dv. A step does not have to read
+    what it wrote: it reads q, k, v and the output's gradient, and writes the output, dq, dk and dv.
     """
     size = DTYPE_BYTES[case.dtype]
     dims = case.head_dim + case.value_dim
@@ -96,4 +101,6 @@ def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
     lse = 4 * case.batch * case.q_heads * case.q_len
     if direction == "forward":
         return size * (q_side + kv_read) + (lse if saves_lse else 0)
+    if direction == "step":
+        return size * (2 * q_side + kv_read + kv_written)
     return size * (2 * q_side + kv_read + kv_written) + lse

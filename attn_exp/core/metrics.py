@@ -275,13 +275,13 @@ def outliers(timed: TimedPass) -> Value:
 
 @metric("TFLOP/s", rate=True, head="TFLOPS")
 def tflops(timed: TimedPass) -> Value:
-    """Matrix products of the P unmasked pairs: forward 2 Hq P (d_qk + d_v), backward 2 Hq P (3 d_qk + 2 d_v)."""
+    """Matrix products of the P unmasked pairs: fwd 2 Hq P (d_qk + d_v), bwd 2 Hq P (3 d_qk + 2 d_v), step both."""
     return timed.work.flops / timed.seconds / 1e12
 
 
 @metric("TFLOP/s", rate=True)
 def tflops_sdpa_convention(timed: TimedPass) -> Value:
-    """As PyTorch's benchmark counts: 4 M N D + 2 M N, half under a causal mask, 2.5 times that for the backward."""
+    """As PyTorch's benchmark counts: 4 M N D + 2 M N, half if causal; 2.5 times that for a backward, 3.5 for a step."""
     if timed.measured.work is not None:
         return None
     return flops_sdpa_convention(timed.case, timed.direction) / timed.seconds / 1e12

@@ -31,7 +31,7 @@ class Measuring:
         patience_s: the same of a pass that is unstable, if it is more; 0 before it could be chosen.
         settle_s: seconds of load in which a GPU's clock may settle before a pass; 0 before it could be chosen.
         regime: `sustained` or `burst`.
-        passes: `forward`, `backward`.
+        passes: `forward`, `backward`, `step`.
         seed: of the inputs.
         inputs: `normal`, or a kind of hard values (attn_exp/attention/hard_values.py).
         l2: what a GPU's caches hold before each call: `cold`, clean lines without the call's data, or `written`, dirty
@@ -51,6 +51,11 @@ class Measuring:
     inputs: str = NORMAL
     patience_s: float = 0.0
     settle_s: float = 0.0
+
+    @property
+    def with_gradients(self) -> bool:
+        """Whether a pass needs gradients, so that the forward has to save for them."""
+        return self.passes != ("forward",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ def _differing(sets: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 WIDTH = 120
-SHORT = {"forward": "fwd", "backward": "bwd"}
+SHORT = {"forward": "fwd", "backward": "bwd", "step": "step"}
 
 
 def figures(value: float) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _RASTERISED_FROM = 1500
 # The tensors by which a pass is judged; the chart shows the largest error.
 _ERRORS = {"forward": ("error_out",), "backward": ("error_dq", "error_dk", "error_dv")}
+_ERRORS["step"] = _ERRORS["forward"] + _ERRORS["backward"]
 
 
 def first_call_chart(results: "Sequence[Result]") -> Chart | None:

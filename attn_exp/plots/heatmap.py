@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.join import method_key
+from attn_exp.core.case import PASSES
 from attn_exp.core.status import STATUSES
 from attn_exp.plots.data import caption, case_names, shared_case
 from attn_exp.plots.style import Chart, finish, new_figure
@@ -28,7 +29,7 @@ def heatmap_chart(rivals: "Rivals") -> Chart | None:
         return None
     results = list({id(row.cell.result): row.cell.result for row in rows}.values())
     name_of = case_names(results)
-    passes = [side for side in ("forward", "backward") if any(row.cell.direction == side for row in rows)]
+    passes = [side for side in PASSES if any(row.cell.direction == side for row in rows)]
     by_pass = [_grid([row for row in rows if row.cell.direction == side]) for side in passes]
     # A case has the same row in both panels.
     cases = list(dict.fromkeys(key for grid in by_pass for key in grid))

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 # With more points than this, paths make the file slow in browsers.
 _RASTERISED_FROM = 1500
-_FILL = {"forward": "full", "backward": "none"}
+_FILL = {"forward": "full", "backward": "none", "step": "left"}
 
 
 def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | None" = None) -> Chart | None:
-    """Draw each pass as a point, forward filled, backward hollow; None if no rate or bytes are known.
+    """Draw each pass as a point, forward filled, backward hollow, a step half; None if no rate or bytes are known.
 
     `counted` gives, by pass, the position of the last result according to the bytes that a profiler counted; they are
     drawn as crosses, connected to their points.
@@ -61,9 +61,9 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
     _plain_ticks(panel)
     handles = [_handle(look, "full") for look in style.values()]
     labels = list(style)
-    if "backward" in passes and "forward" in passes:
-        handles += [_handle(None, "full"), _handle(None, "none")]
-        labels += ["forward", "backward"]
+    if len(passes) > 1:
+        handles += [_handle(None, _FILL[side]) for side in passes]
+        labels += passes
     if counted:
         handles.append(_cross())
         labels.append("by counted bytes")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from attn_exp.core.case import PASSES
+from attn_exp.core.case import HALVES, PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.interval import Uncertainty
 from attn_exp.core.metrics import Metric, metric_named
@@ -65,8 +65,14 @@ class Cell:
 
     @property
     def short(self) -> str:
-        """`fwd` or `bwd`."""
+        """`fwd`, `bwd` or `step`."""
         return SHORT.get(self.direction, self.direction)
+
+
+def passes_shown(results: Iterable[Result]) -> list[str]:
+    """Return the passes of a table: forward and backward, and what else was measured."""
+    measured = {name for result in results for name in result.measuring.passes}
+    return [name for name in PASSES if name in HALVES or name in measured]
 
 
 def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:

@@ -14,6 +14,7 @@ from attn_exp.core.files import read_whole
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME
 from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
+from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, decode, named
 
 if TYPE_CHECKING:
@@ -40,11 +41,12 @@ class Sweep:
         return f"<Sweep {self.name}: {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
+        passes = passes_shown(self.results)
         rows = [
             {"backend": result.label, "case": result.case.label(), "status": result.status}
             | {
                 f"{SHORT[direction]} us": figures(us) if (us := result.metrics.get(f"{direction}/time_us")) else ""
-                for direction in SHORT
+                for direction in passes
             }
             for result in named(self.results[:FIRST_ROWS])
         ]

@@ -14,6 +14,7 @@ from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.core.safe_text import csv_cell
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, half_text, plain, word
+from attn_exp.results.cell import passes_shown
 from attn_exp.results.opinions import opinion_notes
 from attn_exp.results.result import Result, named
 
@@ -52,7 +53,8 @@ def table(results: Sequence[Result], width: int = WIDTH) -> str:
     """Return the table of a sweep, `width` columns wide, with shared values above and explanations below."""
     if not results:
         return "no records"
-    rows = [_row(result) for result in _ordered(results)]
+    passes = passes_shown(results)
+    rows = [_row(result, passes) for result in _ordered(results)]
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
     if shared.get("inputs") == NORMAL:
         del shared["inputs"]
@@ -82,13 +84,14 @@ def table(results: Sequence[Result], width: int = WIDTH) -> str:
 
 def csv_text(results: Sequence[Result]) -> str:
     """Return one row per result with all its metrics, for spreadsheets and scripts."""
-    buffer = io.StringIO()
+    buffer, passes = io.StringIO(), passes_shown(results)
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
         *("device", "timer", "regime", "l2", "inputs", "caches", "source", "source_commit", "seed", "flags"),
         "second_opinions",
-        *(f"{direction}/{metric}" for direction in SHORT for metric in _metric_names(results, direction)),
-        *("forward/kernels", "backward/kernels", "gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
+        *(f"{direction}/{metric}" for direction in passes for metric in _metric_names(results, direction)),
+        *(f"{direction}/kernels" for direction in passes),
+        *("gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]
     known = frozenset(names)
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
@@ -126,22 +129,22 @@ def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
     return sorted(names, key=lambda name: (order.get(metric_named(name).name, len(order)), name))
 
 
-def _row(result: Result) -> dict[str, Any]:
+def _row(result: Result, passes: Sequence[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"backend": result.label, "model": result.model}
     row |= {name: plain(getattr(result.case, name)) for name in case_columns()}
     way = result.measuring
     row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2}
     row |= {"inputs": way.inputs, "seed": way.seed, "device": result.device}
     row["status"] = result.status if result.status == "ok" else f"{result.status}*"
-    for name, short in SHORT.items():
-        metrics = result.metrics
-        if f"{name}/time_us" in metrics:
-            half = metrics.get(f"{name}/time_half_width")
-            row[f"{short}\nus"] = figures(metrics[f"{name}/time_us"])
+    for side in passes:
+        short, metrics = SHORT[side], result.metrics
+        if f"{side}/time_us" in metrics:
+            half = metrics.get(f"{side}/time_half_width")
+            row[f"{short}\nus"] = figures(metrics[f"{side}/time_us"])
             row[f"{short}\n+-%"] = half_text(half)
-            tflops = metrics.get(f"{name}/tflops")
+            tflops = metrics.get(f"{side}/tflops")
             row[f"{short}\nTFLOPS"] = figures(tflops) if tflops else ""
-            errors = [value for key, value in metrics.items() if _is_error(key, name)]
+            errors = [value for key, value in metrics.items() if _is_error(key, side)]
             row[f"{short}\nerror"] = f"{max(errors):.1e}" if errors else ""
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}

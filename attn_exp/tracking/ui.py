@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from attn_exp.core.case import HALVES
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
 from attn_exp.tracking.client import ENVIRONMENT, silence
@@ -28,7 +29,7 @@ _VIEW_TAG = "mlflow.sharedViewState."
 _NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 310
 _COLUMNS = {
     "tags.`attn_exp.status`": 110,
-    **{f"metrics.`{side}/{name}`": 125 for side in ("forward", "backward") for name in ("time_us", "tflops")},
+    **{f"metrics.`{side}/{name}`": 125 for side in HALVES for name in ("time_us", "tflops")},
     "tags.`attn_exp.flags`": 200,
     **{f"params.`{name}`": 90 for name in ("backend", "batch", "q_len", "kv_len", "head_dim", "dtype", "causal")},
     "tags.`attn_exp.gpu`": 150,

@@ -69,8 +69,8 @@ class Attempt:
 
     @property
     def with_gradients(self) -> bool:
-        """Whether the backward is measured, so that the forward has to save for it."""
-        return "backward" in self.request.measuring.passes
+        """Whether a pass needs gradients, so that the forward has to save for them."""
+        return self.request.measuring.with_gradients
 
     def run(self, work: Callable[[], None]) -> None:
         """Run a part of the job and turn any exception into a status."""

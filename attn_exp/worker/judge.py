@@ -88,7 +88,8 @@ class Judge:
     def __init__(self, case: Case, calls: Calls, inputs: DifferentiableInputs) -> None:
         self._calls, self._like = calls, inputs.d_out
         self.fresh = FreshInputs(calls.inputs or inputs)
-        self._names = {"forward": ("out",), "backward": tuple(inputs.gradient_names)}
+        gradients = tuple(inputs.gradient_names)
+        self._names = {"forward": ("out",), "backward": gradients, "step": ("out", *gradients)}
         leaves = dict(zip(inputs.gradient_names, inputs.leaves, strict=True))
         self._batch = case.batch
         self._shapes = {name: tuple(leaf.shape) for name, leaf in ({"out": inputs.d_out} | leaves).items()}
@@ -110,10 +111,11 @@ class Judge:
         """
         names = self._names[direction]
         tensors = (returned,) if direction == "forward" else returned
-        if direction == "backward" and (not isinstance(tensors, Sequence) or len(tensors) != len(names)):
+        if direction != "forward" and (not isinstance(tensors, Sequence) or len(tensors) != len(names)):
             count = len(tensors) if isinstance(tensors, Sequence) else type(tensors).__name__
+            kind = "gradients" if direction == "backward" else "tensors"
             raise Stopped(
-                "inaccurate", f"the backward returned {count}, not the {len(names)} gradients {', '.join(names)}"
+                "inaccurate", f"the {direction} returned {count}, not the {len(names)} {kind} {', '.join(names)}"
             )
         results: Results = {}
         for name, tensor in zip(names, tensors, strict=True):
@@ -123,8 +125,8 @@ class Judge:
             if wrong:
                 raise Stopped("inaccurate", f"{direction}: {wrong}")
             results[name] = plain
-        if direction == "forward":
-            self._check_graph(returned)
+        if "out" in names:
+            self._check_graph(tensors[0])
         return results
 
     def _check_graph(self, out: torch.Tensor) -> None:
@@ -167,7 +169,7 @@ class Judge:
             copies = {name: tensor.clone() for name, tensor in results.items()}
             kept = Kept(copies, self.fresh.state, known.count, forms)
             if known.wants_last:
-                known.last, known.result = kept, returned
+                known.last, known.result = kept, returned if direction == "forward" else None
             else:
                 known.drawn = kept
 
@@ -186,6 +188,13 @@ class Judge:
                 self.fresh.set_forward(self.fresh.relative(known.drawn.state))
             else:
                 self.fresh.renew()
+        elif direction == "step":
+            if known.wants_last and known.drawn:
+                self.fresh.set_forward(known.drawn.state)
+                self.fresh.set_gradient(known.drawn.state, negated=not known.drawn.state.negated)
+            else:
+                self.fresh.renew()
+                self.fresh.renew_gradient()
         elif known.wants_last and known.drawn:
             self.fresh.set_gradient(known.drawn.state, negated=True)
         else:
@@ -193,6 +202,9 @@ class Judge:
 
     def _probe(self, known: TimedPass, returned: Sequence[torch.Tensor]) -> None:
         """Keep rows of a call's `out`, or of dq with sums of all gradients, if it is among those chosen at random."""
+        if len(returned) > 1 and "out" in known.names:
+            # A wrong output of a step has wrong gradients.
+            returned = returned[1:]
         slot = self._dice.randrange(known.count)
         if not self._places or slot >= _PROBES:
             return
@@ -209,8 +221,8 @@ class Judge:
         for tensor, like in zip(tensors, known.like.values(), strict=True):
             if type(tensor) is not torch.Tensor or tensor.shape != like.shape or tensor.dtype != like.dtype:
                 self.results(direction, returned)
-        if direction == "forward":
-            self._check_graph(returned)
+        if "out" in known.names:
+            self._check_graph(tensors[0])
 
     def make_last(self, direction: str, timer: Timer, call: TimedCall) -> None:
         """Let the timer make one call more, and keep its results."""
@@ -242,8 +254,14 @@ class Judge:
         out, make = self._calls.forward(), self._calls.backward
         return make(out) if self._calls.scales else lambda: make(out)()
 
-    def state(self) -> State:
-        """Return how the inputs differed for the results that are judged: a reference is needed of these."""
+    def state(self, direction: str) -> State:
+        """Return how the inputs differed for the results that are judged: a reference is needed of these.
+
+        That of a step is its own; forward and backward have one.
+        """
+        step = self.passes.get("step")
+        if direction == "step" and step is not None and step.drawn is not None:
+            return step.drawn.state
         backward, forward = self.passes.get("backward"), self.passes.get("forward")
         if backward is not None and backward.drawn is not None:
             return backward.drawn.state
@@ -251,8 +269,8 @@ class Judge:
         return forward.last.state
 
     def kept(self, direction: str) -> Iterator[tuple[Literal["drawn", "last"], Kept]]:
-        """Yield `drawn` and `last` of a pass, their results turned into those of `state()`."""
-        known, state = self.passes[direction], self.state()
+        """Yield `drawn` and `last` of a pass, their results turned into those of `state`."""
+        known, state = self.passes[direction], self.state(direction)
         several: tuple[tuple[Literal["drawn", "last"], Kept | None], ...] = (
             ("drawn", known.drawn),
             ("last", known.last),
@@ -260,10 +278,10 @@ class Judge:
         for call, kept in several:
             if kept is None:
                 continue
-            for tensor in kept.results.values():
-                if direction == "backward" and kept.state.negated != state.negated:
+            for name, tensor in kept.results.items():
+                if name != "out" and kept.state.negated != state.negated:
                     flip_signs(tensor, every_channel(tensor))
-                elif direction == "forward" and "v" in state.signs:
+                elif name == "out" and "v" in state.signs:
                     flip_signs(tensor, kept.state.signs["v"] ^ state.signs["v"])
             yield call, replace(kept, state=state)
 

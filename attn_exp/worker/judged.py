@@ -28,6 +28,7 @@ def add_judged(
     expected: Expected,
     made: Verdict,
     inputs: str,
+    passes: tuple[str, ...] = (),
     *,
     overwritten: bool = False,
     **which: int,
@@ -41,13 +42,14 @@ def add_judged(
         expected: the reference.
         made: the verdict.
         inputs: their distribution, and what was changed in them.
+        passes: those that the call was of; by default the ones that make its results.
         overwritten: whether a later forward wrote over its output.
         which: `index` and `of` of a timed call.
     """
     attempt.judged.append(
         Judged(
             call=call,
-            passes=tuple(dict.fromkeys(pass_of(name) for name in forms)),
+            passes=passes or tuple(dict.fromkeys(pass_of(name) for name in forms)),
             inputs=inputs,
             largest_score=expected.largest_score,
             rows=made.rows,

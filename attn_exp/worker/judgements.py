@@ -1,5 +1,6 @@
 """Compare the calls of a job with references: the first, one on hard values, and the timed ones."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -85,17 +86,23 @@ class Judgements:
             written = self.judge.fresh.written(seeded)
             if written:
                 raise Stopped("inaccurate", f"the backend wrote into its input {written}")
-            inputs = self.judge.fresh.changed(seeded, self.judge.state())
             kept = self.machine.expected_for(request, seeded, with_gradients=self.attempt.with_gradients)
-            expected = self.workload.expected(
-                request.case,
-                inputs,
-                with_gradients="backward" in self.judge.passes,
-                tolerances=kept.tolerances,
-            )
-            for direction in self.judge.passes:
-                self._timed_pass(direction, inputs, expected, seeded, kept)
-                self._probes(direction, seeded, kept)
+            timed = tuple(self.judge.passes)
+            # A step reads other inputs than the forward and backward before it.
+            for together in ([name for name in timed if name != "step"], [name for name in timed if name == "step"]):
+                if together:
+                    self._timed_passes(together, seeded, kept)
+
+    def _timed_passes(self, passes: Sequence[str], seeded: Any, first: Expected) -> None:
+        """Compare the timed calls of passes with one reference."""
+        case = self.attempt.request.case
+        inputs = self.judge.fresh.changed(seeded, self.judge.state(passes[0]))
+        expected = self.workload.expected(
+            case, inputs, with_gradients=list(passes) != ["forward"], tolerances=first.tolerances
+        )
+        for direction in passes:
+            self._timed_pass(direction, inputs, expected, seeded, first)
+            self._probes(direction, seeded, first)
 
     def _probes(self, direction: str, seeded: Any, first: Expected) -> None:
         """Compare the few rows that were kept of other timed calls.
@@ -136,7 +143,8 @@ class Judgements:
         for call, kept in self.judge.kept(direction):
             made = self._verdict(inputs, expected, kept.results, out)
             described = f"{self._described()}, signs changed"
-            add_judged(self.attempt, call, kept.forms, expected, made, described, index=kept.index, of=count)
+            whole = () if direction != "step" else (direction,)
+            add_judged(self.attempt, call, kept.forms, expected, made, described, whole, index=kept.index, of=count)
             if made.wrong is None:
                 continue
             stale = self._verdict(seeded, first, kept.results).wrong is None

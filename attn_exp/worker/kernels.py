@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from attn_exp.backends.base import CLAIMED_SHARE, Backend
+from attn_exp.core.case import HALVES
 from attn_exp.core.request import Request
 from attn_exp.timers.operators import operators
 from attn_exp.timers.trace import Trace, trace
@@ -41,7 +42,7 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
         outside_memory_bytes=outside_bytes,
         kernels=kernels[:_KERNELS_KEPT],
         activity=traced.record() if machine.gpu is not None else None,
-        took=provider(direction, machine.device, kernels) if provider else None,
+        took=provider(_halves(direction)[0], machine.device, kernels) if provider else None,
     )
     if outside_bytes and outside_bytes > max(_OUTSIDE_BYTES, _OUTSIDE_SHARE * (peak_bytes or 0)):
         attempt.flags.add("outside_memory")
@@ -69,15 +70,22 @@ def _check_launches(backend: Backend, direction: str, traced: Trace) -> None:
 
 
 def _check_claim(request: Request, backend: Backend, direction: str, device: str, traced: Trace) -> None:
-    claim = backend.claimed_kernels(direction, device)
-    if not claim or (traced.lossy and not traced.loose):
+    claims = dict.fromkeys(claim for half in _halves(direction) if (claim := backend.claimed_kernels(half, device)))
+    if not claims or (traced.lossy and not traced.loose):
         return
-    share, needed = traced.share(claim), _needed_share(request, backend)
+    shares = {claim: traced.share(claim) for claim in claims}
+    # A step runs the kernels of both halves.
+    claim, least = min(shares.items(), key=lambda one: one[1])
+    share, needed = sum(shares.values()) if least else 0.0, _needed_share(request, backend)
     if share > 0 and share >= needed:
         return
     ran = ", ".join(kernel.name.split("(")[0] for kernel in traced.kernels()[:3]) or "nothing"
     took = f", and kernels of that name took {share:.1%} of the time instead of {needed:.0%}" if share else ""
     raise Stopped("wrong_kernel", f"{direction}: {backend.name} claims /{claim}/, but {ran} ran{took}")
+
+
+def _halves(direction: str) -> tuple[str, ...]:
+    return HALVES if direction == "step" else (direction,)
 
 
 def _needed_share(request: Request, backend: Backend) -> float:

@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from attn_exp.attention.inputs import DifferentiableInputs
-from attn_exp.backends.base import Backend, Calls, load_backend, supported_passes
+from attn_exp.backends.base import Backend, Calls, load_backend, step, supported_passes
 from attn_exp.backends.compile import compile_calls, compile_record, reset_counters, use_caches, without_recompiling
+from attn_exp.core.case import HALVES
 from attn_exp.core.record import PassRecord
 from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
@@ -83,6 +85,8 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         reason = backend.unsupported(case, device)
     if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend, case):
         reason = f"{backend.name} has no backward{f' of {case.dtype}' * case.quantised}: set passes=[forward]"
+    if case.quantised and "step" in request.measuring.passes:
+        reason = f"a step of {case.dtype} needs the scales of a step before it: set passes=[forward,backward]"
     if reason is not None:
         raise Stopped("unsupported", reason)
     machine.watch.start()
@@ -118,9 +122,10 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         attempt.compiled, attempt.notes = compile_record(), calls.notes
     work = workload.work(case)
     for direction in request.measuring.passes:
+        halves = HALVES if direction == "step" else (direction,)
         attempt.passes[direction] = PassRecord(
-            first_call_s=first_s[direction],
-            errors=errors[direction],
+            first_call_s=sum(first_s[half] for half in halves),
+            errors={name: error for half in halves for name, error in errors[half].items()},
             work=work.get(direction),
             workspace_bytes=_workspace_bytes(attempt.notes, direction),
         )
@@ -177,4 +182,5 @@ def _first_calls(
             synchronize(device)
             seconds["backward"] = time.perf_counter() - began
             results |= judge.results("backward", gradients)
+            runs["step"] = partial(step, calls)
     return runs, results, seconds

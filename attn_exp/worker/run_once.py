@@ -3,10 +3,11 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
-from attn_exp.backends.base import load_backend
+from attn_exp.backends.base import load_backend, step
 from attn_exp.backends.compile import use_caches
 from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
@@ -28,7 +29,7 @@ def run_once(request: Request) -> None:
     if device == "cuda":
         # As in the worker: CUDA graphs cannot be captured on the default stream.
         torch.cuda.set_stream(torch.cuda.Stream())
-    with_gradients = "backward" in request.measuring.passes
+    with_gradients = request.measuring.with_gradients
     backend, workload = load_backend(request.backend), workload_of(request.case)
     measuring = request.measuring
     inputs = workload.make_inputs(
@@ -41,9 +42,10 @@ def run_once(request: Request) -> None:
         out = calls.forward()
         if with_gradients:
             timed["backward"] = calls.backward(out)  # type: ignore[assignment]
-        for call in timed.values():
+            timed["step"] = partial(step, calls)  # type: ignore[assignment]
+        for direction in request.measuring.passes:
             for _ in range(_WARM_CALLS):
-                call()
+                timed[direction]()
         synchronize(device)
         with _profiled(device):
             for index, direction in enumerate(request.measuring.passes):

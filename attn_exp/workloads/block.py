@@ -18,7 +18,7 @@ from attn_exp.attention.reference import reference_attention
 from attn_exp.attention.tolerance import bounds
 from attn_exp.backends.base import NO_FUNCTION, Backend, Calls, calls_of
 from attn_exp.backends.package import Refused
-from attn_exp.core.case import NORMAL, PASSES, Case
+from attn_exp.core.case import HALVES, NORMAL, Case
 from attn_exp.core.flops import flops
 from attn_exp.core.record import Work
 from attn_exp.workloads.block_inputs import BlockInputs
@@ -92,7 +92,8 @@ class BlockWorkload:
         """Return the work of each pass.
 
         PyTorch's FlopCounterMode counts linear layers on meta tensors; attention follows from its mask. Bytes are
-        operands, weights and the output once. Backward also reads the output's gradient and writes all others.
+        operands, weights and the output once. Backward also reads the output's gradient and writes all others, and a
+        step does both.
         """
         meta = torch.device("meta")
         block = self._built(case, meta)
@@ -108,11 +109,12 @@ class BlockWorkload:
             torch.autograd.grad(out, leaves, torch.empty_like(out))
         read, written = sum(leaf.nbytes for leaf in leaves), out.nbytes
         linear = {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
-        moved = {"forward": read + written, "backward": 2 * read + written}
-        counted = {direction: flops(case, direction) for direction in PASSES}
+        linear["step"] = sum(linear[half] for half in HALVES)
+        moved = {"forward": read + written, "backward": 2 * read + written, "step": 2 * read + 2 * written}
+        counted = {direction: flops(case, direction) for direction in linear}
         return {
             name: Work(flops=linear[name] + counted[name], attention_flops=counted[name], bytes=moved[name])
-            for name in PASSES
+            for name in linear
         }
 
     def _built(self, case: Case, device: torch.device) -> Any:

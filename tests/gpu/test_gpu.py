@@ -111,6 +111,19 @@ def test_every_backend_is_right_and_runs_the_kernels_that_it_claims(machine, bac
         assert {"sm_clock_mhz", "power_w"} <= set(record.telemetry[0])
 
 
+@pytest.mark.parametrize("timer", ["device", "graph"])
+@pytest.mark.parametrize("backend", ["flash", "cudnn", "eager"])
+def test_a_step_takes_as_long_as_its_halves(machine, backend, timer):
+    passes = ("forward", "backward", "step")
+    case = gpu_case(batch=4, heads=16, q_len=2048, dim=128)
+    options = {"timer": timer, "also": (), "passes": passes, "budget_s": 0.2, "settle_s": 3.0}
+    record = measure(gpu_request(SDPA[backend], case, backend, **options), machine)
+    assert (record.status, tuple(record.passes)) == ("ok", passes), record.reason
+    forward, backward, step = (record.metrics[f"{name}/time_us"] for name in passes)
+    # The halves begin with cold caches each, and a step has the host between them.
+    assert 0.9 * (forward + backward) <= step <= 1.15 * (forward + backward) + 20
+
+
 @pytest.mark.parametrize(
     ("target", "status", "words"),
     [

@@ -1,0 +1,133 @@
+"""`passes=[step]`: a forward and its backward as one measured call, judged as the others are."""
+
+import csv
+import itertools
+from dataclasses import replace
+
+import cli
+import pytest
+from fakes import CASE, Honest, make_request
+from test_measure import CEILINGS, machine, measured, short_rounds  # noqa: F401  (fixtures)
+
+from attn_exp.core.case import HALVES
+from attn_exp.core.flops import compulsory_bytes, flops, flops_common_convention, flops_sdpa_convention
+from attn_exp.worker.measure import measure, measure_interleaved
+
+STEP = {"passes": ("step",)}
+
+
+class Stale(Honest):
+    """Returns the output, or the gradients, of its eighth call in all later ones."""
+
+    def __init__(self, name, how):
+        super().__init__(name)
+        self.how = how
+
+    def prepare(self, case, inputs):
+        calls, kept, count = super().prepare(case, inputs), {}, itertools.count(1)
+
+        def last(name, made):
+            return kept.setdefault(name, made) if name == self.how and next(count) >= 8 else made
+
+        def backward(out):
+            right = calls.backward(out)
+            return lambda: last("gradients", right())
+
+        return replace(calls, forward=lambda: last("output", calls.forward()), backward=backward)
+
+
+def test_a_step_is_timed_and_judged_as_a_whole(machine, tmp_path):  # noqa: F811
+    record = measured("fakes.Honest", machine, tmp_path, **STEP)
+    assert (record.status, set(record.passes)) == ("ok", {"step"})
+    assert set(record.passes["step"].errors) == {"out", "dq", "dk", "dv"}
+    assert record.metrics["step/time_us"] > 0 and record.passes["step"].first_call_s > 0
+    assert record.metrics["step/tflops"] == pytest.approx(flops(CASE, "step") / record.metrics["step/time_us"] / 1e6)
+    assert record.metrics["step/error_dk"] > 0
+    judged = {one.call: one for one in record.judged if one.passes == ("step",)}
+    assert set(judged) == {"drawn", "last"}
+    assert all(set(one.form) == {"out", "dq", "dk", "dv"} for one in judged.values())
+    names = [kernel.name for kernel in record.passes["step"].kernels]
+    assert any("bmm" in name for name in names) and any("backward" in name.lower() for name in names)
+
+
+def test_a_step_beside_the_halves_takes_as_long_as_both(machine, tmp_path):  # noqa: F811
+    record = measured("fakes.Honest", machine, tmp_path, passes=(*HALVES, "step"))
+    assert (record.status, tuple(record.passes)) == ("ok", (*HALVES, "step"))
+    halves = sum(record.metrics[f"{half}/time_min_us"] for half in HALVES)
+    assert record.metrics["step/time_min_us"] > 0.5 * halves
+    assert {one.passes for one in record.judged if one.call == "last"} == {("forward",), ("backward",), ("step",)}
+
+
+@pytest.mark.parametrize("how", ["output", "gradients"])
+def test_what_an_earlier_step_left_is_no_result(machine, how):  # noqa: F811
+    backend = {"_target_": "test_step.Stale", "name": "stale", "how": how}
+    record = measure(make_request(backend, **STEP), machine)
+    assert record.status == "inaccurate" and record.reason.startswith("step: "), record.reason
+
+
+@pytest.mark.parametrize(
+    ("backend", "status"),
+    [
+        ("fakes.ZeroGradients", "inaccurate"),
+        ("fakes.TwoGradients", "inaccurate"),
+        ("fakes.OneRowWrong", "inaccurate"),
+        ("fakes.LiarInBackward", "wrong_kernel"),
+        ("fakes.ForwardOnly", "error"),
+    ],
+)
+def test_a_wrong_half_is_a_wrong_step(machine, backend, status):  # noqa: F811
+    record = measure(make_request(backend, **STEP), machine)
+    assert (record.status, record.metrics) == (status, {}), record.reason
+
+
+@pytest.mark.parametrize("how", ["no gradients", "not a number"])
+def test_a_step_that_goes_wrong_later_is_found(machine, how):  # noqa: F811
+    backend = {"_target_": "fakes.RightAtFirst", "name": "late", "how": how, "right": 4}
+    record = measure(make_request(backend, **STEP), machine)
+    assert record.status == "inaccurate" and record.reason.startswith("step: "), record.reason
+
+
+def test_steps_of_rivals_are_interleaved(machine):  # noqa: F811
+    records = measure_interleaved([make_request("fakes.Honest", **STEP) for _ in range(2)], machine)
+    assert [record.status for record in records] == ["ok", "ok"]
+    rounds = [max(record.passes["step"].timings[0].rounds) for record in records]
+    assert rounds[0] == rounds[1] > 0
+
+
+def test_codes_have_no_step(machine):  # noqa: F811
+    record = measure(make_request("fakes.Honest", replace(CASE, dtype="float8_e4m3fn"), **STEP), machine)
+    assert record.status == "unsupported"
+    assert "needs the scales of a step before it: set passes=[forward,backward]" in record.reason
+
+
+def test_the_work_of_a_step_is_that_of_both_halves():
+    even = replace(CASE, causal=False)
+    assert flops(even, "step") == 3.5 * flops(even, "forward") == flops(even, "forward") + flops(even, "backward")
+    for count in (flops_sdpa_convention, flops_common_convention):
+        assert count(CASE, "step") == 3.5 * count(CASE, "forward")
+    # q, k, v, d_out, out, dq, dk and dv, once each: as many bytes as a tensor, eight times.
+    assert compulsory_bytes(even, "step", saves_lse=True) == 8 * 4 * 2 * 16 * 8
+
+
+def test_a_step_is_in_every_table_and_comparison(tmp_path):
+    words = ("-m", *cli.QUICK, "backend=flash,eager", "passes=[step]", "sweep=s", "save_plots=true", "tracker=none")
+    assert cli.run(*words, cwd=tmp_path).returncode == 0
+    folder = tmp_path / "multirun" / "s"
+    with (folder / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 and all(float(row["step/time_us"]) > 0 and row["forward/time_us"] == "" for row in rows)
+    assert all(row["step/kernels"] for row in rows)
+    assert "step" in (folder / "table.txt").read_text()
+    said = cli.run("s", "out=report.html", "where=step/time_us>0", cwd=tmp_path, module="attn_exp.compare")
+    assert said.returncode == 0, said.stderr
+    said = cli.run("s", cwd=tmp_path, module="attn_exp.compare")
+    assert "step" in said.stdout
+    assert "step" in (tmp_path / "report.html").read_text()
+    page = cli.run("s/flash", cwd=tmp_path, module="attn_exp.explain")
+    assert page.returncode == 0 and "step: " in page.stdout, page.stderr
+
+
+def test_a_sweep_without_a_step_has_no_columns_of_it(tmp_path):
+    words = (*cli.QUICK, "backend=eager", "passes=[forward]", "sweep=s", "save_plots=false", "tracker=none")
+    assert cli.run(*words, cwd=tmp_path).returncode == 0
+    assert "step" not in (tmp_path / "multirun" / "s" / "table.csv").read_text().split("\n")[0]
