@@ -50,11 +50,11 @@ def test_a_step_is_timed_and_judged_as_a_whole(machine, tmp_path):  # noqa: F811
     assert any("bmm" in name for name in names) and any("backward" in name.lower() for name in names)
 
 
-def test_a_step_beside_the_halves_takes_as_long_as_both(machine, tmp_path):  # noqa: F811
+def test_a_step_beside_the_halves_runs_what_both_run(machine, tmp_path):  # noqa: F811
     record = measured("fakes.Honest", machine, tmp_path, passes=(*HALVES, "step"))
     assert (record.status, tuple(record.passes)) == ("ok", (*HALVES, "step"))
-    halves = sum(record.metrics[f"{half}/time_min_us"] for half in HALVES)
-    assert record.metrics["step/time_min_us"] > 0.5 * halves
+    forward, backward, step = ({one.name for one in measured.kernels} for measured in record.passes.values())
+    assert forward | backward <= step | {"aten::detach", "detach"}
     assert {one.passes for one in record.judged if one.call == "last"} == {("forward",), ("backward",), ("step",)}
 
 

@@ -104,7 +104,7 @@ class OwnMemory:
         """Return the bytes at the peak of a pass; of the backward with what its forward saved."""
         if direction == "forward":
             return self.resident + self.look_at_forward(call).peak
-        saved = self.forward.kept if self.forward else 0
+        saved = self.forward.kept if self.forward and direction == "backward" else 0
         return self.resident + saved + call_memory(self.memory, call).peak
 
     def outside_now(self) -> int:

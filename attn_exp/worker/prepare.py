@@ -182,5 +182,6 @@ def _first_calls(
             synchronize(device)
             seconds["backward"] = time.perf_counter() - began
             results |= judge.results("backward", gradients)
+        if "step" in attempt.request.measuring.passes:
             runs["step"] = partial(step, calls)
     return runs, results, seconds

@@ -38,7 +38,8 @@ def profile_job(
         folder = profile_folder(job, name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        subject = Subject(record, prepared.backend, prepared.calls, prepared.scope, machine.gpu, job, folder)
+        calls = {name: call for name, call in prepared.calls.items() if name in record.passes}
+        subject = Subject(record, prepared.backend, calls, prepared.scope, machine.gpu, job, folder)
         began = time.perf_counter()
         with marked("job", record.request.job, machine.device), marked("phase", f"profile-{name}", machine.device):
             profile = run_profiler(partial(_profiled, options, subject), job, folder)
