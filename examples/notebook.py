@@ -26,8 +26,7 @@ rivals = compare(first, baseline=baseline)
 for mean in rivals.means:
     if mean.value is not None:
         print(f"{mean.direction} {mean.label}: {mean.value:.3f} x over {baseline}, {mean.n} cases")
-for pick in rivals.picks:
-    print(f"{pick.direction} {pick.axis or ''} {pick.low}..{pick.high}: {pick.label}")
+print("\n".join(rivals.answer.lines()))
 print(rivals.to_frame().pivot_table(index=["batch", "pass"], columns="backend", values="gain"))
 
 # %% Against an earlier sweep: a verdict for each cell.

@@ -44,7 +44,7 @@ def test_a_row_in_doubt_is_neither_best_nor_worse_nor_in_a_mean_and_it_is_said(t
     assert rows(found)["math"].gain.value == pytest.approx(1 / 3)
     (mean,) = [one for one in found.means if one.label == "cudnn"]
     assert (mean.value, mean.n, mean.left_out) == (None, 0, ((doubt, 1),))
-    assert "cudnn" not in {pick.label for pick in found.picks} and found.ties == ()
+    assert [rule.label for rule in found.answer.rules] == ["flash"] and found.ties == ()
     text = text_of(page(found))
     assert f"1 of 3 rows decide nothing (1 {doubt})" in " ".join(text.split())
 
@@ -58,7 +58,7 @@ def test_in_a_sweep_of_doubt_alone_nothing_is_picked(tmp_path):
     records = [forward(name, us, flags=("busy_host",)) for name, us in (("flash", 100.0), ("cudnn", 50.0))]
     found = compare(sweeps.sweep(tmp_path / "s", records), baseline="flash")
     assert not any(row.best for row in found.rows)
-    assert found.picks == () and all(mean.value is None for mean in found.means)
+    assert found.answer.rules == () and all(mean.value is None for mean in found.means)
 
 
 def test_a_baseline_in_doubt_gives_no_mean(tmp_path):

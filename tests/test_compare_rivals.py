@@ -174,18 +174,19 @@ def test_what_to_pick_is_a_range_in_which_one_backend_is_among_the_best(tmp_path
         for length, both in times.items()
         for backend, us in zip(("flash", "cudnn"), both, strict=True)
     ]
-    found = rivals(tmp_path, records).picks
-    assert [(pick.label, pick.axis, pick.low, pick.high, pick.n) for pick in found] == [
-        ("flash", "seq_len", 128, 512, 2),
-        ("cudnn", "seq_len", 1024, 8192, 3),
+    found = rivals(tmp_path, records).answer
+    assert [(rule.label, rule.where, rule.n, rule.wins, rule.over) for rule in found.rules] == [
+        ("flash", "seq_len up to 512", 2, 1, "cudnn"),
+        ("cudnn", "seq_len from 1024", 3, 3, "flash"),
     ]
-    assert found[1].ahead == pytest.approx((2 * 4 * 2) ** (1 / 3))
-    assert found[1].ties == ()
+    assert found.rules[1].ratio == pytest.approx((2 * 4 * 2) ** (1 / 3))
+    assert found.rules[1].ties == ()
+    assert (found.close, found.settle.command) == (1, rivals(tmp_path, []).ties[0].command)
 
 
 def test_picks_of_one_size_have_no_range_and_name_the_ties(tmp_path):
-    (pick,) = rivals(tmp_path, [sweeps.job("flash", 10.0, None), sweeps.job("cudnn", 10.02, None)]).picks
-    assert (pick.label, pick.ties, pick.axis, pick.ahead) == ("flash", ("cudnn",), None, None)
+    (rule,) = rivals(tmp_path, [sweeps.job("flash", 10.0, None), sweeps.job("cudnn", 10.02, None)]).answer.rules
+    assert (rule.label, rule.ties, rule.where, rule.over, rule.wins) == ("flash", ("cudnn",), "", "cudnn", 0)
 
 
 def test_the_metric_is_a_choice_and_knows_its_better_side(tmp_path):

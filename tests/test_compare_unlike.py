@@ -81,8 +81,8 @@ def test_what_to_pick_is_said_for_each_machine(tmp_path):
                 here=[sweeps.job("flash", 100.0, None), sweeps.job("cudnn", 200.0, None)],
                 there=[sweeps.job("flash", 400.0, None, environment=h100),
                        sweeps.job("cudnn", 200.0, None, environment=h100)])  # fmt: skip
-    found = {dict(pick.shape)["device"]: pick.label for pick in compare(["here", "there"], **at).picks}
-    assert found == {"NVIDIA H200": "flash", "NVIDIA H100": "cudnn"}
+    found = {rule.where: rule.label for rule in compare(["here", "there"], **at).answer.rules}
+    assert found == {"device NVIDIA H200": "flash", "device NVIDIA H100": "cudnn"}
 
 
 def test_cells_join_on_their_own_machine_and_a_gap_hides_no_other(tmp_path):

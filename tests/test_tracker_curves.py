@@ -1,6 +1,7 @@
 """What a sweep's end adds: plots in its folder, curves in MLflow, neither ever at the sweep's expense."""
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from test_tracker_mlflow import config, logged, migrated, place, ready, runs_of 
 from attn_exp import load
 from attn_exp.core.record import Record
 from attn_exp.plots.curves import curves
-from attn_exp.results.read import read_folder
-from attn_exp.run import session as closing
+from attn_exp.results.read import Sweep, read_folder
+from attn_exp.run import closing
+from attn_exp.tracking.base import Curve
 
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
 
@@ -99,16 +101,20 @@ def test_plots_lie_in_the_run_as_they_lie_in_the_folder(ready: Path) -> None:  #
     assert [one.path for one in listed] == ["plots/lengths.png"]
 
 
+def drawn(sweep: Sweep, said: list[str]) -> tuple[list[Path], Sequence[Curve]]:
+    return closing.plots_and_curves(sweep, closing.ranked_rivals(sweep, said.append), said.append)
+
+
 def test_a_sweep_s_end_draws_into_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     # A busy machine draws slowly.
     monkeypatch.setattr(closing, "LIMIT_S", 60.0)
     said: list[str] = []
-    plots, found = closing.plots_and_curves(sweeps.sweep(tmp_path / "a", records(512, 1024)), said.append)
+    plots, found = drawn(sweeps.sweep(tmp_path / "a", records(512, 1024)), said)
     assert {path.parent for path in plots} == {tmp_path / "a" / "plots"} and len(found) == 4 and said == []
     assert "lengths.svg" in {path.name for path in plots}
     alone = sweeps.sweep(tmp_path / "b", records(512, backends=("flash",))[:1])
-    assert closing.plots_and_curves(alone, said.append) == ([], []) and said == []
+    assert drawn(alone, said) == ([], []) and said == []
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -121,7 +127,7 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
     else:
         monkeypatch.setattr("attn_exp.plots.all.write_charts", broken)
     said: list[str] = []
-    plots, found = closing.plots_and_curves(sweeps.sweep(tmp_path / "a", records(512, 1024)), said.append)
+    plots, found = drawn(sweeps.sweep(tmp_path / "a", records(512, 1024)), said)
     assert (plots, len(found), len(said)) == ([], 4, 1)
     assert said[0].startswith("no plots: ") and ("pip install" in said[0] if missing else said[0].endswith("no room"))
 

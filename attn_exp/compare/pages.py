@@ -16,12 +16,15 @@ from attn_exp.compare.page_parts import (
     shared_line,
     shared_values,
 )
-from attn_exp.compare.picks import Pick
 from attn_exp.compare.published import Published
 from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.sheet import Column, Page, Sheet, written
+from attn_exp.compare.sheet import Column, Page, Sheet, interval, written
+from attn_exp.compare.takeaway import Answer
 from attn_exp.core.flags import flag_notes
 from attn_exp.results.opinions import opinion_notes
+
+# Lines above the tables; the sheet has all.
+_RULES_SHOWN = 8
 
 
 def rivals_page(rivals: Rivals) -> Page:
@@ -30,7 +33,7 @@ def rivals_page(rivals: Rivals) -> Page:
     sheets = [
         rivals.sheet(),
         *_means_sheet(rivals),
-        *_picks_sheet(rivals.picks),
+        *_answer_sheet(rivals.answer),
         *duels_sheet(rivals.ties, "ties", "too close to call; a duel would decide:"),
     ]
     about = about_part(rivals) | {
@@ -38,6 +41,7 @@ def rivals_page(rivals: Rivals) -> Page:
         "baseline": rivals.baseline,
         "by": list(rivals.by),
         "shared": shared,
+        "answer_text": rivals.answer.lines(),
     }
     notes = [
         *rivals.notes,
@@ -46,7 +50,8 @@ def rivals_page(rivals: Rivals) -> Page:
         *opinion_notes(row.cell.result for row in rivals.rows),
         *reasons([row.cell for row in rivals.rows]),
     ]
-    return Page(about, (*head_lines(rivals), shared_line(shared)), tuple(sheets), tuple(notes))
+    answer = rivals.answer.lines(_RULES_SHOWN)
+    return Page(about, (*answer, *head_lines(rivals), shared_line(shared)), tuple(sheets), tuple(notes))
 
 
 def _means_sheet(rivals: Rivals) -> list[Sheet]:
@@ -80,33 +85,29 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
     return [Sheet("means", "geometric means over n cases", columns, tuple(rows))]
 
 
-def _picks_sheet(picks: Sequence[Pick]) -> list[Sheet]:
-    if not picks or all(not pick.ties and pick.ahead is None for pick in picks):
+def _answer_sheet(answer: Answer) -> list[Sheet]:
+    if not answer.rules:
         return []
-    names = [name for name, _ in picks[0].shape]
-    axis = picks[0].axis
     columns = (
-        Column("pass", "pass"),
-        *(Column(name, name) for name in names),
-        *((Column(f"{axis}_from", f"{axis} from"), Column(f"{axis}_to", "to")) if axis else ()),
+        Column("where", "where"),
         Column("pick", "pick"),
+        Column("same_kernel", "same kernel"),
         Column("ties", "too close to call"),
-        Column("ahead", "ahead of the rest", "ratio"),
-        Column("n", "cases"),
+        Column("times", "times as good as the next", "ratio"),
+        Column("low", ""),
+        Column("high", ""),
+        Column("interval", "95 %", joined=interval("low", "high", instead="where")),
+        Column("over", "the next"),
+        Column("wins", "in"),
+        Column("n", "of"),
+        Column("cases", "cases"),
     )
     rows = [
-        (
-            pick.direction,
-            *(value for _, value in pick.shape),
-            *((pick.low, pick.high) if axis else ()),
-            pick.label,
-            " ".join(pick.ties),
-            pick.ahead,
-            pick.n,
-        )
-        for pick in picks
+        (rule.where or "all", rule.label, " ".join(rule.same), " ".join(rule.ties), rule.ratio, rule.low, rule.high)
+        + (None, rule.over or "", rule.wins, rule.n, rule.cases)
+        for rule in answer.rules
     ]
-    return [Sheet("picks", "pick this", columns, tuple(rows))]
+    return [Sheet("answer", "pick this", columns, tuple(rows))]
 
 
 def changes_page(changes: Changes) -> Page:

@@ -6,7 +6,7 @@ different times. The constants below were observed; `spread=` replaces them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attn_exp.core.interval import Uncertainty, combined
@@ -79,6 +79,11 @@ class Spreads:
     def with_canaries(self, one: Result, other: Result, scatter: float) -> float:
         """Return how much equal cells of two sessions may differ after correction by canaries of this scatter."""
         return self.fixed if self.fixed is not None else max(self.margin(one), self.margin(other), scatter)
+
+
+def geometric_mean(logs: Sequence[float]) -> float:
+    """Return the geometric mean of values whose logarithms are given."""
+    return math.exp(math.fsum(logs) / len(logs))
 
 
 def gain(cell: Cell, over: Cell, metric: ChosenMetric) -> float | None:

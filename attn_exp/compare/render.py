@@ -2,8 +2,6 @@
 
 import csv
 import io
-import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from attn_exp.compare.sheet import Page, Picture, Sheet, Tone, commands_of
 from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
 from attn_exp.core.safe_text import csv_cell, markdown_text
-from attn_exp.core.text import WIDTH, fitted, grid, printable
+from attn_exp.core.text import WIDTH, filled, fitted, grid, printable
 
 # A terminal shows the first few duel commands; files have all.
 _COMMANDS_SHOWN = 8
@@ -174,9 +172,4 @@ def _commands(sheet: Sheet) -> list[str]:
 
 
 def _wrapped(lines: Sequence[str], width: int) -> str:
-    return "\n".join(
-        # Commands are copied, so they are never broken.
-        line if re.match(r"\s*python -m", line) else textwrap.fill(line, width, subsequent_indent="  ")
-        for line in lines
-        if line
-    )
+    return "\n".join(filled(line, width) for line in lines if line)

@@ -10,10 +10,10 @@ from attn_exp.compare.comparison import Comparison, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.join import comparable_groups, latest
 from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
-from attn_exp.compare.picks import Pick, geometric_mean, picks
 from attn_exp.compare.ranking import Ranking, doubt_notes, is_label, rank, ranked
-from attn_exp.compare.ratio import Spreads
+from attn_exp.compare.ratio import Spreads, geometric_mean
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
+from attn_exp.compare.takeaway import Answer, answer_of
 from attn_exp.core.case import PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.flags import flag_marks
@@ -147,7 +147,7 @@ class Rivals(Comparison):
     rows: tuple[Ranking, ...]
     means: tuple[Mean, ...]
     by: tuple[str, ...]
-    picks: tuple[Pick, ...]
+    answer: Answer
     ties: tuple[Duel, ...]
 
     def sheet(self) -> Sheet:
@@ -240,7 +240,7 @@ def compare_rivals(
         rows=tuple(rows),
         means=means(rows, labels, by, baseline),
         by=by,
-        picks=picks(rows, metric),
+        answer=answer_of(rows, metric, spreads),
         ties=_ties(rows, metric),
     )
 

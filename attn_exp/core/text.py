@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -155,6 +157,16 @@ def _text(value: Any) -> str:
 def _is_number(value: Any) -> bool:
     text = _text(value).lstrip(">+-")
     return not text or text.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()
+
+
+def filled(line: str, width: int = WIDTH) -> str:
+    """Return a sentence in lines of `width` columns, the following ones indented; no word is broken, at no hyphen.
+
+    A line that is a command stays one, so that it can be copied.
+    """
+    if re.match(r"\s*(python -m|attn-exp) ", line):
+        return line
+    return textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def printable(text: str) -> str:

@@ -1,6 +1,5 @@
 """The pages of a job and of a sweep."""
 
-import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from attn_exp.core.profile import FOLDER
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.roofline import Roof, roof_of
-from attn_exp.core.text import SHORT, WIDTH, duration, figures, grid, half_text
+from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, grid, half_text
 from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
@@ -271,7 +270,4 @@ def _profiles(job: Result, record: Record) -> list[str]:
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
     """Wrap sentences to the tables' width, but not tables."""
-    return [
-        line if "\n" in line or line.startswith("  ") else textwrap.fill(line, WIDTH, subsequent_indent="  ")
-        for line in lines
-    ]
+    return [line if "\n" in line or line.startswith("  ") else filled(line, WIDTH) for line in lines]

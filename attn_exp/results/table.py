@@ -2,7 +2,6 @@
 
 import csv
 import io
-import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from attn_exp.core.flags import flag_marks, flag_notes
 from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.core.safe_text import csv_cell
 from attn_exp.core.source import commit
-from attn_exp.core.text import SHORT, WIDTH, figures, fitted, flat, half_text, plain, word
+from attn_exp.core.text import SHORT, WIDTH, figures, filled, fitted, flat, half_text, plain, word
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.opinions import opinion_notes
 from attn_exp.results.result import Result, named
@@ -79,7 +78,7 @@ def table(results: Sequence[Result], width: int = WIDTH) -> str:
     lines += flag_notes(flag for result in results for flag in result.flags)
     lines += opinion_notes(_ordered(results))
     lines += [f"* {reason}" for reason in sorted({result.reason for result in results if result.reason})]
-    return "\n".join(line if line is text else textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
+    return "\n".join(line if line is text else filled(line, width) for line in lines)
 
 
 def csv_text(results: Sequence[Result]) -> str:

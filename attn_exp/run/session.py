@@ -13,65 +13,27 @@ from omegaconf import DictConfig
 from attn_exp.config.compose import resolved_config
 from attn_exp.config.overrides import override_key
 from attn_exp.config.request import request_from_config
-from attn_exp.core.errors import UserError, first_line
-from attn_exp.core.files import hidden_files, remove_litter, unlinked
+from attn_exp.core.errors import UserError
+from attn_exp.core.files import hidden_files, remove_litter
 from attn_exp.core.record import Record
 from attn_exp.core.redaction import redacted
 from attn_exp.core.request import Request
-from attn_exp.results.read import Sweep, read_folder
+from attn_exp.core.text import filled
+from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, user_path
 from attn_exp.results.table import table, write_tables
+from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_pages
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.gpus import visible_gpus
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
 from attn_exp.run.worker_process import RunFolder, Worker
-from attn_exp.tracking.base import Curve, EndStatus
+from attn_exp.tracking.base import EndStatus
 
-FOLDER = "plots"
-# No further plot is started after so long: nobody should have to wait for plots that they did not ask for.
-LIMIT_S = 2.5
-# A single job needs no plot.
-_FEWEST = 2
-_LONGEST = 300
 _KEPT_AT_ONCE = 100
-
-
-def plots_and_curves(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Path], Sequence[Curve]]:
-    """Draw a sweep's plots into its folder and return them with its curves. Failures are reported, never raised."""
-    from attn_exp.compare.answer import compare_read
-    from attn_exp.compare.choice import Choice
-    from attn_exp.plots.curves import curves
-
-    # Nothing that fails here may cost the records and tables, which the sweep was run for.
-    try:
-        if sum(result.status == "ok" for result in sweep.results) < _FEWEST:
-            return [], []
-        drawn = curves(sweep.results)
-    except Exception as error:
-        say(f"no curves or plots: {first_line(error)[:_LONGEST]}")
-        return [], []
-    try:
-        from attn_exp.plots.all import write_charts
-
-        folder = unlinked(Path(sweep.place) / FOLDER)
-        return write_charts(compare_read(Choice(), [sweep]), folder, limit_s=LIMIT_S), drawn
-    except Exception as error:
-        say(f"no plots: {first_line(error)[:_LONGEST]}")
-        return [], drawn
-
-
-def write_pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
-    """Write the page and picture of each profiled job; return them by job. Failures are reported, never raised."""
-    from attn_exp.explain.page import keep_pages
-
-    # As above.
-    try:
-        return {kept.job: kept.files for kept in keep_pages(results, pictures=pictures)}
-    except Exception as error:
-        say(f"no pages of profiled jobs: {first_line(error)[:_LONGEST]}")
-        return {}
+# A sweep's end names so many rules of its answer; `attn-exp compare` has all.
+_RULES_SHOWN = 8
 
 
 class Session:
@@ -258,7 +220,8 @@ class Session:
         except OSError as error:
             say(f"table.txt and table.csv are not written: {error.strerror}")
         # Only now, when nothing is being measured; and not after an interrupt, which should end at once.
-        plots, curves = plots_and_curves(sweep, say) if self._plots and status == "FINISHED" else ([], ())
+        rivals = ranked_rivals(sweep, say) if status == "FINISHED" else None
+        plots, curves = plots_and_curves(sweep, rivals, say) if self._plots else ([], ())
         profiled = any(result.profiles for result in results) and status == "FINISHED"
         of_jobs = write_pages(results, say, pictures=self._plots) if profiled else {}
         limit_s = 1.0 if status == "KILLED" else None
@@ -271,6 +234,8 @@ class Session:
                 say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
             # Otherwise nothing was measured, and an error says why.
             if self.progress.done or status == "FINISHED":
+                if rivals is not None and (answer := rivals.answer.lines(_RULES_SHOWN)):
+                    say("\n".join(["", *map(filled, answer)]))
                 say(f"\n{table(results)}")
             for line in self.impossible:
                 say(f"left out, impossible: {line}")
@@ -279,14 +244,17 @@ class Session:
         if warning and status != "KILLED":  # after an interrupt the same command stores the rest
             say(warning)
         if status == "FINISHED":
-            self._say_what_next(results, folder, None if warning else tracker.look())
+            self._say_what_next(results, folder, None if warning else tracker.look(), compares=rivals is not None)
 
-    def _say_what_next(self, results: Sequence[Result], folder: Path, look: str | None) -> None:
+    def _say_what_next(self, results: Sequence[Result], folder: Path, look: str | None, *, compares: bool) -> None:
         failed = sum(not result.final for result in results)
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
             self.progress.say(f"{jobs} without a result; try again with: {self.resume_command()}")
         self.progress.say(f"records and table.csv are in {user_path(folder)}{f'; look at them {look}' if look else ''}")
+        if compares:
+            place = [] if folder == Path("multirun", folder.name).resolve() else [f"folder={user_path(folder.parent)}"]
+            self.progress.say(f"compare: {shlex.join(['attn-exp', 'compare', folder.name, *place])}")
         if any(result.profiles for result in results):
             self.progress.say(f"what bounds each job: attn-exp explain {self.opened.name}")
 

@@ -1,0 +1,90 @@
+"""The fewest rules that say which label is among the best, for cases with features: a decision tree without noise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from attn_exp.results.fields import distinct, sortable
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One case with its features, and the labels that are among the best in it."""
+
+    features: Mapping[str, Any]
+    best: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Examples (by index) that have a label in common among their best, and the values that single them out."""
+
+    indices: tuple[int, ...]
+    best: frozenset[str]
+    where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+def fewest(examples: Sequence[Example]) -> list[Part]:
+    """Return a partition of the examples into few parts, each with a label that is among the best in all of it.
+
+    A part is singled out by values of features: ranges of numbers, or some of several words. Where no label is the best
+    everywhere, the feature is split whose parts need the fewest labels, and then each part that needs more than one.
+    """
+    return _split(examples, range(len(examples)), {})
+
+
+def _split(examples: Sequence[Example], indices: Sequence[int], where: Mapping[str, tuple[Any, ...]]) -> list[Part]:
+    common = _common(examples, indices)
+    if common or len(indices) < 2:
+        return [Part(tuple(indices), common, where)] if indices else []
+    names = list(examples[indices[0]].features)
+    splits = [(name, _runs(examples, indices, name)) for name in names]
+    splits = [(name, runs) for name, runs in splits if len(runs) > 1]
+    if not splits:
+        # Nothing tells them apart: each speaks for itself.
+        return [Part((index,), examples[index].best, where) for index in indices]
+    name, runs = min(splits, key=lambda split: sum(_labels_needed(examples, part) for _, part in split[1]))
+    return [one for values, part in runs for one in _split(examples, part, {**where, name: values})]
+
+
+def _common(examples: Sequence[Example], indices: Sequence[int]) -> frozenset[str]:
+    return frozenset.intersection(*(examples[index].best for index in indices)) if indices else frozenset()
+
+
+def _runs(examples: Sequence[Example], indices: Sequence[int], name: str) -> list[tuple[tuple[Any, ...], list[int]]]:
+    """Return the parts into which a feature splits: its values, joined as long as one label is best in all of a part.
+
+    Numbers are joined with their neighbours only. So are values of which each needs several labels, unless all do.
+    """
+    values = sorted(distinct(examples[index].features[name] for index in indices), key=sortable)
+    of = {repr(value): [at for at in indices if repr(examples[at].features[name]) == repr(value)] for value in values}
+    ordered = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    runs: list[tuple[list[Any], list[int]]] = []
+    for value in values:
+        own = of[repr(value)]
+        for joined, part in reversed(runs) if not ordered else runs[-1:]:
+            if _common(examples, [*part, *own]) or not (_common(examples, part) or _common(examples, own)):
+                joined.append(value)
+                part += own
+                break
+        else:
+            runs.append(([value], list(own)))
+    if len(runs) == 1:
+        runs = [([value], of[repr(value)]) for value in values]
+    return [(tuple(joined), part) for joined, part in runs]
+
+
+def _labels_needed(examples: Sequence[Example], indices: Sequence[int]) -> int:
+    """Return how many labels, the most frequent first, it takes until each example has one of them among its best."""
+    left, needed = list(indices), 0
+    while left:
+        counts: dict[str, int] = {}
+        for index in left:
+            for label in examples[index].best:
+                counts[label] = counts.get(label, 0) + 1
+        if not counts:
+            break
+        most = max(counts, key=lambda label: counts[label])
+        left = [index for index in left if most not in examples[index].best]
+        needed += 1
+    return needed

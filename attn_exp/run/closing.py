@@ -1,0 +1,74 @@
+"""What is made of a sweep's records at its end: its answer, plots and curves, and the pages of profiled jobs.
+
+Nothing that fails here may cost the records and tables, which the sweep was run for: failures are reported.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_exp.core.errors import first_line
+from attn_exp.core.files import unlinked
+from attn_exp.results.read import Sweep
+from attn_exp.results.result import Result
+from attn_exp.tracking.base import Curve
+
+if TYPE_CHECKING:
+    from attn_exp.compare.rivals import Rivals
+
+FOLDER = "plots"
+# No further plot is started after so long: nobody should have to wait for plots that they did not ask for.
+LIMIT_S = 2.5
+# A single job needs no plot, and is no rival.
+_FEWEST = 2
+_LONGEST = 300
+
+
+def ranked_rivals(sweep: Sweep, say: Callable[[str], None]) -> "Rivals | None":
+    """Return a sweep's backends, ranked; None if there is nothing to rank."""
+    if sum(result.status == "ok" for result in sweep.results) < _FEWEST:
+        return None
+    try:
+        from attn_exp.compare.answer import compare_read
+        from attn_exp.compare.choice import Choice
+        from attn_exp.compare.rivals import Rivals
+
+        found = compare_read(Choice(), [sweep])
+        assert isinstance(found, Rivals)
+        return found
+    except Exception as error:
+        say(f"no answer and no plots: {first_line(error)[:_LONGEST]}")
+        return None
+
+
+def plots_and_curves(
+    sweep: Sweep, rivals: "Rivals | None", say: Callable[[str], None]
+) -> tuple[list[Path], Sequence[Curve]]:
+    """Draw the plots of ranked backends into their sweep's folder and return them with its curves."""
+    if rivals is None:
+        return [], []
+    try:
+        from attn_exp.plots.curves import curves
+
+        drawn = curves(sweep.results)
+    except Exception as error:
+        say(f"no curves or plots: {first_line(error)[:_LONGEST]}")
+        return [], []
+    try:
+        from attn_exp.plots.all import write_charts
+
+        return write_charts(rivals, unlinked(Path(sweep.place) / FOLDER), limit_s=LIMIT_S), drawn
+    except Exception as error:
+        say(f"no plots: {first_line(error)[:_LONGEST]}")
+        return [], drawn
+
+
+def write_pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
+    """Write the page and picture of each profiled job; return them by job."""
+    from attn_exp.explain.page import keep_pages
+
+    try:
+        return {kept.job: kept.files for kept in keep_pages(results, pictures=pictures)}
+    except Exception as error:
+        say(f"no pages of profiled jobs: {first_line(error)[:_LONGEST]}")
+        return {}

@@ -1,0 +1,149 @@
+"""The answer of a sweep: the fewest rules, by how much, what is open, and nothing from a machine in doubt."""
+
+import itertools
+import math
+import re
+import shlex
+
+import pytest
+import sweeps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attn_exp import compare
+from attn_exp.commands.duel import rivals_of
+from attn_exp.compare.pages import page
+from attn_exp.compare.render import text_of
+from attn_exp.compare.rules import Example, fewest
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTN_EXP_STATE", str(tmp_path / "state"))
+
+
+LENGTHS, BATCHES = (512, 1024, 2048, 4096), (1, 4, 16)
+
+
+def grid(us, **more):
+    """A job for each length, batch and mask; `us` says the time of a backend there, forward; backward 2.5 times it."""
+    cases = itertools.product(LENGTHS, BATCHES, (True, False))
+    return [
+        sweeps.job(name, time, 2.5 * time, of=sweeps.case(seq_len=length, batch=batch, causal=causal), **more)
+        for length, batch, causal in cases
+        for name, time in us(length, batch, causal).items()
+    ]
+
+
+def answer(tmp_path, records, **keys):
+    return compare(sweeps.sweep(tmp_path / "s", records), **keys).answer
+
+
+def test_one_winner_everywhere_is_one_line_as_hyperfine_puts_it(tmp_path):
+    def us(length, batch, causal):
+        base = length * batch * (1 if causal else 2)
+        return {"flash": 1.27 * base, "cudnn": base, "math": 9.0 * base}
+
+    found = answer(tmp_path, grid(us))
+    (line,) = found.lines()
+    assert re.fullmatch(r"cudnn is 1\.27 \[1\.2\d, 1\.[23]\d\] times as fast as flash, 24 of 24 cases", line), line
+    # What rows differ by on average is not less than what two equal rows may.
+    (rule,) = found.rules
+    assert math.log(rule.high / rule.low) / 2 == pytest.approx(math.log(1.01), rel=0.1)
+
+
+def test_the_winner_of_each_region_is_one_rule(tmp_path):
+    def us(length, batch, causal):
+        first = length <= 1024 and causal
+        return {"flash": 80.0 if first else 100.0, "cudnn": 100.0 if first else 50.0}
+
+    lines = answer(tmp_path, grid(us)).lines()
+    assert len(lines) == 3
+    assert "seq_len up to 1024, causal: flash is 1.25 [1.24, 1.26] times as fast as cudnn, 6 of 6 cases" in lines
+    assert "seq_len from 2048: cudnn is 2.00 [1.98, 2.02] times as fast as flash, 12 of 12 cases" in lines
+
+
+def test_a_pass_is_a_region_too(tmp_path):
+    records = [
+        sweeps.job(name, *times, of=sweeps.case(seq_len=length))
+        for length in LENGTHS
+        for name, times in (("flash", (50.0, 300.0)), ("cudnn", (100.0, 200.0)))
+    ]
+    assert answer(tmp_path, records).lines() == [
+        "backward: cudnn is 1.50 [1.48, 1.52] times as fast as flash, 4 of 4 cases",
+        "forward: flash is 2.00 [1.98, 2.02] times as fast as cudnn, 4 of 4 cases",
+    ]
+
+
+def test_ties_are_said_with_the_one_command_that_would_settle_them(tmp_path):
+    def us(length, batch, causal):
+        return {"flash": 100.0, "cudnn": 100.3 if causal else 130.0, "math": 900.0}
+
+    found = answer(tmp_path, grid(us))
+    (rule,) = found.rules
+    assert (rule.label, rule.over, rule.wins, rule.n) == ("flash", "cudnn", 24, 48)
+    *_, said, command = found.lines()
+    assert said == "too close to call in 24 of 48 passes of 24 cases (cudnn and flash); to settle it:"
+    assert rivals_of(shlex.split(command)[2:])[0] == {"a": ["backend=cudnn"], "b": ["backend=flash"]}
+    assert "\n" not in command
+
+
+def test_two_names_of_one_kernel_are_shown_as_one(tmp_path):
+    from test_compare_doubt import CUDNN, forward, ran
+
+    records = [ran(forward("cudnn", 100.0), CUDNN), ran(forward("auto", 102.5), CUDNN), forward("flash", 130.0)]
+    assert answer(tmp_path, records).lines() == [
+        "cudnn (same kernel: auto) is 1.30 [1.29, 1.31] times as fast as flash, 1 of 1 case"
+    ]
+
+
+@pytest.mark.parametrize(("flag", "remedy"), [("busy_host", "while nothing else runs"), ("unstable", "measure longer")])
+def test_where_most_rows_are_in_doubt_that_comes_first_and_nothing_is_picked(tmp_path, flag, remedy):
+    records = grid(lambda *_: {"flash": 100.0, "cudnn": 50.0}, flags=(flag,))
+    found = compare(sweeps.sweep(tmp_path / "s", records))
+    (line,) = found.answer.lines()
+    assert line.startswith(f"NO PICK: 96 of 96 rows decide nothing (96 {flag}); ") and remedy in line
+    for form in ("table", "markdown", "json", "html"):
+        assert "NO PICK: 96 of 96 rows" in text_of(page(found), form)
+    assert " ".join(text_of(page(found)).split()).startswith("NO PICK")
+
+
+def test_some_rows_in_doubt_leave_the_rest_a_rule_and_are_counted(tmp_path):
+    records = grid(lambda *_: {"flash": 100.0, "cudnn": 50.0, "math": 900.0})
+    records[0] = sweeps.replace(records[0], flags=("busy_host",))
+    first, rule = answer(tmp_path, records).lines()
+    assert first == "2 of 144 rows decide nothing (2 busy_host)"
+    assert rule == "cudnn is 2.00 [1.98, 2.02] times as fast as flash, 46 of 48 passes of 24 cases"
+
+
+def test_one_backend_alone_and_failures_give_no_rule(tmp_path):
+    assert answer(tmp_path, [sweeps.job("flash"), sweeps.failed(backend="math")]).lines() == []
+
+
+def test_a_metric_of_another_kind_is_named(tmp_path):
+    records = [sweeps.job("flash", 100.0, None), sweeps.job("cudnn", 50.0, None)]
+    (line,) = answer(tmp_path, records, metric="flops_of_measured").lines()
+    assert line.startswith("cudnn is 2.00 ") and "better by flops_of_measured than flash, 1 of 1 case" in line
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.booleans(), st.sets(st.sampled_from("abc"), min_size=1)),
+        min_size=1, max_size=30, unique_by=lambda one: one[:2],
+    )
+)  # fmt: skip
+def test_rules_are_a_partition_and_each_names_one_of_the_best_of_each_case(drawn):
+    examples = [Example({"n": n, "yes": yes}, frozenset(best)) for n, yes, best in drawn]
+    parts = fewest(examples)
+    assert sorted(at for part in parts for at in part.indices) == list(range(len(examples)))
+    for part in parts:
+        assert part.best and all(part.best <= examples[at].best for at in part.indices)
+        # The values single out exactly these examples.
+        chosen = [
+            at
+            for at, one in enumerate(examples)
+            if all(one.features[name] in values for name, values in part.where.items())
+        ]
+        assert tuple(chosen) == tuple(sorted(part.indices))
+    assert len(parts) == 1 or not frozenset.intersection(*(one.best for one in examples))
