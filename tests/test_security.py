@@ -236,6 +236,35 @@ def test_values_of_secret_variables_are_never_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["DB_PASS", "SMTP_PASS", "GITHUB_PAT", "GH_PAT", "JWT", "COOKIE", "AUTH", "BASIC_AUTH", "X_BEARER",
+     "AZURE_STORAGE_CONNECTION_STRING", "SESSION_ID"],
+)  # fmt: skip
+def test_these_names_are_of_secrets(name: str) -> None:
+    assert redacted("it is much-too-long-to-guess", {name: "much-too-long-to-guess"}) == "it is ***"
+
+
+@pytest.mark.parametrize("name", ["PATH", "COMPASS", "PATTERN", "AUTHOR", "BYPASS", "COOKIES_ALLOWED", "SSH_AUTH_SOCK"])
+def test_these_names_are_not(name: str) -> None:
+    assert redacted("it is much-too-long-to-guess", {name: "much-too-long-to-guess"}) == "it is much-too-long-to-guess"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET http://host/x?code=4711abc&y=1", "GET http://host/x?code=***&y=1"),
+        ("http://host/#access_token=4711abc", "http://host/#access_token=***"),
+        ("http://host/x?jwt=ey.ab.c", "http://host/x?jwt=***"),
+        ("{'Authorization': 'Bearer ey.ab.c', 'a': 1}", "{'Authorization': 'Bearer ***', 'a': 1}"),
+        ("authorization: Basic bWU6c2VjcmV0", "authorization: Basic ***"),
+        ("Proxy-Authorization=4711abc", "Proxy-Authorization=***"),
+    ],
+)
+def test_secrets_of_queries_and_headers_are_not_shown(text: str, shown: str) -> None:
+    assert redacted(text, {}) == shown
+
+
+@pytest.mark.parametrize(
     "uri", ["http:/me:secret@host", "http//me:secret@host", "me:secret@host", "http://me:s,e@cret@host"]
 )
 def test_a_mistyped_uri_shows_no_password(uri: str) -> None:

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 _SECRET_NAME = re.compile(
-    r"PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|CREDENTIAL|ACCESS_?KEY|API_?KEY|PRIVATE_?KEY|(^|_)KEY$|_PWD$",
+    r"PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|CREDENTIAL|ACCESS_?KEY|API_?KEY|PRIVATE_?KEY|(^|_)KEY$|_PWD$"
+    r"|(^|_)(PASS|PAT|JWT|COOKIE|AUTH|BEARER|SESSION_?ID)$|CONNECTION_?STRING",
     re.IGNORECASE,
 )
 _PLACE_NAME = re.compile(r"_(URI|URL|DSN)$", re.IGNORECASE)
@@ -15,15 +16,19 @@ _USER_AND_PASSWORD = re.compile(r"\b(?P<kept>(?:wasbs?|abfss?|hdfs)://[^:/@\s]+@
 _MISTYPED = re.compile(r"[^\s:/@=]+:[^\s/]\S*@")
 # `sig` is Azure's; an ODBC connection string may be one value.
 _IN_QUERY = re.compile(
-    r"([?&;](?:[\w-]*(?:pass|pwd|token|secret|key|credential|signature|auth)[\w-]*|sig|odbc_connect)=)[^&;\s]*",
+    r"([?&;#](?:[\w-]*(?:pass|pwd|token|secret|key|credential|signature|auth)[\w-]*|sig|jwt|code|odbc_connect)=)[^&;\s]*",
     re.IGNORECASE,
+)
+# A header, as libraries quote it in their errors.
+_HEADER = re.compile(
+    r"(\b(?:Proxy-)?Authorization['\"]?\s*[:=]\s*['\"]?(?:(?:Basic|Bearer|Digest|Token)\s+)?)[^\s'\",;]+", re.I
 )
 # Shorter values occur in other words by accident; so do values below the second length inside a longer text.
 _SHORTEST, _SHORTEST_INSIDE = 6, 12
 
 
 def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return the text without users and passwords of URIs, passwords in queries, and values of secret variables.
+    """Return the text without users and passwords of URIs, secrets in queries and headers, and of variables' values.
 
     Args:
         text: the text to redact.
@@ -33,7 +38,7 @@ def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
         text = text.replace(secret, "***")
     text = _USER_AND_PASSWORD.sub(lambda match: match["kept"] or "", text)
     text = _MISTYPED.sub("", text)
-    return _IN_QUERY.sub(r"\1***", text)
+    return _HEADER.sub(r"\1***", _IN_QUERY.sub(r"\1***", text))
 
 
 def is_secret(name: str) -> bool:

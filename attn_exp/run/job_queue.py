@@ -15,6 +15,7 @@ from attn_exp.core.profile import FOLDER as PROFILES
 from attn_exp.core.profile import Profile
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, LOG_NAME, decode_record, read_record, write_record
+from attn_exp.core.redaction import redacted
 from attn_exp.core.request import REQUEST_NAME, Request
 from attn_exp.core.status import Status
 from attn_exp.run.worker_process import Isolation, Outcome
@@ -100,7 +101,7 @@ class JobQueue:
         if record is not None:
             _remove_old_profiles(outcome.folder / PROFILES, record)
             return _with_lost_profiles(record, outcome)
-        status, reason = status or "error", reason or "the worker ended the job without a record"
+        status, reason = status or "error", redacted(reason or "the worker ended the job without a record")
         if pending.before is not None:
             record = with_failed_profiles(
                 decode_record(pending.before, outcome.folder / FILE_NAME), pending.request, status, reason

@@ -131,6 +131,8 @@ class Worker:
         self.variables = tuple(variables)
         self._pending: deque[Path] = deque()
         self._sent = 0
+        # How many jobs the process has ended.
+        self._served = 0
         # The phase is `start`, `idle`, `job` or `profile`; time limits count from its beginning.
         self._phase = "start"
         self._since = 0.0
@@ -164,7 +166,7 @@ class Worker:
         )
         os.close(reply_fd)
         self._pidfd = os.pidfd_open(self._process.pid)
-        self._buffer, self._sent = b"", 0
+        self._buffer, self._sent, self._served = b"", 0, 0
         self._since, self._phase = time.monotonic(), "start"
         self._oom_kills = _oom_kills()
 
@@ -183,6 +185,10 @@ class Worker:
             self.start()
             self._send()
             line = self._reply()
+            if line is None and self._served and self._phase == "idle":
+                # It ended between two jobs, through what the last one left behind: the next one is not to blame.
+                self._kill()
+                continue
             if line is None:
                 return self._failed_outcome(folder)
             word, _, rest = line.partition(" ")
@@ -196,6 +202,7 @@ class Worker:
             if word in ("end", "poisoned") and rest == json.dumps(str(folder)):
                 self._pending.popleft()
                 self._sent -= 1
+                self._served += 1
                 if word == "poisoned" or not self.reuse:
                     self._kill()
                 return Outcome(folder)

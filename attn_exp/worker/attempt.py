@@ -17,6 +17,7 @@ from attn_exp.core.catalogue import about_backend
 from attn_exp.core.flops import CONVENTION
 from attn_exp.core.judged import Judged
 from attn_exp.core.record import CompileRecord, PassRecord, Record
+from attn_exp.core.redaction import redacted
 from attn_exp.core.request import Request
 from attn_exp.core.status import Status
 from attn_exp.worker.device import Machine
@@ -127,7 +128,8 @@ class Attempt:
         return Record(
             request=self.request,
             status=self.status,
-            reason=self.reason,
+            # An error may quote a variable that the worker was given.
+            reason=self.reason and redacted(self.reason),
             passes=self.passes,
             metrics=self.metrics if self.status == "ok" else {},
             flags=tuple(sorted(self.flags)),

@@ -15,6 +15,7 @@ import torch
 
 from attn_exp.core.catalogue import packages
 from attn_exp.core.cpu import allowed_cpus, cpu_name, governor, instruction_sets, numa_nodes, ranges
+from attn_exp.core.redaction import is_secret, redacted
 
 # Recorded if they are set. No other variable enters a record.
 _VARIABLES = re.compile(
@@ -44,7 +45,11 @@ def environment(device: str) -> dict[str, Any]:
         "numa_nodes": numa_nodes(cpus),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "versions": versions((*_PACKAGES, *packages())),
-        "variables": {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)},
+        "variables": {
+            name: redacted(value)
+            for name, value in sorted(os.environ.items())
+            if _VARIABLES.match(name) and not is_secret(name)
+        },
         "git_commit": git_commit(),
     }
     if device == "cuda":

@@ -1,0 +1,49 @@
+"""A worker process that ends at the wrong moment, or says what no worker says: whose job is charged with it."""
+
+from pathlib import Path
+
+import cli
+import pytest
+
+from attn_exp.run.worker_process import Outcome, Worker
+
+
+@pytest.fixture(autouse=True)
+def quitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attn_exp.run.worker_process.WORKER", "quitter")
+    monkeypatch.setenv("PYTHONPATH", cli.environment()["PYTHONPATH"])
+
+
+def outcomes(place: Path, *thens: str) -> list[Outcome]:
+    """Return the outcome of a job for each of `thens`, all queued at once."""
+    worker = Worker(reuse=True, timeout_s=30)
+    folders = []
+    for number, then in enumerate(thens):
+        folder = place / f"job\n{number}"
+        folder.mkdir()
+        (folder / "then").write_text(then)
+        folders.append(folder)
+        worker.submit(folder)
+    try:
+        ended = [worker.wait() for _ in folders]
+    finally:
+        worker.close()
+    assert [one.folder for one in ended] == folders
+    return ended
+
+
+def test_a_worker_that_dies_between_two_jobs_charges_neither(tmp_path: Path) -> None:
+    assert [one.status for one in outcomes(tmp_path, "exit", "", "exit", "exit", "")] == [None] * 5
+    done_by = [(tmp_path / f"job\n{number}" / "by").read_text() for number in range(5)]
+    assert done_by[0] != done_by[1] == done_by[2] != done_by[3] != done_by[4]
+
+
+def test_a_worker_that_dies_in_a_job_charges_that_one_also_behind_such_an_end(tmp_path: Path) -> None:
+    first, second, third = outcomes(tmp_path, "exit", "die", "")
+    assert (first.status, second.status, third.status) == (None, "crashed", None)
+    assert second.reason is not None
+    assert "exited with code 3" in second.reason
+
+
+def test_bytes_that_are_no_text_end_nothing(tmp_path: Path) -> None:
+    assert [one.status for one in outcomes(tmp_path, "bytes", "bytes", "")] == [None] * 3
