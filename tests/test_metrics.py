@@ -1,5 +1,6 @@
 import csv
 import io
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,12 +12,15 @@ from strategies import cases
 
 from attn_exp import compare
 from attn_exp.core.case import Case
+from attn_exp.core.errors import UserError
 from attn_exp.core.flops import compulsory_bytes, flops
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.judged import TensorError
 from attn_exp.core.limits import IMPLAUSIBLE_FACTOR, above_datasheet
 from attn_exp.core.metrics import METRICS, metric, metric_named, pass_metrics
 from attn_exp.core.record import PassRecord
+from attn_exp.core.window import Window
+from attn_exp.results.cell import cells_of, metric_of
 from attn_exp.results.result import result_of
 from attn_exp.results.table import csv_text
 from attn_exp.tracking.base import metrics as mlflow_metrics
@@ -159,3 +163,47 @@ def test_the_csv_has_every_metric_of_every_record():
     (row,) = csv.DictReader(io.StringIO(csv_text([result_of(record)])))
     assert record.metrics.keys() <= row.keys()
     assert (row["forward/error_d_up"], row["backward/time_p95_us"], row["forward/outliers"]) == ("0.001", "7", "")
+
+
+WINDOW = Window(source="nvml", call_share=0.9, clock_mhz=1700.0, power_w=600.0, power_error=0.02, energy_from="counter")
+
+
+def test_joules_and_tflops_per_watt_follow_from_the_mean_power():
+    found = metrics(make_timing((90.0, 100.0, 110.0)), measured=PassRecord(window=WINDOW, workspace_bytes=0))
+    assert found["forward/joules_per_call"] == pytest.approx(600 * 100e-6)
+    assert found["forward/tflops_per_watt"] == pytest.approx(FLOPS / (600 * 100e-6) / 1e12)
+    assert (found["forward/power_w"], found["forward/power_error"], found["forward/clock_mhz"]) == (600.0, 0.02, 1700.0)
+    assert found["forward/workspace_bytes"] == 0.0, "no workspace is known, not absent"
+
+
+@pytest.mark.parametrize(
+    ("window", "timer"), [(replace(WINDOW, call_share=0.4), "device"), (WINDOW, "dispatch"), (Window(), "device")]
+)
+def test_power_that_is_mostly_of_other_things_is_no_calls_energy(window, timer):
+    found = metrics(make_timing((100.0,), timer=timer), measured=PassRecord(window=window))
+    assert not {"forward/joules_per_call", "forward/tflops_per_watt"} & set(found)
+
+
+def test_joules_are_compared_with_the_uncertainty_of_time_and_power():
+    def half(word, **more):
+        values = {"time_us": 100.0, "time_low_us": 99.0, "time_high_us": 101.0, "rounds": 9.0, "joules_per_call": 0.06}
+        record = sweeps.job("flash", 100.0)
+        own = {f"forward/{name}": value for name, value in (values | {"power_w": 600.0} | more).items()}
+        results = [result_of(replace(record, metrics=record.metrics | own))]
+        return next(cell for cell in cells_of(results, metric_of(word, results)) if cell.direction == "forward").half
+
+    time_half = math.log(101 / 99) / 2
+    assert half("time_us") == pytest.approx(time_half)
+    assert half("joules", power_error=0.02) == pytest.approx(time_half + math.log(1.02))
+    assert half("power_w", power_error=0.02) == pytest.approx(math.log(1.02))
+    assert half("joules_per_call") is None
+
+
+def test_the_words_that_a_metric_begins_with_are_enough_if_only_one_does():
+    record = sweeps.job("flash", 100.0)
+    results = [result_of(replace(record, metrics=record.metrics | {"forward/joules_per_call": 0.06}))]
+    assert metric_of("joules", results).name == "joules_per_call"
+    assert str(metric_of("forward/joules_per", results)) == "forward/joules_per_call"
+    for ambiguous in ("time", "joule", ""):
+        with pytest.raises(UserError, match="there is no metric"):
+            metric_of(ambiguous, results)

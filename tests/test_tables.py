@@ -9,9 +9,10 @@ import sweeps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attn_exp.core.errors import UserError
 from attn_exp.core.text import apart, figures, fitted, grid, plain
 from attn_exp.results.result import result_of
-from attn_exp.results.table import csv_text, job_line, table
+from attn_exp.results.table import check_columns, csv_text, job_line, table
 from attn_exp.sweep.product import varied_keys
 
 texts = st.text(alphabet="abc .1230+-%<>[],", max_size=12).map(str.strip) | st.none()
@@ -89,3 +90,29 @@ def test_what_jobs_differ_in_is_known_by_the_choices():
 )
 def test_numbers_that_differ_print_differently(found, allowed, texts):
     assert apart(found, allowed) == texts
+
+
+def test_more_columns_are_in_the_table_when_they_are_asked_for():
+    records = [sweeps.job("flash", 100.0), sweeps.job("cudnn", 80.0), sweeps.failed(backend="math")]
+    powered = {"forward/joules_per_call": 0.0625, "forward/workspace_bytes": 4096.0, "forward/kernel_time_us": 95.5}
+    records[0] = replace(records[0], metrics=records[0].metrics | powered)
+    results = [result_of(record) for record in records]
+    assert "joules" not in table(results)
+    asked = ("joules_per_call", "workspace_bytes", "kernel_time_us")
+    text = table(results, columns=asked)
+    for words in ("joules per call", "workspace bytes", "kernel time us", "0.06250", "4096", "95.5"):
+        assert words in text, text
+    assert "no job has" not in text
+    assert "no job has power_w: attn-exp explain says why" in table(results, columns=("power_w",))
+
+
+@pytest.mark.parametrize("columns", [["joules"], "power", [7], [None]])
+def test_columns_that_are_no_metrics_are_refused(columns):
+    with pytest.raises(UserError, match=r"is no list of metrics: .*write columns=\[joules_per_call\]"):
+        check_columns(columns)
+    assert check_columns(["joules_per_call", "error_dq", "event_time_us"]) == (
+        "joules_per_call",
+        "error_dq",
+        "event_time_us",
+    )
+    assert check_columns([]) == ()

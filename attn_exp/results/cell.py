@@ -78,12 +78,17 @@ def passes_shown(results: Iterable[Result]) -> list[str]:
 def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
     """Return the metric that the user typed: `tflops`, or `backward/tflops` for one pass only.
 
+    The words that a name begins with are enough if no other name begins with them: `joules`.
+
     Raises:
         UserError: no result has it. The message suggests the nearest name.
     """
     direction, slash, name = word.rpartition("/")
-    metric = ChosenMetric(name, direction if slash else None)
     names = metric_names(results)
+    longer = [known for known in names if name and known.startswith(f"{name}_")]
+    if name not in names and len(longer) == 1:
+        name = longer[0]
+    metric = ChosenMetric(name, direction if slash else None)
     if name not in names or (slash and direction not in PASSES):
         if not names:
             raise UserError("no record is ok, so there is nothing to compare: see table.txt in the sweep's folder")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.case import NORMAL, case_columns
+from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import write_whole
 from attn_exp.core.flags import flag_marks, flag_notes
 from attn_exp.core.metrics import METRICS, metric_named
@@ -48,12 +49,29 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
     return f"{head}  {'  '.join(passes)}  {flag_marks(result.flags)}".rstrip()
 
 
-def table(results: Sequence[Result], width: int = WIDTH) -> str:
-    """Return the table of a sweep, `width` columns wide, with shared values above and explanations below."""
+def check_columns(columns: Any) -> tuple[str, ...]:
+    """Return the metrics that `columns=` asks for.
+
+    Raises:
+        UserError: it is no list of metrics.
+    """
+    names = columns if isinstance(columns, list) else [columns]
+    for name in names:
+        if not isinstance(name, str) or not metric_named(name).description:
+            advice = f"{nearest(str(name), METRICS)}write columns=[joules_per_call]; docs/metrics.md lists all"
+            raise UserError(f"columns={name} is no list of metrics: {advice}")
+    return tuple(names)
+
+
+def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] = ()) -> str:
+    """Return the table of a sweep, `width` columns wide, with shared values above and explanations below.
+
+    `columns` are more metrics to show.
+    """
     if not results:
         return "no records"
     passes = passes_shown(results)
-    rows = [_row(result, passes) for result in _ordered(results)]
+    rows = [_row(result, passes, columns) for result in _ordered(results)]
     shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
     if shared.get("inputs") == NORMAL:
         del shared["inputs"]
@@ -72,6 +90,9 @@ def table(results: Sequence[Result], width: int = WIDTH) -> str:
         "",
     ]
     lines.append(text)
+    known = {name.partition("/")[2] for result in results for name in result.metrics}
+    if empty := [name for name in columns if name not in known]:
+        lines.append(f"no job has {', '.join(empty)}: attn-exp explain says why")
     if left_out:
         names = ", ".join(" ".join(name.split()) for name in left_out)
         lines.append(f"omitted to fit the width: {names}; table.csv has these columns")
@@ -100,10 +121,10 @@ def csv_text(results: Sequence[Result]) -> str:
     return buffer.getvalue()
 
 
-def write_tables(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write `table.txt` and `table.csv` into a sweep's folder and return their paths."""
+def write_tables(results: Sequence[Result], folder: Path, columns: Sequence[str] = ()) -> list[Path]:
+    """Write `table.txt`, with more `columns`, and `table.csv` into a sweep's folder and return their paths."""
     text, comma = folder / "table.txt", folder / "table.csv"
-    write_whole(text, f"{table(results)}\n".encode())
+    write_whole(text, f"{table(results, columns=columns)}\n".encode())
     write_whole(comma, csv_text(results).encode())
     return [text, comma]
 
@@ -128,7 +149,7 @@ def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
     return sorted(names, key=lambda name: (order.get(metric_named(name).name, len(order)), name))
 
 
-def _row(result: Result, passes: Sequence[str]) -> dict[str, Any]:
+def _row(result: Result, passes: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"backend": result.label, "model": result.model}
     row |= {name: plain(getattr(result.case, name)) for name in case_columns()}
     way = result.measuring
@@ -147,8 +168,17 @@ def _row(result: Result, passes: Sequence[str]) -> dict[str, Any]:
             row[f"{short}\nerror"] = f"{max(errors):.1e}" if errors else ""
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}
+    for column in columns:
+        for side in passes:
+            value = result.metrics.get(f"{side}/{column}")
+            row[f"{SHORT[side]}\n{_head(column)}"] = "" if value is None else figures(value)
     row["marks"] = flag_marks(result.flags)
     return row
+
+
+def _head(column: str) -> str:
+    head = metric_named(column).head
+    return column.replace("_", " ") if "{" in head else head
 
 
 def _is_error(name: str, direction: str) -> bool:

@@ -22,7 +22,7 @@ from attn_exp.core.text import filled
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, user_path
-from attn_exp.results.table import table, write_tables
+from attn_exp.results.table import check_columns, table, write_tables
 from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_pages
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.gpus import visible_gpus
@@ -61,6 +61,7 @@ class Session:
         self._worker = worker
         self._run_folder = run_folder
         self._plots = True
+        self._columns: tuple[str, ...] = ()
         self._queue: JobQueue | None = None
 
     def request(self, config: DictConfig) -> Request:
@@ -138,6 +139,7 @@ class Session:
             options = resolved_config(config, self._arguments)
             if not isinstance(options["save_plots"], bool):
                 raise UserError(f"save_plots={options['save_plots']} is neither true nor false")
+            self._columns = check_columns(options["columns"])
             command = _command(self._arguments)
             self.context = open_context(options, command, self.progress.say, run_folder=self._run_folder)
             self._plots = options["save_plots"]
@@ -216,7 +218,7 @@ class Session:
         remove_litter([*hidden_files(folder), *Path(tempfile.gettempdir()).glob("attn_exp_*")])
         files = [folder / "command.txt"]
         try:
-            files += write_tables(results, folder)
+            files += write_tables(results, folder, self._columns)
         except OSError as error:
             say(f"table.txt and table.csv are not written: {error.strerror}")
         # Only now, when nothing is being measured; and not after an interrupt, which should end at once.
@@ -236,7 +238,7 @@ class Session:
             if self.progress.done or status == "FINISHED":
                 if rivals is not None and (answer := rivals.answer.lines(_RULES_SHOWN)):
                     say("\n".join(["", *map(filled, answer)]))
-                say(f"\n{table(results)}")
+                say(f"\n{table(results, columns=self._columns)}")
             for line in self.impossible:
                 say(f"left out, impossible: {line}")
         for broken in sweep.broken:
