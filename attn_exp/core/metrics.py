@@ -367,7 +367,7 @@ def clock_mhz(timed: TimedPass) -> Value:
 
 @metric("byte")
 def peak_memory_bytes(timed: TimedPass) -> Value:
-    """[Memory of the call](measuring.md#memory) at its peak in PyTorch's allocator."""
+    """[Memory of the call](measuring.md#memory) at its peak in PyTorch's allocator; GPU only."""
     return timed.measured.peak_memory_bytes
 
 

@@ -17,6 +17,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.roofline import Roof, roof_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, grid, half_text
+from attn_exp.explain.conditions import condition_lines
 from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
@@ -186,6 +187,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
         parts += [["Timers that disagree", *job.second_opinions]] if job.second_opinions else []
+    parts += [["While it was timed", *lines] for lines in [condition_lines(record)] if lines]
     parts += [["What was judged", *lines] for lines in [judged_lines(record)] if lines]
     parts += [["What ran", *tables] for tables in [kernel_tables(record)] if tables]
     if record.status == "ok":

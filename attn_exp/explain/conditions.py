@@ -1,0 +1,127 @@
+"""What the machine did while a job was timed, its memory, and those facts of its setting that matter for this job."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_exp.core.record import PassRecord, Record
+from attn_exp.core.text import SHORT, figures
+from attn_exp.core.window import Window
+
+# Rounds that depend on each other so much that a reader should know.
+_FEW_EFFECTIVE = 0.5
+# A power cap takes 0.2 s to act (docs/evidence.md): a shorter load after a rest is not sustained.
+_SHORT_LOAD_S, _LONG_REST_S = 0.2, 1.0
+_LOWER_MEMORY_CLOCK = 0.98
+_MIB = 1 << 20
+
+
+def condition_lines(record: Record) -> list[str]:
+    """Return a line on each pass's window and memory, and one on each setting that matters here."""
+    lines = []
+    for direction, measured in record.passes.items():
+        if not measured.timings:
+            continue
+        name = SHORT.get(direction, direction)
+        several = (_window(record, direction, measured), _memory(measured), _rounds(record, direction), _load(measured))
+        lines += [f"{name}: {line}" for line in several if line]
+    environment = record.environment
+    settings = _gpu(record, environment) if record.request.device == "cuda" else _cpu(environment)
+    return [*lines, *settings]
+
+
+def _window(record: Record, direction: str, measured: PassRecord) -> str:
+    """`clock 1,695 MHz (1,650 to 1,980), memory 3,201 MHz, 61 C, 643 W (+-1.2 %), 0.172 J a call, 1.2 TFLOPS/W`."""
+    window = measured.window
+    if window is None:
+        return ""
+    parts = [_clock(window)]
+    parts.append(f"memory {window.memory_clock_mhz:,.0f} MHz" if window.memory_clock_mhz else "")
+    parts.append(f"{window.temperature_c:.0f} C" if window.temperature_c is not None else "")
+    if window.power_w is not None:
+        error = f" (+-{100 * window.power_error:.1f} %)" if window.power_error is not None else ""
+        parts.append(f"{figures(window.power_w)} W{error} {window.energy_from}")
+    for metric, unit in (("joules_per_call", "J a call"), ("tflops_per_watt", "TFLOPS/W")):
+        value = record.metrics.get(f"{direction}/{metric}")
+        parts.append(f"{figures(value)} {unit}" if value is not None else "")
+    if window.power_w is not None and f"{direction}/joules_per_call" not in record.metrics:
+        parts.append(f"no energy of a call, since calls took {100 * window.call_share:.0f} % of that time")
+    parts += [f"{reason} in {100 * share:.0f} % of readings" for reason, share in window.reasons.items()]
+    return ", ".join(filter(None, [*parts, window.note]))
+
+
+def _clock(window: Window) -> str:
+    if window.clock_mhz is None or window.clock_low_mhz is None or window.clock_high_mhz is None:
+        return ""
+    low, high = round(window.clock_low_mhz), round(window.clock_high_mhz)
+    between = f" ({low:,} to {high:,})" if low != high else ""
+    return f"clock {window.clock_mhz:,.0f} MHz{between}"
+
+
+def _memory(measured: PassRecord) -> str:
+    known = (
+        (measured.peak_memory_bytes, "memory of the call"),
+        (measured.workspace_bytes, "of it workspace" if measured.peak_memory_bytes is not None else "workspace"),
+        (measured.outside_memory_bytes or None, "outside of PyTorch's allocator"),
+    )
+    return ", ".join(f"{size / _MIB:,.1f} MiB {what}" for size, what in known if size is not None)
+
+
+def _rounds(record: Record, direction: str) -> str:
+    rounds, effective, alike = (
+        record.metrics.get(f"{direction}/{name}") for name in ("rounds", "effective_rounds", "round_autocorrelation")
+    )
+    if not rounds or effective is None or alike is None or effective >= _FEW_EFFECTIVE * rounds:
+        return ""
+    return f"{rounds:.0f} rounds say as much as {effective:.1f} independent ones (autocorrelation {alike:.2f})"
+
+
+def _load(measured: PassRecord) -> str:
+    load_s = measured.timings[0].notes.get("load_s")
+    if measured.rest_s is None or load_s is None or measured.timings[0].timer == "cpu":
+        return ""
+    if load_s >= _SHORT_LOAD_S or measured.rest_s <= _LONG_REST_S:
+        return ""
+    return f"{load_s:.2f} s of load after {measured.rest_s:.1f} s without, too short for a power cap to act"
+
+
+def _gpu(record: Record, facts: Mapping[str, Any]) -> list[str]:
+    dtype, lines = record.request.case.dtype, []
+    if facts.get("ecc") is False:
+        lines.append("the GPU's memory corrects no errors (ECC is off)")
+    clocks = [one.window.memory_clock_mhz for one in record.passes.values() if one.window is not None]
+    known, highest = [clock for clock in clocks if clock is not None], facts.get("max_memory_clock_mhz")
+    if known and highest and min(known) < _LOWER_MEMORY_CLOCK * highest:
+        lines.append(f"the memory's clock was {min(known):,.0f} MHz of {highest:,.0f}")
+    if dtype == "float32" and facts.get("matmul_tf32"):
+        lines.append("PyTorch multiplies float32 matrices in TF32")
+    for name, short in (("bfloat16", "bf16"), ("float16", "fp16")):
+        if dtype == name and facts.get(f"{short}_reduced_precision_reduction") is False:
+            lines.append(f"PyTorch's {name} products add in float32 only, which is not its default")
+    near, nodes = facts.get("gpu_numa_node"), facts.get("numa_nodes")
+    if near is not None and nodes is not None and near not in _numbers(nodes):
+        lines.append(f"the worker ran on memory node {nodes}, and the GPU is attached to node {near}")
+    return lines
+
+
+def _cpu(facts: Mapping[str, Any]) -> list[str]:
+    lines, governor, nodes = [], facts.get("cpu_governor"), facts.get("numa_nodes")
+    if governor not in (None, "performance"):
+        lines.append(f"the processor's governor was {governor}, which may change its clock")
+    cpus, threads = _numbers(facts.get("cpu_affinity", "")), facts.get("cpu_threads", 0)
+    if cpus and threads > len(cpus):
+        lines.append(f"{threads} threads shared the processors {facts['cpu_affinity']}")
+    if nodes is not None and len(_numbers(nodes)) > 1:
+        lines.append(f"the threads could run on several memory nodes, {nodes}")
+    chosen = str(facts.get("cpu_capability", ""))
+    if chosen in ("DEFAULT", "AVX2") and "avx512f" in str(facts.get("cpu_instruction_sets", "")).split():
+        lines.append(f"PyTorch used {chosen}, and the processor has AVX512")
+    return lines
+
+
+def _numbers(ranges: str) -> list[int]:
+    """Return the numbers of a text such as `0-3,8`."""
+    numbers: list[int] = []
+    for part in filter(None, ranges.split(",")):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
