@@ -37,7 +37,8 @@ def doubt_about(cell: Cell, metric: ChosenMetric) -> str:
 
     Only values that a clock measured are in doubt: a busy machine changes no error and no memory.
     """
-    if cell.value is None or not (metric.kind.follows_clock or metric.kind.has_time_interval):
+    kind = metric.kind
+    if cell.value is None or not (kind.follows_clock or kind.has_time_interval or kind.of_power):
         return ""
     flags = [flag for flag in (*sorted(INTERFERENCE), "unstable") if flag in cell.flags]
     wide = cell.half_width is not None and cell.half_width >= LARGE
