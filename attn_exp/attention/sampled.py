@@ -68,7 +68,7 @@ def _of_queries(
         scores = (queries[part].float().flatten(1, 2) @ keys.mT).mul_(case.head_dim**-0.5)
         largest += scores.aminmax()
         bounds = (bound[part].flatten(1).to(device) for bound in (first, last))
-        scores, slope = _capped_and_hidden(case, scores, None, *bounds)
+        scores, slope = _capped_and_hidden(case, scores, *bounds)
         weights = torch.softmax(scores, dim=-1)
         if case.keyless:
             # A row of minus infinities has no softmax.
@@ -88,7 +88,7 @@ def _of_keys(case: Case, inputs: Inputs, drawn: Places) -> tuple[torch.Tensor, t
     device = inputs.q_bhsd.device
     queries, d_out = (_grouped(case, tensor.detach())[drawn.heads] for tensor in (inputs.q_bhsd, inputs.d_out_bhsd))
     k, v = (tensor.detach().flatten(0, 1)[drawn.heads] for tensor in (inputs.k_bhsd, inputs.v_bhsd))
-    own_keys, own_values = (drawn.of(tensor).squeeze(0).float() for tensor in (inputs.k_bhsd, inputs.v_bhsd))
+    own_values = drawn.of(inputs.v_bhsd).squeeze(0).float()
     dk, dv = (torch.zeros(*drawn.rows.shape, dim, device=device) for dim in (case.head_dim, case.value_dim))
     group, at = queries.shape[1], drawn.rows.cpu()
     first, last = seen_keys(case, torch.arange(case.q_len))
@@ -98,31 +98,33 @@ def _of_keys(case: Case, inputs: Inputs, drawn: Places) -> tuple[torch.Tensor, t
         own = heads, slice(0, int((at[heads] < seen.stop).sum(-1).max()))
         q = queries[heads, :, rows].float().flatten(1, 2) * case.head_dim**-0.5
         bounds = tuple(bound[rows].to(device).repeat(group)[None] for bound in (first, last))
-        scores = _capped_and_hidden(case, q @ k[heads, seen].float().mT, None, *bounds)[0]
+        scores, slope = _capped_and_hidden(case, q @ k[heads, seen].float().mT, *bounds)
         weights = torch.softmax(scores, dim=-1)
-        # The largest weight is exp(largest score - log-sum-exp). A query that sees no key gives every key no weight.
-        lse = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
         if case.keyless:
-            weights, lse = weights.nan_to_num_(0.0), lse.nan_to_num_(float("inf"))
+            # A query that sees no key gives every key no weight.
+            weights.nan_to_num_(0.0)
         result = weights @ v[heads, seen].float()
         d_result = d_out[heads, :, rows].float().flatten(1, 2)
-        scores, slope = _capped_and_hidden(case, q @ own_keys[own].mT, drawn.rows[own], *bounds)
-        weights = scores.sub_(lse).exp_()
+        columns = drawn.rows[own].clamp(max=seen.stop - 1).unsqueeze(1).expand(-1, q.shape[1], -1)
+        weights = weights.gather(-1, columns)
+        # Keys beyond the last that these rows see, of heads that have fewer before it than others.
+        weights.masked_fill_((drawn.rows[own] >= seen.stop).unsqueeze(1), 0.0)
         dv[own] += weights.mT @ d_result
+        slope = slope if slope is None else slope.gather(-1, columns)
         dk[own] += _d_scores(d_result, result, own_values[own], weights, slope).mT @ q
     return dk.unsqueeze(0), dv.unsqueeze(0)
 
 
 def _capped_and_hidden(
-    case: Case, scores: torch.Tensor, keys: torch.Tensor | None, first: torch.Tensor, last: torch.Tensor
+    case: Case, scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return scores (heads, rows, n) after softcap and mask, overwriting them, and the softcap's slope.
+    """Return scores (heads, rows, n) of the first n keys after softcap and mask, and the softcap's slope.
 
-    `keys` (heads, n) are theirs, None for the first n. Each row sees those from `first` to `last` (heads or 1, rows).
+    They are overwritten. Each row sees the keys from `first` to `last` (heads or 1, rows).
     """
     scores, slope = capped(case, scores)
     if masked(case):
-        key = torch.arange(scores.shape[-1], device=scores.device) if keys is None else keys.unsqueeze(1)
+        key = torch.arange(scores.shape[-1], device=scores.device)
         hidden = key > last[..., None]
         if case.window is not None or case.lengths is not None:
             hidden |= key < first[..., None]

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attn_exp.attention.alike import Alike, alike_inputs
+from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.case import E4M3, Case
+from attn_exp.core.case import E4M3, NORMAL, Case
 from attn_exp.core.flags import host_reading
 from attn_exp.core.nvml import GpuState
 from attn_exp.core.request import Request
@@ -73,6 +74,7 @@ class Machine:
         ceilings: by dtype.
         canaries: microseconds of fixed work, measured once.
         expected: the last case's reference, and what it belongs to.
+        tolerances: of cases with normal inputs and one row of the batch, with or without gradients.
         values: the same on other values by their kind, with the seed of these and the row of the batch.
         loaded: whether the GPU has been under load.
         settings: PyTorch's settings before any backend was loaded.
@@ -88,6 +90,7 @@ class Machine:
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
     canaries: dict[str, float] = field(default_factory=dict)
     expected: tuple[Any, Expected] | None = None
+    tolerances: dict[tuple[Case, bool], dict[str, Tolerance]] = field(default_factory=dict)
     values: dict[str, tuple[Any, int, int, Expected]] = field(default_factory=dict)
     loaded: bool = False
     settings: Settings = field(default_factory=Settings.now)
@@ -155,8 +158,16 @@ class Machine:
         key = (request.case, request.measuring.seed, request.measuring.inputs, with_gradients)
         if self.expected is None or self.expected[0] != key:
             self.expected = None
+            case = request.case
+            # Tolerances are measured on one row of the batch; how many there are does not matter. Those of hard values
+            # differ from draw to draw.
+            shared = replace(case, batch=1), with_gradients
+            normal = case.workload is None and request.measuring.inputs == NORMAL
+            known = self.tolerances.get(shared) if normal else None
             with self.settings.again():
-                made = workload_of(request.case).expected(request.case, inputs, with_gradients=with_gradients)
+                made = workload_of(case).expected(case, inputs, with_gradients=with_gradients, tolerances=known)
+            if normal:
+                self.tolerances[shared] = made.tolerances
             self.expected = key, made
         return self.expected[1]
 

@@ -40,8 +40,13 @@ class Judgements:
     calls: Calls
     judge: Judge
 
-    def first(self, inputs: Any, results: Results) -> tuple[dict[str, dict[str, TensorError]], str | None]:
+    def first(self, inputs: Any, seeded: Any, results: Results) -> tuple[dict[str, dict[str, TensorError]], str | None]:
         """Compare the first calls' results, on the inputs of the seed.
+
+        Args:
+            inputs: what the backend was given.
+            seeded: the same, drawn anew.
+            results: of the first call of each pass, by name.
 
         Returns:
             The errors by pass and tensor, and what is wrong or None.
@@ -49,7 +54,7 @@ class Judgements:
         Raises:
             Stopped: the tensors that the backend says its calls read have other numbers.
         """
-        other = self.judge.fresh.written(self._seeded())
+        other = self.judge.fresh.written(seeded)
         if other:
             raise Stopped("inaccurate", f"{other} of the inputs that the calls read does not have the numbers given")
         expected = self.machine.expected_for(self.attempt.request, inputs, with_gradients=self.attempt.with_gradients)
@@ -60,8 +65,8 @@ class Judgements:
             errors[pass_of(name)][name] = error
         return errors, made.wrong
 
-    def hard(self) -> None:
-        """Call each pass once on hard values, untimed, and compare; the inputs are then those of the seed again.
+    def hard(self, seeded: Any) -> None:
+        """Call each pass once on hard values, untimed, and compare; the inputs are then `seeded` again.
 
         Values that are a block's inputs reach its attention only through projections: that is judged alone.
 
@@ -72,7 +77,7 @@ class Judgements:
             judge_attention_alone(self.attempt, self.machine)
             return
         request = self.attempt.request
-        OtherValues(self.attempt, self.machine, request, self.calls, self.judge, self._seeded()).compare(HARD)
+        OtherValues(self.attempt, self.machine, request, self.calls, self.judge, seeded).compare(HARD)
 
     def timed(self) -> None:
         """Compare the drawn and the last call of each pass with one reference of their inputs.
@@ -82,7 +87,7 @@ class Judgements:
         """
         request = self.attempt.request
         with self.attempt.stage("accuracy"), self.machine.settings.again():
-            seeded = self._seeded()
+            seeded = self.seeded()
             written = self.judge.fresh.written(seeded)
             if written:
                 raise Stopped("inaccurate", f"the backend wrote into its input {written}")
@@ -161,7 +166,8 @@ class Judgements:
     def _described(self) -> str:
         return distribution(self.attempt.request.case, self.attempt.request.measuring.inputs)
 
-    def _seeded(self) -> Any:
+    def seeded(self) -> Any:
+        """Return the inputs of the seed, drawn anew."""
         request = self.attempt.request
         return self.workload.make_inputs(
             request.case,

@@ -117,7 +117,8 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         runs, results, first_s = _first_calls(attempt, calls, judge, device, prepared_s)
         guard.check("while the backend was prepared and called for the first time")
         with attempt.stage("accuracy"), machine.settings.again(), ledger.others():
-            errors, wrong = judgements.first(inputs, results)
+            seeded = judgements.seeded()
+            errors, wrong = judgements.first(inputs, seeded, results)
         del results
         attempt.compiled, attempt.notes = compile_record(), calls.notes
     work = workload.work(case)
@@ -132,7 +133,8 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     if wrong:
         raise Stopped("inaccurate", wrong)
     with calls.scope(), ledger.others():
-        judgements.hard()
+        judgements.hard(seeded)
+        del seeded
     # With what the first forward saved: `begin` makes another backward.
     runs.pop("backward", None)
     memory = ledger.own(inputs.d_out)
