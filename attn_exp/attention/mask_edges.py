@@ -96,16 +96,19 @@ def _blocks(sample: EdgeSample) -> list[_Block]:
 def _sums(
     sample: EdgeSample, block: _Block, per_key: torch.Tensor, of: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weight (heads, rows, counts) of so many keys of a block, and the sum of per_key x of over them."""
+    """Return the weight (heads, rows, counts) of so many keys of a block, and the sum of per_key x of over them.
+
+    The direction of a movement is known well enough in float32: `of` is.
+    """
     device = per_key.device
     keys, exist = block.keys.clamp(0, per_key.shape[-1] - 1), block.exist.to(device)
     same = bool((keys == keys[:1]).all())
     keys = keys.to(device)
     weight, factor = (one.gather(-1, keys.expand(len(of), -1, -1)) * exist for one in (sample.weights, per_key))
     within = torch.arange(max(_COUNTS), device=device) < torch.tensor(_COUNTS, device=device)[:, None]
-    factors = factor.unsqueeze(-2) * within
+    factors = factor.to(of.dtype).unsqueeze(-2) * within
     total = (factors.flatten(1, 2) @ of[:, keys[0]]).unflatten(1, factors.shape[1:3]) if same else factors @ of[:, keys]
-    return weight @ within.to(weight.dtype).T, total
+    return weight @ within.to(weight.dtype).T, total.double()
 
 
 def _named(blocks: list[_Block], start: str = "") -> list[str]:
@@ -114,9 +117,9 @@ def _named(blocks: list[_Block], start: str = "") -> list[str]:
 
 
 def _moves_of_out(sample: EdgeSample, blocks: list[_Block]) -> _Moves:
-    moves, concerned = [], []
+    moves, concerned, values = [], [], sample.values.float()
     for block in blocks:
-        weight, total = _sums(sample, block, sample.weights, sample.values)
+        weight, total = _sums(sample, block, sample.weights, values)
         # Leaving out keys of weight p moves the output by -p / (1 - p) of (v - out); adding keys of weight w by w / (1
         # + w).
         sign = -1 / (1 - weight) if block.seen else 1 / (1 + weight)
@@ -126,9 +129,9 @@ def _moves_of_out(sample: EdgeSample, blocks: list[_Block]) -> _Moves:
 
 
 def _moves_of_dq(sample: EdgeSample, gradient: Gradient, blocks: list[_Block]) -> _Moves:
-    moves, concerned = [], []
+    moves, concerned, keys = [], [], gradient.keys.float()
     for block in blocks:
-        weight, total = _sums(sample, block, gradient.d_scores, gradient.keys)
+        weight, total = _sums(sample, block, gradient.d_scores, keys)
         moves.append(-total if block.seen else total)
         concerned.append((weight > 0) & (weight < _HEAVIEST))
     return _Moves(_named(blocks, "in the backward "), torch.cat(moves, -2), torch.cat(concerned, -1))
