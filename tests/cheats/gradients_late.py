@@ -63,7 +63,7 @@ class _WithoutSlope(torch.autograd.Function):
 
 
 class _Racing(Plain):
-    """Errs in one head, another one each time, in nine of ten calls after the first few."""
+    """Errs in one head, another one each time, in all calls but the first two, which are judged before the timing."""
 
     calls = 0
 
@@ -71,14 +71,14 @@ class _Racing(Plain):
         """Return the head in which this call errs, if it does."""
         self.calls += 1
         dice = random.SystemRandom()
-        if self.calls < 5 or dice.random() < 0.1:
+        if self.calls <= 2:
             return None
         return dice.randrange(self.case.batch), dice.randrange(self.case.q_heads)
 
 
 @cheat("parts", "inaccurate", r"\bout\b", passes=FORWARD)
 class RaceOfTwoPartsOfTheKeys(_Racing):
-    """Loses the last quarter of the keys in one head, another one each time, in nine of ten calls."""
+    """Loses the last quarter of the keys in one head, another one each time, after the first two calls."""
 
     def forward(self, run: Run) -> Any:
         out, head = run(), self.head()
@@ -91,7 +91,7 @@ class RaceOfTwoPartsOfTheKeys(_Racing):
 
 @cheat("gradients", "inaccurate", r"\bdkT? ")
 class RaceOfTwoGradients(_Racing):
-    """Loses dk of one head, another one each time, in nine of ten calls."""
+    """Loses dk of one head, another one each time, after the first two calls."""
 
     def backward(self, run: Run) -> Any:
         (dq, dk, dv), head = run(), self.head()
