@@ -1,9 +1,14 @@
-"""bench/startup.py: that it times what runs, and says what does not."""
+"""What a start costs: bench/startup.py times what runs, a terminal hears at once, a worker imports what it needs."""
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import cli
+
+from attn_exp.commands.run import main, show_starting
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,3 +28,58 @@ def test_a_command_is_timed_and_one_that_is_not_there_is_named(tmp_path):
     assert len(here["wall_s"]) == len(here["cpu_s"]) == 2 and min(here["wall_s"] + here["cpu_s"]) > 0
     assert (nowhere["exit_code"], nowhere["wall_s"]) == (1, [])
     assert "exit code 1" in done.stdout
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_hears_at_once_that_something_starts_and_a_file_does_not():
+    terminal, file = Terminal(), io.StringIO()
+    show_starting(terminal)
+    show_starting(file)
+    # The next line is written over it: whatever it says is longer.
+    assert (terminal.getvalue(), file.getvalue()) == ("      starting\r", "")
+
+
+def test_the_first_line_on_a_terminal_comes_before_anything_is_composed(monkeypatch):
+    said = []
+    monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: said.append("worker"))
+    monkeypatch.setattr("attn_exp.commands.run.show_starting", lambda stream: said.append(stream))
+    monkeypatch.setattr("attn_exp.commands.run._measure", lambda arguments, session: said.append("composed") or 0)
+    assert main(["device=cpu"]) == 0
+    assert said == ["worker", sys.stderr, "composed"]
+
+
+IMPORTED = """
+import sys
+import attn_exp.worker.measure
+unused = {"triton", "torch.utils.flop_counter", "matplotlib", "mlflow", "hydra"}
+print(sorted(name for name in unused & set(sys.modules)))
+"""
+
+
+def test_a_worker_imports_nothing_that_it_may_not_need():
+    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+DRAWS = """
+import sys
+from attn_exp.run.closing import import_plots
+import_plots()
+before = set(sys.modules)
+from attn_exp.plots.style import new_figure
+new_figure(2.0, 2.0).savefig("a.svg")
+print(sorted(name for name in set(sys.modules) - before if name.startswith(("matplotlib", "numpy"))))
+"""
+
+
+def test_what_draws_plots_can_be_imported_while_jobs_are_measured(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", DRAWS], capture_output=True, text=True, cwd=tmp_path, env=cli.environment()
+    )
+    assert done.returncode == 0, done.stderr
+    # Nothing large is left for the sweep's end.
+    assert len(json.loads(done.stdout.replace("'", '"'))) <= 12, done.stdout

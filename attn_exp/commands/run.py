@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from attn_exp.config.overrides import overridden, renamed
 from attn_exp.core.errors import UserError
@@ -41,6 +41,7 @@ def _run(arguments: list[str]) -> int:
     worker = Worker(reuse=True, timeout_s=None)
     if not overridden(arguments, *_NO_JOBS, "dry_run", *_WORKER_KEYS):
         start_ahead(worker)
+        show_starting(sys.stderr)
     from attn_exp.commands.worker import run_here
     from attn_exp.run.session import Session
     from attn_exp.tracking.base import EndStatus
@@ -61,6 +62,13 @@ def _run(arguments: list[str]) -> int:
 def start_ahead(worker: Worker) -> None:
     """Start the worker before anything else is imported here: it has seconds of imports to do."""
     worker.start()
+
+
+def show_starting(stream: TextIO) -> None:
+    """Say on a terminal that something happens, on a line that the next one is written over."""
+    if stream.isatty():
+        stream.write("      starting\r")
+        stream.flush()
 
 
 def _measure(arguments: list[str], session: "Session") -> int:

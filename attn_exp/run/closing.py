@@ -3,6 +3,8 @@
 Nothing that fails here may cost the records and tables, which the sweep was run for: failures are reported.
 """
 
+import contextlib
+import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +22,22 @@ FOLDER = "plots"
 # No further plot is started after so long: nobody should have to wait for plots that they did not ask for.
 LIMIT_S = 2.5
 # A single job needs no plot, and is no rival.
-_FEWEST = 2
+FEWEST = 2
 _LONGEST = 300
+# matplotlib's modules that draw, which attn_exp.plots imports when it needs them.
+_DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
+
+
+def import_plots() -> None:
+    """Import what draws the plots at a sweep's end; where it is missing, the end says so."""
+    with contextlib.suppress(ImportError):
+        for name in ("attn_exp.plots.all", "attn_exp.plots.curves", *_DRAWING):
+            importlib.import_module(name)
 
 
 def ranked_rivals(sweep: Sweep, say: Callable[[str], None]) -> "Rivals | None":
     """Return a sweep's backends, ranked; None if there is nothing to rank."""
-    if sum(result.status == "ok" for result in sweep.results) < _FEWEST:
+    if sum(result.status == "ok" for result in sweep.results) < FEWEST:
         return None
     try:
         from attn_exp.compare.answer import compare_read

@@ -4,6 +4,7 @@ import contextlib
 import math
 import shlex
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, user_path
 from attn_exp.results.table import check_columns, table, write_tables
-from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_pages
+from attn_exp.run.closing import FEWEST, import_plots, plots_and_curves, ranked_rivals, write_pages
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.gpus import visible_gpus
 from attn_exp.run.job_queue import JobQueue
@@ -161,6 +162,9 @@ class Session:
         context = self.open(config)
         isolation = context.start(request.device, self.gpus, worker=self._worker, run_folder=self._run_folder)
         self._queue = JobQueue(isolation, context.folder, context.gpu_uuid)
+        if self._plots and request.device == "cuda" and self.progress.total >= FEWEST:
+            # While the worker imports torch and opens the device. Nothing of ours runs beside a measurement of the CPU.
+            threading.Thread(target=import_plots, daemon=True).start()
         return self._queue
 
     def _await(self, queue: JobQueue, ahead: int) -> Record | None:

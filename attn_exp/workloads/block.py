@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from attn_exp.attention.autograd import Attention, autograd_backward
 from attn_exp.attention.error_parts import Tolerance
@@ -95,6 +94,9 @@ class BlockWorkload:
         operands, weights and the output once. Backward also reads the output's gradient and writes all others, and a
         step does both.
         """
+        # It imports Triton, which nothing else needs on a CPU.
+        from torch.utils.flop_counter import FlopCounterMode
+
         meta = torch.device("meta")
         block = self._built(case, meta)
         dtype: torch.dtype = getattr(torch, case.dtype)
