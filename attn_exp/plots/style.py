@@ -117,7 +117,8 @@ def finish(
     engine.set(rect=(0, below / height, 1, 1 - below / height))  # type: ignore[call-arg]
     # Laid out once; otherwise each file would repeat it.
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    # Not "none", which leaves a placeholder for which each file would be drawn once more.
+    figure.set_layout_engine(None)
     return Chart(name, title, caption, figure)
 
 
