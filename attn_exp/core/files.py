@@ -52,7 +52,7 @@ def read_whole(path: Path) -> bytes:
 
 
 def unlinked(path: Path) -> Path:
-    """Return the path of a folder to write into. Raises OSError if it is a link, which may lead anywhere."""
+    """Return a path to write to. Raises OSError if it is a link, which may lead anywhere."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a link, and nothing is written through one", str(path))
     return path

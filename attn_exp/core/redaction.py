@@ -21,7 +21,7 @@ _IN_QUERY = re.compile(
 )
 # A header, as libraries quote it in their errors.
 _HEADER = re.compile(
-    r"(\b(?:Proxy-)?Authorization['\"]?\s*[:=]\s*['\"]?(?:(?:Basic|Bearer|Digest|Token)\s+)?)[^\s'\",;]+", re.I
+    r"(\b(?:Proxy-)?Authorization['\"]?\s*[:=]\s*['\"]?(?:(?:Basic|Bearer|Digest|Token)\s+)?)[^\s'\",;]+", re.IGNORECASE
 )
 # Shorter values occur in other words by accident; so do values below the second length inside a longer text.
 _SHORTEST, _SHORTEST_INSIDE = 6, 12

@@ -3,20 +3,26 @@
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+from filelock import FileLock, Timeout
 
 from attn_exp.config.compose import isolation_options
 from attn_exp.config.request import resolve_device
 from attn_exp.core.errors import UserError
-from attn_exp.core.files import write_whole
+from attn_exp.core.files import unlinked, write_whole
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.torch_version import installed_note
 from attn_exp.run.gpus import Lease, lease
 from attn_exp.run.worker_process import Isolation, RunFolder, Worker, make_isolation
 from attn_exp.tracking import make_tracker
 from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker
+
+LOCK_NAME = ".sweep.lock"
+# A command that was interrupted may still be storing what it has.
+_END_S = 3.0
 
 
 class SweepContext:
@@ -28,14 +34,22 @@ class SweepContext:
         tracker: opened already.
         options: the resolved configuration of its first job.
         say: prints a line.
+        alone: closed at the end, when another command may run the sweep.
     """
 
     def __init__(
-        self, name: str, folder: Path, tracker: Tracker, options: Mapping[str, Any], say: Callable[[str], None]
+        self,
+        name: str,
+        folder: Path,
+        tracker: Tracker,
+        options: Mapping[str, Any],
+        say: Callable[[str], None],
+        alone: contextlib.ExitStack | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
         self.tracker = tracker
+        self.alone = alone or contextlib.ExitStack()
         self._options = options
         self._say = say
         self._isolation: Isolation | None = None
@@ -84,6 +98,7 @@ class SweepContext:
         """Stop, and end the tracker's run at once, so that it does not look as if it were still running."""
         self.stop()
         self.tracker.close(status, [], timeout_s=1.0)
+        self.alone.close()
 
 
 def open_context(
@@ -103,7 +118,8 @@ def open_context(
         run_folder: as for `SweepContext.start`.
 
     Raises:
-        UserError: the isolation or the tracker does not exist, or the folder or the store cannot be written.
+        UserError: the isolation or the tracker does not exist, the folder or the store cannot be written, or another
+            command is running the sweep.
     """
     make_isolation(isolation_options(options), run_folder)
     tracker = make_tracker(options["tracker"])
@@ -111,20 +127,43 @@ def open_context(
         raise UserError("folder= is empty: leave it out, or name one")
     folder = Path(options["folder"]).resolve()
     made = [path for path in (folder, *folder.parents) if not path.exists()]
+    alone = contextlib.ExitStack()
     try:
         folder.mkdir(parents=True, exist_ok=kind == "sweep")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if kind == "sweep":
+            alone.enter_context(_alone(folder, options["sweep"]))
         warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command, kind=kind))
         write_whole(folder / "command.txt", f"{command}\n".encode())
     except OSError as error:
+        alone.close()
         tracker.close("FAILED", [], timeout_s=1.0)
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
     except UserError:
+        alone.close()
         with contextlib.suppress(OSError):
+            if made:
+                (folder / LOCK_NAME).unlink(missing_ok=True)
             for path in made:
                 path.rmdir()
         raise
     for line in filter(None, (warning, installed_note())):
         say(line)
-    return SweepContext(options["sweep"], folder, tracker, options, say)
+    return SweepContext(options["sweep"], folder, tracker, options, say, alone)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, sweep: str) -> Iterator[None]:
+    """Hold a sweep's folder against other commands of this machine; the system lets go of it when the process ends."""
+    lock = FileLock(unlinked(folder / LOCK_NAME), timeout=_END_S)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(f"another command is running sweep={sweep}: wait for it, or choose another name") from error
+    except NotImplementedError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        lock.release()

@@ -133,6 +133,8 @@ class Session:
             # Queued records are still stored, and no run is left RUNNING.
             self.context.tracker.close("FAILED", [])
             raise
+        finally:
+            self.context.alone.close()
 
     def open(self, config: DictConfig) -> SweepContext:
         """Return the context, which the first call opens. Raises UserError for mistakes, before any work."""

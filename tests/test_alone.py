@@ -1,0 +1,81 @@
+"""One command at a time runs a sweep: another one is refused in a sentence, and a dead one's hold is over."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cli
+import pytest
+
+from attn_exp.config.compose import compose_config, resolved_config
+from attn_exp.core.errors import UserError
+from attn_exp.run.context import LOCK_NAME, SweepContext, open_context
+
+HOLD = """
+import sys, time
+from filelock import FileLock
+lock = FileLock(sys.argv[1])
+lock.acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("attn_exp.run.context._END_S", 0.2)
+    words = ["tracker=none", "sweep=a", "device=cpu"]
+    return dict(resolved_config(compose_config(words, "a"), words))
+
+
+def opened(options: dict[str, Any]) -> SweepContext:
+    return open_context(options, "command", lambda line: None)
+
+
+def test_a_sweep_that_is_held_is_refused_and_a_dead_holder_is_not_waited_for(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "multirun" / "a"
+    folder.mkdir(parents=True)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder / LOCK_NAME)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(UserError, match=r"another command is running sweep=a: wait for it, or choose another name"):
+        opened(options)
+    assert list(folder.iterdir()) == [folder / LOCK_NAME]
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    opened(options).abandon("FAILED")
+    # Whoever has ended lets go, in this process too.
+    context = opened(options)
+    with pytest.raises(UserError, match="another command is running"):
+        opened(options)
+    context.abandon("FAILED")
+    opened(options).abandon("FAILED")
+
+
+def test_the_hold_is_written_through_no_link(options: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("private")
+    (tmp_path / "multirun" / "a").mkdir(parents=True)
+    (tmp_path / "multirun" / "a" / LOCK_NAME).symlink_to(tmp_path / "key")
+    with pytest.raises(UserError, match=r"cannot write to .*it is a link"):
+        opened(options)
+    assert (tmp_path / "key").read_text() == "private"
+
+
+def test_commands_started_together_measure_nothing_twice(tmp_path: Path) -> None:
+    started = [cli.start(*cli.QUICK, "backend=math", "sweep=a", cwd=tmp_path) for _ in range(4)]
+    ended = [process.communicate(timeout=240) for process in started]
+    codes = sorted(process.returncode for process in started)
+    assert set(codes) <= {0, 2}, ended
+    assert 0 in codes
+    for process, (_, err) in zip(started, ended, strict=True):
+        assert (process.returncode == 2) == ("another command is running sweep=a" in err), err
+    assert sum(out.count("[1/1]") for out, _ in ended) == 1
+    assert len(cli.records(tmp_path, "a")) == 1
+    kinds = sorted(tags["attn_exp.kind"] for _, status, tags in cli.runs(tmp_path) if status == "FINISHED")
+    assert kinds == ["job", "sweep"]
