@@ -204,6 +204,13 @@ def test_the_words_that_a_metric_begins_with_are_enough_if_only_one_does():
     results = [result_of(replace(record, metrics=record.metrics | {"forward/joules_per_call": 0.06}))]
     assert metric_of("joules", results).name == "joules_per_call"
     assert str(metric_of("forward/joules_per", results)) == "forward/joules_per_call"
-    for ambiguous in ("time", "joule", ""):
+    for word in ("joule", "", "speed", "time"):
         with pytest.raises(UserError, match="there is no metric"):
-            metric_of(ambiguous, results)
+            metric_of(word, results)
+    for word, words in (
+        ("power_w", "no row has power_w"),
+        ("time", "no row has time_us or"),
+        ("workspace", "workspace_b"),
+    ):
+        with pytest.raises(UserError, match=words):
+            metric_of(word, results)

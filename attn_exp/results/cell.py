@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attn_exp.core.case import HALVES, PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.interval import Uncertainty
-from attn_exp.core.metrics import Metric, metric_named
+from attn_exp.core.metrics import METRICS, Metric, metric_named
 from attn_exp.core.text import SHORT
 from attn_exp.results.result import Result
 
@@ -92,6 +92,9 @@ def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
     if name not in names or (slash and direction not in PASSES):
         if not names:
             raise UserError("no record is ok, so there is nothing to compare: see table.txt in the sweep's folder")
+        absent = [known for known in METRICS if known == name or (name and known.startswith(f"{name}_"))]
+        if absent and not longer:
+            raise UserError(f"no row has {' or '.join(absent)}: docs/metrics.md says what it needs")
         near = nearest(name, names)
         first = [*(one for one in ("time_us", "tflops") if one in names), *sorted(names - {"time_us", "tflops"})]
         known = f"the metrics are {', '.join(first[:_METRICS_SHOWN])}, ...; docs/metrics.md lists all"
