@@ -8,13 +8,14 @@ from fakes import make_timing
 
 from attn_exp.core.flags import (
     FLAGS,
+    clock_of,
     clocks_differ,
     host_reading,
-    median_clock,
     others_cores,
     telemetry_flags,
     timing_flags,
 )
+from attn_exp.core.window import Window
 
 CALM = [100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0, 100.1, 99.9]
 
@@ -145,10 +146,14 @@ def test_too_short_is_also_what_this_gpus_events_resolve_in_few_steps():
     assert timing_flags(twenty, (), 0.5) == {"too_short"}
 
 
-def test_clocks_of_rivals_differ_by_their_medians():
-    def readings(*clocks):
-        return [{"sm_clock_mhz": clock} for clock in clocks]
+def test_a_rivals_clock_is_that_of_its_blocks_else_the_median_of_what_was_read_between_them():
+    between = [{"sm_clock_mhz": clock} for clock in (1980.0, 1200.0, 1980.0)]
+    assert clock_of(Window(clock_mhz=1500.0), between) == 1500.0
+    assert clock_of(Window(note="no answer"), between) == clock_of(None, between) == 1980.0
+    assert clock_of(None, []) is None
 
-    assert median_clock([]) is None
-    assert not clocks_differ([readings(1980.0, 1200.0, 1980.0), readings(1980.0), []])
-    assert clocks_differ([readings(1980.0), readings(1950.0)])
+
+def test_clocks_of_rivals_differ_by_more_than_one_percent():
+    assert not clocks_differ([1980.0, 1970.0, None])
+    assert clocks_differ([1980.0, None, 1950.0])
+    assert not clocks_differ([None, 1980.0])

@@ -155,13 +155,18 @@ def window_flags(window: Window, highest_clock_mhz: float | None) -> set[str]:
     return flags
 
 
-def median_clock(readings: Sequence[dict[str, Any]]) -> float | None:
-    """Return the median SM clock of readings in MHz; None if none has one."""
+def clock_of(window: Window | None, readings: Sequence[dict[str, Any]]) -> float | None:
+    """Return the median SM clock in MHz while a pass was timed, else that of readings between its blocks.
+
+    None if none has one. A GPU that waits between two blocks shows another clock than under load.
+    """
+    if window is not None and window.clock_mhz is not None:
+        return window.clock_mhz
     clocks = [reading["sm_clock_mhz"] for reading in readings if "sm_clock_mhz" in reading]
     return statistics.median(clocks) if clocks else None
 
 
-def clocks_differ(rivals: Sequence[Sequence[dict[str, Any]]]) -> bool:
-    """Whether the rivals' median clocks differ by more than 1 %."""
-    clocks = [clock for readings in rivals if (clock := median_clock(readings)) is not None]
+def clocks_differ(rivals: Sequence[float | None]) -> bool:
+    """Whether the known ones of the rivals' clocks differ by more than 1 %."""
+    clocks = [clock for clock in rivals if clock is not None]
     return len(clocks) > 1 and max(clocks) / min(clocks) - 1 > _CLOCK_MISMATCH

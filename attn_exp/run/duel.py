@@ -13,7 +13,7 @@ from attn_exp.config.compose import compose_config, is_dry_run, new_sweep_name, 
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
-from attn_exp.core.flags import FLAGS, INTERFERENCE, median_clock
+from attn_exp.core.flags import FLAGS, INTERFERENCE, clock_of
 from attn_exp.core.metrics import ranking_medians
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.paired_test import PairedComparison, compare_all
@@ -153,7 +153,8 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
     for record in records:
         for direction in by_pass:
             half = record.metrics.get(f"{direction}/time_half_width")
-            rate, clock = record.metrics.get(f"{direction}/tflops"), median_clock(record.telemetry)
+            rate = record.metrics.get(f"{direction}/tflops")
+            clock = clock_of(record.passes[direction].window, record.telemetry)
             rows.append(
                 [
                     record.request.label,

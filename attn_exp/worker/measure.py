@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from attn_exp.backends.compile import reset_dynamo
-from attn_exp.core.flags import clocks_differ, telemetry_flags, timing_flags, window_flags
+from attn_exp.core.flags import clock_of, clocks_differ, telemetry_flags, timing_flags, window_flags
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.metrics import pass_metrics
 from attn_exp.core.paired_test import abba_order
@@ -268,9 +268,10 @@ def _flag_telemetry(attempt: Attempt, machine: Machine) -> None:
 
 def _flag_clocks(attempts: Sequence[Attempt]) -> None:
     standing = [attempt for attempt in attempts if attempt.status == "ok"]
-    if clocks_differ([attempt.telemetry for attempt in standing]):
-        for attempt in standing:
-            attempt.flags.add("clock_mismatch")
+    for direction in attempts[0].request.measuring.passes:
+        if clocks_differ([clock_of(one.passes[direction].window, one.telemetry) for one in standing]):
+            for attempt in standing:
+                attempt.flags.add("clock_mismatch")
 
 
 def _timer(request: Request, name: str, machine: Machine) -> Timer:
