@@ -294,6 +294,7 @@ class Setting(fakes.Honest):
     def prepare(self, case, inputs):
         torch.set_float32_matmul_precision("high")
         torch.set_default_dtype(torch.bfloat16)
+        torch.set_flush_denormal(True)
         return super().prepare(case, inputs)
 
 
@@ -309,6 +310,7 @@ def test_settings_are_the_backends_and_not_those_of_the_reference():
         before.restore()
     assert record.status == "ok", record.reason
     assert record.environment["changed_settings"] == changed
+    assert changed["flush_denormal"] == "True"
     assert changed["default_dtype"] == "torch.bfloat16" and changed["cuda_matmul_precision"] == "tf32"
     assert machine.settings.changed() == {}
 

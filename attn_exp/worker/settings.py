@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ _SETTINGS: dict[str, _Setting] = {
     "bf16_reduction": _attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
     "fp16_reduction": _attribute(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
     "cudnn": _attribute(torch.backends.cudnn, "enabled"),
+    # PyTorch sets it and does not say it: half of the smallest normal number is no zero otherwise.
+    "flush_denormal": (lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal),
     "gc": (gc.isenabled, lambda wanted: gc.enable() if wanted else gc.disable()),
 }
 
