@@ -49,6 +49,11 @@ class Expected:
         return bool(self.places)
 
     @property
+    def leaves_heads_out(self) -> bool:
+        """Whether gradients of keys are known of some heads alone."""
+        return "dk" in self.places and len(self.places["dk"].heads) < math.prod(self.shape("dk")[:2])
+
+    @property
     def rows(self) -> int:
         """Return how many rows of all tensors are looked at, over all heads of the batch."""
         return sum(tensor[..., 0].numel() for tensor in self.tensors.values())

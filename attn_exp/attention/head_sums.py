@@ -70,6 +70,7 @@ def wrong_head(
     tensors: Mapping[str, torch.Tensor],
     scales: Mapping[str, float],
     relative: Mapping[str, float],
+    out: torch.Tensor | None = None,
 ) -> str | None:
     """Return which head of dk or dv is wrong as a sentence, or None.
 
@@ -78,10 +79,12 @@ def wrong_head(
     Args:
         case: the problem.
         inputs: what the backward computed on, normally distributed: rounding is as large as sums of hard values.
-        tensors: `dq`, `dk` and `dv` in the shapes of q, k and v; with `out`, rows of dv that are exchanged show, too.
+        tensors: `dq`, `dk` and `dv` in the shapes of q, k and v.
         scales: their factors if they are codes.
-        relative: the tolerance of each.
+        relative: the tolerance of each, and of `out`.
+        out: the output, with which rows of dv that are exchanged show; None where a reference shows them.
     """
+    tensors = dict(tensors) if out is None else {"out": out, **tensors}
     numbers = inputs.numbers()
     allowed = {
         _SCORES: allowed_sum(max(relative["dk"], relative["dq"])),

@@ -73,7 +73,9 @@ def verdict(
         wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and "dk" in tensors:
         relative = {name: bounds.relative for name, bounds in expected.tolerances.items()}
-        wrong = wrong_head(case, inputs, {"out": out, **tensors} if out is not None else tensors, scales, relative)
+        gradients = {name: tensor for name, tensor in tensors.items() if name != "out"}
+        out = tensors.get("out", out) if expected.leaves_heads_out else None
+        wrong = wrong_head(case, inputs, gradients, scales, relative, out)
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
 
 
