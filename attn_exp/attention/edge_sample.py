@@ -6,6 +6,7 @@ import torch
 
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.reference import capped
 from attn_exp.attention.sampling import boundary_rows, fresh_dice
 from attn_exp.core.case import Case
 
@@ -86,11 +87,9 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
     k, v = inputs.k_bhsd[batch, kv_head].double(), inputs.v_bhsd[batch, kv_head].double()
     scores = q @ k.mT * case.head_dim**-0.5
     # The derivatives of the capped scores with respect to scores and to the logarithm of their scale.
-    slope, by_scale = None, scores
-    if case.softcap is not None:
-        bent = torch.tanh(scores / case.softcap)
-        slope = 1 - bent.square()
-        by_scale, scores = scores * slope, case.softcap * bent
+    uncapped = scores
+    scores, slope = capped(case, scores)
+    by_scale = uncapped if slope is None else uncapped * slope
     key = torch.arange(case.kv_len)
     hidden = ((key < first[:, None]) | (key > last[:, None])).to(device)
     seen = scores.masked_fill(hidden, -torch.inf)
@@ -119,4 +118,6 @@ def _rows(case: Case, device: str, dice: torch.Generator) -> torch.Tensor:
 
 
 def _picked(tensor: torch.Tensor, heads: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    return tensor.detach()[heads][:, rows].double()
+    # Codes are copied as bytes, which every device can index.
+    bits = tensor.detach().view(torch.uint8) if tensor.element_size() == 1 else tensor.detach()
+    return bits[heads][:, rows].view(tensor.dtype).double()

@@ -6,74 +6,28 @@ more, the *last*, on a relative of the drawn call's inputs, so that one referenc
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 
-from attn_exp.attention.call_sums import CallSums, Summing
+from attn_exp.attention.call_sums import Summing
 from attn_exp.attention.fresh_inputs import FreshInputs, State, every_channel, flip_signs
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.probe import Probe, draw_places
 from attn_exp.attention.verdict import malformed
 from attn_exp.backends.base import Calls
 from attn_exp.core.case import Case
-from attn_exp.core.judged import Form
 from attn_exp.timers.graph import GraphTimer
 from attn_exp.timers.loop import Timer
 from attn_exp.timers.timed_call import TimedCall
 from attn_exp.worker.attempt import Stopped
 from attn_exp.worker.judged import form_of
+from attn_exp.worker.timed_pass import Kept, Results, TimedPass, form_only, poison, put
 
-Results = dict[str, torch.Tensor]
-_Kept = TypeVar("_Kept")
 # How many calls of a pass have a few of their rows looked at, and how many sets of rows these choose from.
 _PROBES, _PLACES = 8, 64
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Copies of one timed call's results.
-
-    Attributes:
-        results: by name; `out`, or the gradients.
-        state: how the inputs differed from those of the seed.
-        index: which call of its pass it was, from 1 on.
-        forms: of the results, as they were before they were copied.
-    """
-
-    results: Results
-    state: State
-    index: int
-    forms: dict[str, Form]
-
-
-@dataclass
-class TimedPass:
-    """One pass's timed calls so far.
-
-    Attributes:
-        names: of the tensors that a call returns.
-        like: each tensor of the first call as an empty one of its form, on the device `meta`.
-        count: how many calls a timer made.
-        drawn: of a call chosen at random.
-        last: of the call after the timing.
-        result: what that call returned, with its graph.
-        probes: of more calls chosen at random.
-        sums: of the same calls of a backward.
-    """
-
-    names: tuple[str, ...]
-    like: Results
-    count: int = 0
-    draws: bool = False
-    wants_last: bool = False
-    drawn: Kept | None = None
-    last: Kept | None = None
-    result: Any = None
-    probes: list[Probe] = field(default_factory=list)
-    sums: list[CallSums] = field(default_factory=list)
 
 
 class Judge:
@@ -150,7 +104,7 @@ class Judge:
             known.draws = self._dice.random() * (known.count + 1) < 1
             # Not before a call that may be drawn: memory that holds NaN would tell a backend that it is.
             if known.wants_last:
-                _poison(known.like.values(), self.fresh.tensors["d_out"].device)
+                poison(known.like.values(), self.fresh.tensors["d_out"].device)
 
         def after(returned: Any) -> None:
             nonlocal first
@@ -163,7 +117,7 @@ class Judge:
             results = self.results(direction, returned)
             self._probe(known, tuple(results.values()))
             if first:
-                known.like, first = {name: _form_only(tensor) for name, tensor in results.items()}, False
+                known.like, first = {name: form_only(tensor) for name, tensor in results.items()}, False
             forms = {name: form_of(tensor) for name, tensor in results.items()}
             # Copied on the call's own stream, without waiting: work that this stream does not wait for is missing.
             copies = {name: tensor.clone() for name, tensor in results.items()}
@@ -209,10 +163,12 @@ class Judge:
         if not self._places or slot >= _PROBES:
             return
         places = self._dice.choice(self._places)
-        _put(known.probes, slot, Probe(places, places.of(returned[0]).squeeze(0), self.fresh.state, known.count))
+        put(
+            known.probes, _PROBES, slot, Probe(places, places.of(returned[0]).squeeze(0), self.fresh.state, known.count)
+        )
         if len(returned) > 1 and self.summing is not None:
             batch = self._dice.randrange(self._batch)
-            _put(known.sums, slot, self.summing.taken(batch, known.count, returned))
+            put(known.sums, _PROBES, slot, self.summing.taken(batch, known.count, returned))
 
     def _look(self, direction: str, known: TimedPass, returned: Any) -> None:
         tensors = (returned,) if direction == "forward" else returned
@@ -284,24 +240,3 @@ class Judge:
                 elif name == "out" and "v" in state.signs:
                     flip_signs(tensor, kept.state.signs["v"] ^ state.signs["v"])
             yield call, replace(kept, state=state)
-
-
-def _put(kept: list[_Kept], slot: int, one: _Kept) -> None:
-    if len(kept) < _PROBES:
-        kept.append(one)
-    else:
-        kept[slot] = one
-
-
-def _form_only(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _poison(likes: Iterable[torch.Tensor], device: torch.device) -> None:
-    """Leave NaN in the memory that the next results will probably lie in: what a call does not write then shows."""
-    for like in likes:
-        if like.element_size() == 1:
-            # The code of e4m3's NaN.
-            torch.full(like.shape, 0x7F, dtype=torch.uint8, device=device)
-        else:
-            torch.full(like.shape, float("nan"), dtype=like.dtype, device=device)

@@ -16,9 +16,10 @@ from attn_exp.core.text import apart
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.attention_alone import judge_attention_alone
 from attn_exp.worker.device import HARD, Machine
-from attn_exp.worker.judge import Judge, Results
+from attn_exp.worker.judge import Judge
 from attn_exp.worker.judged import add_judged, form_of, pass_of
 from attn_exp.worker.other_values import OtherValues
+from attn_exp.worker.timed_pass import Results
 from attn_exp.workloads.base import Workload
 
 

@@ -17,8 +17,9 @@ from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, Stopped, status_of
 from attn_exp.worker.device import HARD, Machine
-from attn_exp.worker.judge import Judge, Results
+from attn_exp.worker.judge import Judge
 from attn_exp.worker.judged import add_judged, form_of
+from attn_exp.worker.timed_pass import Results
 
 # What reasons begin with.
 _ON = {HARD: "on hard values (docs/accuracy.md)", NORMAL: "on normal values"}

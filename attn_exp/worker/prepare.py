@@ -19,10 +19,11 @@ from attn_exp.timers.timed_call import Call, TimedCall
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.guard import Guard
-from attn_exp.worker.judge import Judge, Results
+from attn_exp.worker.judge import Judge
 from attn_exp.worker.judgements import Judgements
 from attn_exp.worker.loaded import check_source
 from attn_exp.worker.memory import Ledger, OwnMemory
+from attn_exp.worker.timed_pass import Results
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.base import Workload
 
