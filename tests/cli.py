@@ -1,6 +1,7 @@
 """Runs the real command line in a process of its own, and looks for what it left behind."""
 
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -50,6 +51,17 @@ def run(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.Comp
     process = start(*arguments, cwd=cwd, module=module)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def complaints(ran: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines on standard error that are not progress: `[1/6] ok ...`, and what was done for how long."""
+    progress = re.compile(r"\[ *\d+/\d+\] .*|.*, \d+ s( left)?")
+    return [line for line in ran.stderr.splitlines() if not progress.fullmatch(line)]
+
+
+def finished(ran: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines of the finished jobs."""
+    return [line for line in ran.stderr.splitlines() if re.match(r"\[ *\d+/\d+\] (?!measuring)", line)]
 
 
 def records(cwd: Path, sweep: str) -> dict[str, Record]:

@@ -4,11 +4,13 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import cli
 
-from attn_exp.commands.run import main, show_starting
+from attn_exp.commands.run import main
+from attn_exp.core.ticker import Ticker
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,23 +39,28 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_hears_at_once_that_something_starts_and_a_file_does_not():
     terminal, file = Terminal(), io.StringIO()
-    show_starting(terminal)
-    show_starting(file)
-    # The next line is written over it: whatever it says is longer.
-    assert (terminal.getvalue(), file.getvalue()) == ("      starting\r", "")
+    with Ticker(terminal, at_once=True) as one, Ticker(file, at_once=True) as other:
+        for ticker in (one, other):
+            ticker.stage("composing the jobs")
+        until = time.monotonic() + 20
+        while not terminal.getvalue() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert terminal.getvalue().startswith("\r\x1b[Kcomposing the jobs, 0 s")
+    assert file.getvalue() == ""
 
 
 def test_the_first_line_on_a_terminal_comes_before_anything_is_composed(monkeypatch):
     said = []
     monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: said.append("worker"))
-    monkeypatch.setattr("attn_exp.commands.run.show_starting", lambda stream: said.append(stream))
+    monkeypatch.setattr(Ticker, "stage", lambda self, text, **_: said.append(text))
     monkeypatch.setattr("attn_exp.commands.run._measure", lambda arguments, session: said.append("composed") or 0)
     assert main(["device=cpu"]) == 0
-    assert said == ["worker", sys.stderr, "composed"]
+    assert said[:3] == ["worker", "composing the jobs", "composed"]
 
 
 IMPORTED = """
 import sys
+import time
 import attn_exp.worker.measure
 unused = {"triton", "torch.utils.flop_counter", "matplotlib", "mlflow", "hydra"}
 print(sorted(name for name in unused & set(sys.modules)))
@@ -67,6 +74,7 @@ def test_a_worker_imports_nothing_that_it_may_not_need():
 
 DRAWS = """
 import sys
+import time
 from attn_exp.run.closing import import_plots
 import_plots()
 before = set(sys.modules)

@@ -4,7 +4,7 @@ import os
 from typing import ClassVar
 
 import pytest
-from cli import QUICK, records, run
+from cli import QUICK, complaints, records, run
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -324,7 +324,7 @@ def test_a_sweep_that_was_stopped_at_an_inaccurate_job_stops_there_again(tmp_pat
     )
     for _ in range(2):
         done = run(*arguments, "stop_on=[inaccurate]", cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (1, "")
+        assert (done.returncode, complaints(done)) == (1, [])
         assert "stopped at the first inaccurate job (stop_on), wrong-" in done.stdout
         assert sorted(name.split("-")[0] for name in records(tmp_path, "s")) == ["flash", "wrong"]
     assert run(*arguments, cwd=tmp_path).returncode == 0

@@ -1,6 +1,5 @@
 """`attn-exp compare`: which backend is faster where, by how much, and which differences are too small to tell."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from attn_exp.commands.options import (
 )
 from attn_exp.compare import FORMATS, MARGIN
 from attn_exp.core.errors import UserError
+from attn_exp.core.text import WIDTH, colours, terminal_width
+from attn_exp.core.ticker import Ticker
 
 if TYPE_CHECKING:
     from attn_exp.compare.choice import Choice
@@ -34,10 +35,16 @@ def run(given: Arguments) -> int:
     from attn_exp.compare.render import format_of, text_of
 
     choice = choice_of(given)
-    comparison = answer(choice)
-    colour = choice.out is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    drawn = drawings(comparison) if format_of(choice.format, choice.out) == "html" else ()
-    text = text_of(page(comparison), choice.format, choice.out, colour=colour, limit=choice.rows, pictures=drawn)
+    with Ticker() as ticker:
+        ticker.stage(f"reading {', '.join((*choice.against, *choice.sweep))} and comparing")
+        comparison = answer(choice)
+        ticker.stage("writing the report" if choice.out else "laying the tables out")
+        colour, width = choice.out is None and colours(sys.stdout), terminal_width(sys.stdout)
+        drawn = drawings(comparison) if format_of(choice.format, choice.out) == "html" else ()
+        text = text_of(
+            page(comparison), choice.format, choice.out, colour=colour, limit=choice.rows, pictures=drawn,
+            width=WIDTH if choice.out else width,
+        )  # fmt: skip
     if choice.out is None:
         print(text, flush=True)
     else:

@@ -10,7 +10,7 @@ from attn_exp.commands.options import Arguments, Command, Option
 def run(given: Arguments) -> int:
     """Run the checks in a process of their own; return its exit code."""
     from attn_exp.config.request import resolve_device
-    from attn_exp.core.ticker import STAGES, Ticker
+    from attn_exp.core.ticker import DELAY_S, STAGES, Ticker
     from attn_exp.core.torch_version import installed_note
     from attn_exp.run.gpus import lease, visible_gpus
     from attn_exp.run.worker_process import worker_variables
@@ -24,7 +24,7 @@ def run(given: Arguments) -> int:
         held = lease(gpus, print)
         environment["CUDA_VISIBLE_DEVICES"] = held.gpu.uuid
         print(f"{held.gpu.name} ({held.gpu.uuid})", flush=True)
-    ticker = Ticker()
+    ticker = Ticker(delay_s=DELAY_S)
     ticker.stage("starting")
     process = subprocess.Popen(
         [sys.executable, "-m", "attn_exp.doctor.run_checks", device],

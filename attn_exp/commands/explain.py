@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from attn_exp.commands.options import FOLDER, URI, Arguments, Command, Option, Positional
+from attn_exp.core.ticker import Ticker
 
 
 def run(given: Arguments) -> int:
@@ -10,8 +11,10 @@ def run(given: Arguments) -> int:
     from attn_exp.explain.find import find
     from attn_exp.explain.page import job_page, sweep_page, write_picture
 
-    target = find(given.words[0], Path(given.get("folder", "multirun")), given.get("uri"))
-    page = sweep_page(target) if target.job is None else job_page(target.job, target.results)
+    with Ticker() as ticker:
+        ticker.stage(f"reading {given.words[0]}")
+        target = find(given.words[0], Path(given.get("folder", "multirun")), given.get("uri"))
+        page = sweep_page(target) if target.job is None else job_page(target.job, target.results)
     # Names and reasons may come from anywhere: they must not steer a terminal.
     print("".join(letter if letter.isprintable() or letter == "\n" else " " for letter in page), flush=True)
     if folder := given.get("plots"):

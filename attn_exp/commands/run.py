@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from attn_exp.config.overrides import overridden, renamed
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
+from attn_exp.core.ticker import Ticker
 from attn_exp.core.version import __version__
 from attn_exp.run.worker_process import Worker
 
@@ -41,12 +42,13 @@ def _run(arguments: list[str]) -> int:
     worker = Worker(reuse=True, timeout_s=None)
     if not overridden(arguments, *_NO_JOBS, "dry_run", *_WORKER_KEYS):
         start_ahead(worker)
-        show_starting(sys.stderr)
+    ticker = Ticker(quiet="quiet=true" in arguments, at_once=True)
+    ticker.stage("composing the jobs")
     from attn_exp.commands.worker import run_here
     from attn_exp.run.session import Session
     from attn_exp.tracking.base import EndStatus
 
-    session = Session(arguments, worker, run_here)
+    session = Session(arguments, worker, run_here, ticker)
     status: EndStatus = "FAILED"
     try:
         code = _measure(arguments, session)
@@ -62,13 +64,6 @@ def _run(arguments: list[str]) -> int:
 def start_ahead(worker: Worker) -> None:
     """Start the worker before anything else is imported here: it has seconds of imports to do."""
     worker.start()
-
-
-def show_starting(stream: TextIO) -> None:
-    """Say on a terminal that something happens, on a line that the next one is written over."""
-    if stream.isatty():
-        stream.write("      starting\r")
-        stream.flush()
 
 
 def _measure(arguments: list[str], session: "Session") -> int:

@@ -114,6 +114,7 @@ def text_of(
     colour: bool = False,
     limit: int | None = None,
     pictures: Iterable[Picture] = (),
+    width: int = WIDTH,
 ) -> str:
     """Render a page in the requested format, else in that of the file's ending; HTML includes `pictures`."""
     form, page = format_of(form, file), clean(page)
@@ -125,7 +126,7 @@ def text_of(
         return markdown(page, limit=limit)
     if form == "html":
         return html(page, pictures, limit=limit)
-    return latex(page, limit=limit) if form == "latex" else table(page, colour=colour, limit=limit)
+    return latex(page, limit=limit) if form == "latex" else table(page, width=width, colour=colour, limit=limit)
 
 
 def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:

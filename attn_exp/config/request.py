@@ -55,7 +55,7 @@ _KEYS = (
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
 # Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
-_NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots", "columns")
+_NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots", "columns", "format", "quiet")
 # What is wrong with a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 

@@ -1,12 +1,14 @@
 """Text that all tables share: figures, grids and labels."""
 
+import contextlib
 import json
 import math
+import os
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -139,6 +141,9 @@ def fitted(
     while waiting and len(kept) > 1 and _width(rows, kept) > width:
         left_out.append(waiting.pop(0))
         kept.remove(left_out[-1])
+    # Still too wide: what stands last, but the first columns and the marks, so that no line is broken within a number.
+    while len(kept) > 3 and _width(rows, kept) > width:
+        left_out.append(kept.pop(-2))
     return grid(rows, kept), left_out
 
 
@@ -157,6 +162,37 @@ def _text(value: Any) -> str:
 def _is_number(value: Any) -> bool:
     text = _text(value).lstrip(">+-")
     return not text or text.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Return how wide tables on a stream are: as its terminal, as `COLUMNS` says, else `WIDTH`; at least 40."""
+    own = int(os.environ.get("COLUMNS", "0")) if os.environ.get("COLUMNS", "").isdigit() else 0
+    if not own and stream.isatty():
+        with contextlib.suppress(OSError, ValueError):
+            own = os.get_terminal_size(stream.fileno()).columns
+    return max(40, own or WIDTH)
+
+
+def colours(stream: TextIO) -> bool:
+    """Return whether text on a stream may have colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured_status(line: str, status: str, stream: TextIO) -> str:
+    """Return a line with its first mention of a status in colour: green if it is ok, yellow if not, red if wrong."""
+    code = {"ok": "32", "unsupported": "33", "unavailable": "33"}.get(status, "31")
+    return line.replace(status, f"\x1b[{code}m{status}\x1b[0m", 1) if colours(stream) else line
+
+
+def coloured_table(text: str, stream: TextIO) -> str:
+    """Return a table whose statuses are coloured as `coloured_status` does; one that is not ok has a `*` behind it."""
+    if not colours(stream):
+        return text
+    return re.sub(r"(?<= )(unsupported|unavailable)(?=\*)|(?<= )([a-z_]+)(?=\* )", _painted, text)
+
+
+def _painted(found: "re.Match[str]") -> str:
+    return f"\x1b[{33 if found[1] else 31}m{found[0]}\x1b[0m"
 
 
 def filled(line: str, width: int = WIDTH) -> str:

@@ -15,6 +15,8 @@ from attn_exp.core.text import duration
 STAGES, STAGE = "ATTN_EXP_STAGES", "\x1e"
 # Whatever ends sooner needs no line.
 DELAY_S = 0.4
+# A file is read later, and by programs that take any line for a mistake's.
+FILE_DELAY_S = 5.0
 # On a terminal the line is written anew; in a file each is one more.
 _TERMINAL_S, _STAGE_S, _FILE_S = 0.25, 1.0, 10.0
 
@@ -23,13 +25,18 @@ class Ticker:
     """Says the stage, its elapsed time and the time left on `stream`, from a thread of its own.
 
     On a terminal it is one line that changes four times a second and is removed in the end. Elsewhere there is a line
-    for each stage that lasts a second, and every ten seconds. Nothing is said in the first 0.4 s, or with `quiet`.
+    for each stage that lasts a second, and every ten seconds. Nothing is said in the first 0.4 s (elsewhere: 5 s), or
+    ever if `quiet` is set; a terminal hears `at_once` if that is.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False, delay_s: float = DELAY_S) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, quiet: bool = False, at_once: bool = False, delay_s: float | None = None
+    ) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self.terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._quiet, self._delay_s = quiet, delay_s
+        self.quiet = quiet
+        usual_s = FILE_DELAY_S if not self.terminal else 0.0 if at_once else DELAY_S
+        self._delay_s = usual_s if delay_s is None else delay_s
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._text, self._share = "", 0.0
@@ -37,13 +44,13 @@ class Ticker:
         self._shown = self._new = False
         self._thread: threading.Thread | None = None
 
-    def stage(self, text: str, share: float = 0.0) -> None:
-        """Begin a stage, or go on with one; `share` of it is done."""
+    def stage(self, text: str, share: float = 0.0, *, brief: bool = False) -> None:
+        """Begin a stage, or go on with one; `share` of it is done. A `brief` one has no line of its own in a file."""
         with self._lock:
             if text != self._text:
-                self._text, self._began, self._new = text, time.monotonic(), True
+                self._text, self._began, self._new = text, time.monotonic(), not brief
             self._share = share
-            if self._thread is None and not self._quiet:
+            if self._thread is None and not self.quiet:
                 self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
 

@@ -22,6 +22,7 @@ from attn_exp.core.record_file import LOG_NAME, VERDICTS_NAME
 from attn_exp.core.redaction import redacted
 from attn_exp.core.request import DUEL_NAME, Request, backend_label
 from attn_exp.core.text import half_text
+from attn_exp.core.ticker import Ticker
 from attn_exp.plots.duel import plot_ratios
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.read import read_folder
@@ -87,11 +88,15 @@ def run_duel(
     command = redacted(shlex.join(["attn-exp", "duel", *arguments]))
     context = open_context(options, command, print, kind="duel")
     folder = context.folder
+    ticker = Ticker(quiet=options["quiet"] is True)
+    ticker.stage(f"measuring {' and '.join(request.label for request in requests)} side by side")
     try:
         outcome = _measure(context, requests, gpus)
     except BaseException:
         context.abandon("KILLED")
         raise
+    finally:
+        ticker.close()
     context.stop()
     if outcome.status is not None:
         print(f"{outcome.status}: {outcome.reason}")

@@ -1,23 +1,28 @@
-"""Progress: one line per finished job, and on a terminal a line about the running job and the time left."""
+"""Progress on standard error: a line for each finished job, one about the running one. Results on standard output."""
 
-import contextlib
 import os
 import sys
 import time
 from typing import TextIO
 
 from attn_exp.core.record import Record
-from attn_exp.core.text import duration
+from attn_exp.core.text import coloured_status, duration
+from attn_exp.core.ticker import Ticker
 from attn_exp.results.result import result_of
 from attn_exp.results.table import job_line
 
 
 class Progress:
-    """Prints to `stream`. The line about the running job is printed only if that is a terminal."""
+    """Prints results to `stream` and progress to `notes`; both are standard output and standard error by default.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    Nothing but results is printed with `quiet`.
+    """
+
+    def __init__(self, stream: TextIO | None = None, ticker: Ticker | None = None) -> None:
         self._stream = stream if stream is not None else sys.stdout
-        self._passing = self._stream.isatty()
+        self._notes = stream if stream is not None else sys.stderr
+        self._ticker = ticker if ticker is not None else Ticker(self._notes)
+        self.quiet = False
         self.total = 1
         self.kept = 0
         self.done = 0
@@ -26,39 +31,45 @@ class Progress:
         self._started = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
-        try:
-            self._clear()
-            print(text, file=self._stream, flush=True)
-        except OSError:
-            # The reader of the output has left, or its disk is full; the sweep goes on.
-            self._stream, self._passing = open(os.devnull, "w"), False  # noqa: SIM115
+        """Print a result: a line that stays, on standard output."""
+        self._stream = self._print(text, self._stream)
+
+    def note(self, text: str) -> None:
+        """Print a line that stays, on standard error."""
+        if not self.quiet:
+            self._notes = self._print(text, self._notes)
 
     def finished(self, record: Record) -> None:
         """Print the line of a finished job."""
         self.done += 1
         width = len(str(self.total))
         left = f"  {self._left()}" if self.done + self.kept < self.total else ""
-        self.say(f"[{self.done + self.kept:>{width}}/{self.total}] {job_line(result_of(record), self.options)}{left}")
+        line = coloured_status(job_line(result_of(record), self.options), record.status, self._notes)
+        self.note(f"[{self.done + self.kept:>{width}}/{self.total}] {line}{left}")
+        self._ticker.stage("finishing", brief=True)
 
     def running(self, label: str) -> None:
         """Show what is being measured."""
-        if self._passing:
-            left = f", {self._left()}" if self.done else ""
-            with contextlib.suppress(OSError):
-                self._clear()
-                self._stream.write(f"      measuring {label}{left}"[:100])
-                self._stream.flush()
+        left = f", {self._left()}" if self.done else ""
+        self._ticker.stage(f"[{self.done + self.kept + 1}/{self.total}] measuring {label}{left}", brief=True)
+
+    def doing(self, text: str) -> None:
+        """Show what is being done beside measuring."""
+        self._ticker.stage(text, brief=True)
 
     def end(self) -> None:
         """Remove the line about the running job."""
-        with contextlib.suppress(OSError):
-            self._clear()
+        self._ticker.close()
+
+    def _print(self, text: str, stream: TextIO) -> TextIO:
+        try:
+            with self._ticker.aside():
+                print(text, file=stream, flush=True)
+        except OSError:
+            # The reader of the output has left, or its disk is full; the sweep goes on.
+            return open(os.devnull, "w")
+        return stream
 
     def _left(self) -> str:
         a_job = (time.monotonic() - self._started) / max(1, self.done)
         return f"{duration(a_job * (self.total - self.kept - self.done))} left"
-
-    def _clear(self) -> None:
-        if self._passing:
-            self._stream.write("\r\x1b[K")

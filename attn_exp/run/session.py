@@ -3,6 +3,7 @@
 import contextlib
 import math
 import shlex
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +20,13 @@ from attn_exp.core.files import hidden_files, remove_litter
 from attn_exp.core.record import Record
 from attn_exp.core.redaction import redacted
 from attn_exp.core.request import Request
-from attn_exp.core.text import filled
+from attn_exp.core.text import coloured_table, filled, terminal_width
+from attn_exp.core.ticker import Ticker
+from attn_exp.results.formats import FORMATS, rendered
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, user_path
-from attn_exp.results.table import check_columns, table, write_tables
+from attn_exp.results.table import check_columns, write_tables
 from attn_exp.run.closing import FEWEST, import_plots, plots_and_curves, ranked_rivals, write_pages
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.gpus import visible_gpus
@@ -51,9 +54,13 @@ class Session:
     """
 
     def __init__(
-        self, arguments: Sequence[str] = (), worker: Worker | None = None, run_folder: RunFolder | None = None
+        self,
+        arguments: Sequence[str] = (),
+        worker: Worker | None = None,
+        run_folder: RunFolder | None = None,
+        ticker: Ticker | None = None,
     ) -> None:
-        self.progress = Progress()
+        self.progress = Progress(ticker=ticker)
         self.ahead = 0
         self.gpus = visible_gpus()
         self.context: SweepContext | None = None
@@ -63,6 +70,7 @@ class Session:
         self._run_folder = run_folder
         self._plots = True
         self._columns: tuple[str, ...] = ()
+        self._form = "table"
         self._queue: JobQueue | None = None
 
     def request(self, config: DictConfig) -> Request:
@@ -101,6 +109,10 @@ class Session:
         self.progress.running(queue.oldest.label)
         return _objective(self._await(queue, self.ahead if request.device == "cuda" else 0))
 
+    def say(self, text: str) -> None:
+        """Print a line: beside results for programs, on standard error."""
+        (self.progress.say if self._form == "table" else self.progress.note)(text)
+
     def drain(self) -> None:
         """Wait for all queued jobs."""
         if self._queue is not None:
@@ -118,7 +130,13 @@ class Session:
 
     def close(self, status: EndStatus) -> None:
         """End the session: kill jobs that still run, write the tables, and close the tracker."""
-        self.progress.end()
+        try:
+            self._close(status)
+        finally:
+            self.progress.end()
+
+    def _close(self, status: EndStatus) -> None:
+        self.progress.doing("ending")
         if self._worker is not None:
             self._worker.close()
         if self.context is None:
@@ -144,7 +162,12 @@ class Session:
                 raise UserError(f"save_plots={options['save_plots']} is neither true nor false")
             self._columns = check_columns(options["columns"])
             command = _command(self._arguments)
-            self.context = open_context(options, command, self.progress.say, run_folder=self._run_folder)
+            if options["format"] not in FORMATS:
+                raise UserError(f"format={options['format']} is none of {', '.join(FORMATS)}")
+            if not isinstance(options["quiet"], bool):
+                raise UserError(f"quiet={options['quiet']} is neither true nor false")
+            self._form, self.progress.quiet = options["format"], options["quiet"]
+            self.context = open_context(options, command, self.progress.note, run_folder=self._run_folder)
             self._plots = options["save_plots"]
         return self.context
 
@@ -191,7 +214,7 @@ class Session:
         self.progress.finished(record)
         for name, profile in record.profiles.items():
             if profile.reason:
-                self.progress.say(f"      profiler={name} {profile.status}: {profile.reason}")
+                self.say(f"      profiler={name} {profile.status}: {profile.reason}")
         self.log(record)
 
     def log(self, record: Record) -> None:
@@ -213,14 +236,15 @@ class Session:
     def _halt(self, record: Record) -> None:
         """End the sweep if `stop_on` names the record's status."""
         if stops(record):
-            self.progress.say(stop_line(record))
+            self.say(stop_line(record))
             raise SystemExit(1)
 
     def _finish(self, status: EndStatus, context: SweepContext) -> None:
         folder, tracker = context.folder, context.tracker
+        self.progress.doing("reading the records")
         sweep = read_folder(folder, may_be_empty=True)
         results = sweep.results
-        say = self.progress.say
+        say = self.say
         remove_litter([*hidden_files(folder), *Path(tempfile.gettempdir()).glob("attn_exp_*")])
         files = [folder / "command.txt"]
         try:
@@ -228,6 +252,7 @@ class Session:
         except OSError as error:
             say(f"table.txt and table.csv are not written: {error.strerror}")
         # Only now, when nothing is being measured; and not after an interrupt, which should end at once.
+        self.progress.doing("drawing plots and storing the sweep")
         rivals = ranked_rivals(sweep, say) if status == "FINISHED" else None
         plots, curves = plots_and_curves(sweep, rivals, say) if self._plots else ([], ())
         profiled = any(result.profiles for result in results) and status == "FINISHED"
@@ -242,9 +267,13 @@ class Session:
                 say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
             # Otherwise nothing was measured, and an error says why.
             if self.progress.done or status == "FINISHED":
-                if rivals is not None and (answer := rivals.answer.lines(_RULES_SHOWN)):
-                    say("\n".join(["", *map(filled, answer)]))
-                say(f"\n{table(results, columns=self._columns)}")
+                width = terminal_width(sys.stdout)
+                answer = rivals.answer.lines(_RULES_SHOWN) if rivals is not None else []
+                text = rendered(results, self._form, width, answer, self._columns)
+                if self._form == "table":
+                    own = "\n".join(filled(line, width) for line in answer)
+                    text = "\n" + "\n\n".join(filter(None, [own, coloured_table(text, sys.stdout)]))
+                self.progress.say(text)
             for line in self.impossible:
                 say(f"left out, impossible: {line}")
         for broken in sweep.broken:
@@ -255,16 +284,17 @@ class Session:
             self._say_what_next(results, folder, None if warning else tracker.look(), compares=rivals is not None)
 
     def _say_what_next(self, results: Sequence[Result], folder: Path, look: str | None, *, compares: bool) -> None:
+        say = self.say
         failed = sum(not result.final for result in results)
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
-            self.progress.say(f"{jobs} without a result; try again with: {self.resume_command()}")
-        self.progress.say(f"records and table.csv are in {user_path(folder)}{f'; look at them {look}' if look else ''}")
+            say(f"{jobs} without a result; try again with: {self.resume_command()}")
+        say(f"records and table.csv are in {user_path(folder)}{f'; look at them {look}' if look else ''}")
         if compares:
             place = [] if folder == Path("multirun", folder.name).resolve() else [f"folder={user_path(folder.parent)}"]
-            self.progress.say(f"compare: {shlex.join(['attn-exp', 'compare', folder.name, *place])}")
+            say(f"compare: {shlex.join(['attn-exp', 'compare', folder.name, *place])}")
         if any(result.profiles for result in results):
-            self.progress.say(f"what bounds each job: attn-exp explain {self.opened.name}")
+            say(f"what bounds each job: attn-exp explain {self.opened.name}")
 
 
 def _command(arguments: Sequence[str]) -> str:

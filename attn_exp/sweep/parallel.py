@@ -52,7 +52,7 @@ class _Jobs:
         if line.word == "hello" and line.rest == socket.gethostname():
             self._here.add(line.task)
         elif line.word == "wait":
-            progress.say(f"waiting for GPU {line.rest}, on which another attn_exp is measuring")
+            progress.note(f"waiting for GPU {line.rest}, on which another attn_exp is measuring")
         elif line.word == "begin" and line.rest in self.left:
             self.begun[line.rest] = line.task
             progress.running(self.left[line.rest].label)
@@ -139,7 +139,7 @@ def launch(
     tasks = launcher.tasks if launcher.pinned else min(launcher.tasks, len(groups))
     if len(groups) < launcher.tasks:
         cases = "1 case" if len(groups) == 1 else f"{len(groups)} cases"
-        session.progress.say(f"{cases} for {launcher.tasks} tasks: rivals of one case share one, so others stay idle")
+        session.say(f"{cases} for {launcher.tasks} tasks: rivals of one case share one, so others stay idle")
     plan = LaunchPlan(
         folder=str(folder),
         cwd=str(Path.cwd()),
@@ -156,11 +156,11 @@ def launch(
             jobs.record_lost(launcher, ended)
     jobs.log_later()
     for task, why in ended.items():
-        session.progress.say(f"task {task} of {launcher.name} died: {why}")
+        session.say(f"task {task} of {launcher.name} died: {why}")
     if not ended:
         _clear(board.folder)
     if jobs.halt is not None:
-        session.progress.say(stop_line(jobs.halt))
+        session.say(stop_line(jobs.halt))
         raise SystemExit(1)
 
 
@@ -176,7 +176,7 @@ def _run(launcher: Launcher, board: Board, plan: LaunchPlan, tasks: int, jobs: _
         watch = Watch(board, tasks, jobs.handle)
         for step in (launcher.close, jobs.log_later, watch.stop):
             failing.callback(step)
-        ended = launcher.run(board.folder, tasks, session.progress.say, jobs.over)
+        ended = launcher.run(board.folder, tasks, session.say, jobs.over)
         if ended:
             # Children of a task that died, or a task that its engine lost, must not keep running.
             watch.stop()

@@ -24,7 +24,7 @@ from attn_exp.core.request import Request
 _TRIES = 64
 # Keys that a sweep has one value of.
 _SHARED = (
-    *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots", "columns"),
+    *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots", "columns", "format", "quiet"),
     *("profiler", "profiler_timeout_s"),
 )
 # The overrides of one job, in the order of the sweep's choices.
