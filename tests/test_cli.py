@@ -2,7 +2,6 @@ import csv
 import io
 import json
 import os
-import re
 import sqlite3
 import subprocess
 import sys
@@ -241,8 +240,8 @@ def test_what_the_sweep_prints_fits_the_terminal_and_says_what_is_next(six):
     lines = done.stdout.splitlines()
     assert [line.split("]")[0] for line in finished(done)] == [f"[{number}/6" for number in range(1, 7)]
     assert [line for line in lines if len(line) > 120] == []
-    # The answer, or that there is none; the table; where all is, and what to type next.
-    assert re.match(r"NO PICK|(not )?[a-z_ 0-9,]*(flash|math)", lines[1])
+    # One backend alone: there is nothing to pick. The table; where all is, and what to type next.
+    assert "NO PICK" not in done.stdout and "times as fast" not in done.stdout
     assert lines[-2:] == [
         "records and table.csv are in multirun/six; look at them with: attn-exp ui",
         "compare: attn-exp compare six",

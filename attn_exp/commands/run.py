@@ -43,7 +43,7 @@ def _run(arguments: list[str]) -> int:
     if not overridden(arguments, *_NO_JOBS, "dry_run", *_WORKER_KEYS):
         start_ahead(worker)
     ticker = Ticker(quiet="quiet=true" in arguments, at_once=True)
-    ticker.stage("composing the jobs")
+    ticker.stage("composing the jobs", brief=True)
     from attn_exp.commands.worker import run_here
     from attn_exp.run.session import Session
     from attn_exp.tracking.base import EndStatus
