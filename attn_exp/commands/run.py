@@ -43,7 +43,8 @@ def _run(arguments: list[str]) -> int:
     if not overridden(arguments, *_NO_JOBS, "dry_run", *_WORKER_KEYS):
         start_ahead(worker)
     ticker = Ticker(quiet="quiet=true" in arguments, at_once=True)
-    ticker.stage("composing the jobs", brief=True)
+    if not overridden(arguments, *_NO_JOBS):
+        ticker.stage("composing the jobs", brief=True)
     from attn_exp.commands.worker import run_here
     from attn_exp.run.session import Session
     from attn_exp.tracking.base import EndStatus
@@ -75,9 +76,11 @@ def _measure(arguments: list[str], session: "Session") -> int:
     try:
         hydra_main(arguments, SessionTask(session), new_sweep_name())
     except UserError as error:
+        session.progress.end()
         print(f"attn-exp: {redacted(str(error))}", file=sys.stderr)
         return 2
     except SystemExit as stopped:
+        session.progress.end()
         if isinstance(stopped.code, UserError):
             print(f"attn-exp: {redacted(str(stopped.code))}", file=sys.stderr)
         return stopped.code if isinstance(stopped.code, int) else 2

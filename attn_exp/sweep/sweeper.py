@@ -172,6 +172,7 @@ class ProductSweep:
 
     def _list(self) -> None:
         lines = [dry_run_line(self._session, self._composer.case(overrides)) for overrides in self._jobs]
+        self._session.progress.end()
         print("\n".join(lines))
         words = [line.split(" ", 1)[0] for line in lines]
         print(
