@@ -29,6 +29,7 @@ class SessionTask:
             _check_launcher()
             request = self.session.request(config)
             if is_dry_run(config):
+                self.session.progress.end()
                 print(dry_run_line(self.session, config))
                 return math.inf
             return self.session.submit(request, lambda: config)
