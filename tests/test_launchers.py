@@ -40,9 +40,11 @@ def sleepy(*arguments: str, cwd: Path, gpus: int = 4) -> subprocess.Popen[str]:
 
 
 def done(process: subprocess.Popen[str]) -> str:
+    """What is printed in the end: the lines of the finished jobs, then the results."""
     out, err = process.communicate(timeout=100)
-    assert (process.returncode, err) == (0, "")
-    return out
+    ran = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    assert (ran.returncode, complaints(ran)) == (0, [])
+    return "\n".join([*finished(ran), out])
 
 
 def found(cwd: Path, sweep: str) -> list[Record]:
@@ -151,10 +153,10 @@ def test_a_full_disk_ends_all_tasks_with_one_sentence(tmp_path):
     process = sleepy(*SLEEPY, "stopping.budget_s=0.3", "sweep=d", "tracker=none", cwd=tmp_path)
     wait_for(lambda: len(list(tmp_path.glob(f"multirun/d/*/{FILE_NAME}"))) >= 3)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
-    _, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert err.startswith(f"attn-exp: cannot write to {tmp_path}/multirun/d (File too large): make room there")
-    assert err.count("\n") == 1
+    (sentence,) = complaints(subprocess.CompletedProcess(process.args, 2, out, err))
+    assert sentence.startswith(f"attn-exp: cannot write to {tmp_path}/multirun/d (File too large): make room there")
     assert left_behind(tmp_path) == []
     for path in tmp_path.glob("multirun/d/busy-*"):
         path.unlink()

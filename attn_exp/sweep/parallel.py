@@ -52,7 +52,7 @@ class _Jobs:
         if line.word == "hello" and line.rest == socket.gethostname():
             self._here.add(line.task)
         elif line.word == "wait":
-            progress.note(f"waiting for GPU {line.rest}, on which another attn_exp is measuring")
+            self.session.say(f"waiting for GPU {line.rest}, on which another attn_exp is measuring")
         elif line.word == "begin" and line.rest in self.left:
             self.begun[line.rest] = line.task
             progress.running(self.left[line.rest].label)
