@@ -36,7 +36,7 @@ BAD = {
     "+zzz=1": "one of your own has to be used by another, as in batch='${zzz}'",
     "++stopping.budget=1": "there is no key 'stopping.budget': did you mean 'budget_s'?",
     "++isolation.timout_s=1": "did you mean 'timeout_s'?",
-    "+tracker.zzz=1": "the keys of tracker are artifacts, mlflow_experiment, name, uri",
+    "+tracker.zzz=1": "the keys of tracker are artifacts, mlflow_experiment, name, patience_s, upgrade",
     "-m launcher=slurm": "did you mean 'hydra/launcher=...', one of local_gpus, ray, slurm?",
     "-m hydra.launcher.tasks=2": "there is no key 'hydra.launcher.tasks' without a launcher: choose hydra/launcher=",
     "-m +bacth=1,2": "there is no key 'bacth': did you mean 'batch'?",
@@ -146,6 +146,7 @@ BAD = {
 def call(monkeypatch, tmp_path):
     (tmp_path / "a_file").write_text("in the way " * 200)
     with sqlite3.connect(tmp_path / "newer.db") as database:
+        database.execute("create table experiments (name varchar(256))")
         database.execute("create table alembic_version (version_num varchar(32))")
         database.execute("insert into alembic_version values ('ffffffffffff')")
     return typed(monkeypatch, tmp_path)
