@@ -16,7 +16,6 @@ from attn_exp.core.record import SCHEMA, Record
 from attn_exp.core.record_file import FILE_NAME, read_record, write_record
 from attn_exp.core.status import STATUSES
 
-
 # What a terminal would obey is read as a question mark (tests/test_safe_text.py).
 _KEPT = st.characters(exclude_categories=("Cc", "Cf", "Cs"), include_characters="\n\t")
 WORDS, LETTERS = st.text(_KEPT), st.text(_KEPT, max_size=5)
