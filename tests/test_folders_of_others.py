@@ -19,7 +19,7 @@ from attn_exp.plots.style import available
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import sweep_identity
 from attn_exp.results.table import write_tables
-from attn_exp.run.session import plots_and_curves
+from attn_exp.run.closing import plots_and_curves, ranked_rivals
 
 
 @pytest.fixture
@@ -55,7 +55,8 @@ def test_tables_replace_what_stands_in_their_place(folder: Path, private: Path) 
 def test_plots_and_pages_are_not_written_through_a_link(folder: Path, private: Path) -> None:
     (folder / "plots").symlink_to(private)
     said: list[str] = []
-    drawn, _ = plots_and_curves(read_folder(folder), said.append)
+    sweep = read_folder(folder)
+    drawn, _ = plots_and_curves(sweep, ranked_rivals(sweep, said.append), said.append)
     assert drawn == []
     assert said and "it is a link, and nothing is written through one" in said[0]
     assert untouched(private)

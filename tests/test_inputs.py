@@ -85,7 +85,7 @@ def test_a_block_has_no_hard_inputs(typed):
 def test_records_say_what_they_were_measured_on_and_are_never_joined(tmp_path):
     ran = cli.run("-m", "backend=math,flash", "inputs=normal,mixed", *ONE, *FAST, "sweep=x", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert "inputs mixed" in ran.stdout
+    assert "inputs mixed" in ran.stderr
     folder = tmp_path / "multirun" / "x"
     records = [read_record(path.parent) for path in folder.glob("*/record.json")]
     assert {record.request.measuring.inputs: record.environment["inputs"] for record in records} == {

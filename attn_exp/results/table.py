@@ -20,6 +20,7 @@ from attn_exp.results.result import Result, named
 
 _CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "inputs", "seed", "device")
 # Columns that a narrow terminal may omit, the least important first.
+_RATES = ("bwd\nTFLOPS", "fwd\nTFLOPS")
 _DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
 
 
@@ -78,7 +79,8 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
         rows = [{name: value for name, value in row.items() if name != "inputs"} for row in rows]
     shared.pop("backend", None)  # backends are listed in every row, even if there is only one
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
-    text, left_out = fitted(rows, shown, _DISPENSABLE, width)
+    # What was asked for stays longer than what is there anyway.
+    text, left_out = fitted(rows, shown, (*_DISPENSABLE, *(_RATES if columns else ())), width)
     devices = sorted({result.device_name for result in results})
     lines = [
         ", ".join(

@@ -29,7 +29,8 @@ NAMES: dict[str, str] = {
         "isnan linspace log logical_and logical_not logical_or logsumexp masked_select matmul max maximum mean median "
         "min minimum mm mul neg no_grad nonzero norm ones ones_like outer permute promote_types rand rand_like "
         "randint randn randn_like randperm repeat_interleave reshape roll round scatter searchsorted "
-        "set_default_dtype set_float32_matmul_precision set_grad_enabled set_num_threads sign sin softmax sort split "
+        "set_default_dtype set_flush_denormal set_float32_matmul_precision set_grad_enabled set_num_threads "
+        "sign sin softmax sort split "
         "sqrt squeeze stack strided sub sum tanh tensor topk transpose tril triu uint8 unique "
         "use_deterministic_algorithms vdot where zeros zeros_like"
     ),

@@ -10,8 +10,9 @@ from pathlib import Path
 from attn_exp.core.errors import RecordError
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, read_record
+from attn_exp.run import context
+from attn_exp.tracking import lock
 from attn_exp.tracking.base import metrics as shown
-from attn_exp.tracking.lock import LOCK_NAME
 from drill.command import Command
 from drill.plan import Plan
 
@@ -26,6 +27,9 @@ _LEFT = {
 }
 # By so much a record's end lies before its file's, which the kernel's clock wrote.
 _SET_BACK_S = 1000.0
+
+# They stay: the system lets go of a lock when its holder ends, not of the file.
+LOCKS = (context.LOCK_NAME, lock.LOCK_NAME)
 
 
 class Evidence:
@@ -139,7 +143,7 @@ def _has_record(database: Path, place: str, run: str) -> bool:
 def litter(command: Command) -> list[str]:
     """Temporary files that a sweep left in its folder or where such files go."""
     hidden = [path for path in command.folder.rglob("*") if path.name.startswith((".", "filler"))]
-    own = [path for path in hidden if path != command.folder / LOCK_NAME]
+    own = [path for path in hidden if path.parent != command.folder or path.name not in LOCKS]
     return [f"a temporary file is left: {path}" for path in [*own, *command.temporary.iterdir()]]
 
 
