@@ -13,7 +13,7 @@ import pytest
 from test_tracker_mlflow import a_record
 
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import write_record
+from attn_exp.core.record_file import write_record
 from attn_exp.tracking import SweepInfo, make_tracker
 from attn_exp.tracking.client import silence
 from attn_exp.tracking.database import State, check_database, database_file, prepare_database, sqlite_uri
