@@ -3,6 +3,7 @@ import re
 import time
 from dataclasses import replace
 
+import fakes
 import msgspec
 import pytest
 import torch
@@ -14,7 +15,7 @@ from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.record import Traced
 from attn_exp.core.record_file import read_record, write_record
 from attn_exp.timers.loop import Block, Cost
-from attn_exp.worker import device
+from attn_exp.worker import device, kernels
 from attn_exp.worker.attempt import Attempt, status_of
 from attn_exp.worker.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
@@ -600,3 +601,25 @@ def test_ranges_name_job_pass_and_phase_and_never_lie_inside_of_a_sample(gpu_mac
     bare = sum(kinds[index : index + 3] == ["event", "call", "event"] for index in range(len(kinds)))
     timings = [timing for timing in record.passes["forward"].timings if timing.timer in ("device", "event")]
     assert bare >= sum(len(timing.times_us) for timing in timings) > 0
+
+
+@pytest.mark.parametrize(("interrupted", "status"), [(2, "ok"), (3, "wrong_kernel")])
+def test_a_cpu_s_trace_is_taken_again_before_a_claim_is_wrong(machine, tmp_path, monkeypatch, interrupted, status):
+    taken = []
+
+    def operators(call):
+        taken.append(call)
+        # As if another program had taken nearly all of the time.
+        return kernels.operators_of(call if len(taken) > interrupted else lambda: torch.zeros(8).sum())
+
+    monkeypatch.setattr(kernels, "operators_of", kernels.operators, raising=False)
+    monkeypatch.setattr(kernels, "operators", operators)
+    record = measured("test_measure.Claiming", machine, tmp_path, passes=("forward",))
+    assert (record.status, len(taken)) == (status, 3)
+
+
+class Claiming(fakes.Honest):
+    """Claims the product that it runs."""
+
+    def claimed_kernels(self, direction, device):
+        return "aten::bmm$"
