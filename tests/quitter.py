@@ -3,19 +3,16 @@
 `exit` ends the process between two jobs, `bytes` writes what is not UTF-8 to the parent, `die` ends it within the job.
 """
 
-import argparse
 import json
 import os
 import sys
 from pathlib import Path
 
+from worker_arguments import arguments
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--serve", action="store_true")
-    parser.add_argument("--reply-fd", type=int)
-    parser.add_argument("--parent", type=int)
-    given = parser.parse_args()
+    given = arguments()
     replies = os.fdopen(given.reply_fd, "wb", buffering=0)
     replies.write(b"ready\n")
     for line in sys.stdin:

@@ -3,7 +3,6 @@
 It sleeps for `stopping.budget_s`. `kill` among the options of a job's backend is the signal that it dies by.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 from filelock import FileLock, Timeout
+from worker_arguments import arguments
 
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.process import die_with_parent
@@ -68,11 +68,7 @@ def measure(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--serve", action="store_true")
-    parser.add_argument("--reply-fd", type=int)
-    parser.add_argument("--parent", type=int)
-    given = parser.parse_args()
+    given = arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(given.parent)
     replies = os.fdopen(given.reply_fd, "w", buffering=1)

@@ -23,9 +23,6 @@ from attn_exp.compare.takeaway import Answer
 from attn_exp.core.flags import flag_notes
 from attn_exp.results.opinions import opinion_notes
 
-# Lines above the tables; the sheet has all.
-_RULES_SHOWN = 8
-
 
 def rivals_page(rivals: Rivals) -> Page:
     """Return the page of a sweep's backends, ranked case by case."""
@@ -41,7 +38,7 @@ def rivals_page(rivals: Rivals) -> Page:
         "baseline": rivals.baseline,
         "by": list(rivals.by),
         "shared": shared,
-        "answer_text": rivals.answer.lines(),
+        "answer_text": rivals.answer.lines(most=None),
     }
     notes = [
         *rivals.notes,
@@ -50,7 +47,7 @@ def rivals_page(rivals: Rivals) -> Page:
         *opinion_notes(row.cell.result for row in rivals.rows),
         *reasons([row.cell for row in rivals.rows]),
     ]
-    answer = rivals.answer.lines(_RULES_SHOWN)
+    answer = rivals.answer.lines()
     return Page(about, (*answer, *head_lines(rivals), shared_line(shared)), tuple(sheets), tuple(notes))
 
 

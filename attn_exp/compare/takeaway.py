@@ -20,6 +20,9 @@ from attn_exp.core.text import plain
 from attn_exp.results.cell import ChosenMetric
 from attn_exp.results.fields import distinct, sortable
 
+# Of the rules, above tables and at a sweep's end; the sheet of a comparison has all.
+RULES_SHOWN = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -70,13 +73,12 @@ class Answer:
     metric: ChosenMetric
     rules: tuple[Rule, ...] = ()
     warning: str = ""
-    notes: tuple[str, ...] = ()
     close: int = 0
     n: int = 0
     cases: int = 0
     settle: Duel | None = None
 
-    def lines(self, most: int | None = None) -> list[str]:
+    def lines(self, most: int | None = RULES_SHOWN) -> list[str]:
         """Return the answer as sentences, warnings first, and of the rules the first `most`; then a command."""
         shown = self.rules[:most]
         rest = len(self.rules) - len(shown)
@@ -84,7 +86,6 @@ class Answer:
             *filter(None, [self.warning]),
             *(rule.sentence(self.metric) for rule in shown),
             *([f"... and {rest} more such rules"] if rest else []),
-            *self.notes,
             *self.open_lines(),
         ]
 

@@ -167,10 +167,14 @@ def _is_number(value: Any) -> bool:
 def terminal_width(stream: TextIO) -> int:
     """Return how wide tables on a stream are: as its terminal, as `COLUMNS` says, else `WIDTH`; at least 40."""
     own = int(os.environ.get("COLUMNS", "0")) if os.environ.get("COLUMNS", "").isdigit() else 0
-    if not own and stream.isatty():
-        with contextlib.suppress(OSError, ValueError):
-            own = os.get_terminal_size(stream.fileno()).columns
-    return max(40, own or WIDTH)
+    return max(40, own or terminal_columns(stream) or WIDTH)
+
+
+def terminal_columns(stream: TextIO) -> int:
+    """Return the columns of a stream's terminal, 0 if it is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns
+    return 0
 
 
 def colours(stream: TextIO) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
-from attn_exp.core.text import duration
+from attn_exp.core.text import duration, terminal_columns
 
 # A child process whose environment has STAGES writes its stages to standard output, in lines that begin with STAGE.
 STAGES, STAGE = "ATTN_EXP_STAGES", "\x1e"
@@ -113,17 +113,12 @@ class Ticker:
         self._new, self._said_at = False, now
         with contextlib.suppress(OSError, ValueError):
             if self.terminal:
-                self._stream.write(f"\r\x1b[K{self.line()[: max(1, self._width() - 1)]}")
+                width = terminal_columns(self._stream) or shutil.get_terminal_size().columns
+                self._stream.write(f"\r\x1b[K{self.line()[: max(1, width - 1)]}")
                 self._shown = True
             else:
                 self._stream.write(f"{self.line()}\n")
             self._stream.flush()
-
-    def _width(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns
-        except (OSError, ValueError):
-            return shutil.get_terminal_size().columns
 
     def _clear(self) -> None:
         if self._shown:

@@ -1,15 +1,14 @@
 """A sweep's results in the formats of `format=`: a table for people, JSON, CSV and Markdown for programs and pages."""
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from attn_exp.core.safe_text import markdown_text
 from attn_exp.core.text import grid
 from attn_exp.results.result import Result
-from attn_exp.results.table import csv_text, table
+from attn_exp.results.table import csv_rows, csv_text, table
 
 FORMATS = ("table", "json", "csv", "markdown")
 # What a page has room for, beside the metrics of each pass.
@@ -26,17 +25,21 @@ def rendered(
     """
     if form == "table":
         return table(results, width, columns)
-    rows = list(csv.DictReader(io.StringIO(csv_text(results))))
     if form == "csv":
         return csv_text(results).rstrip("\n")
+    columns_there, raw = csv_rows(results)
+    rows = [{name: _text(row.get(name)) for name in columns_there} for row in raw]
     if form == "json":
         whole = {"answer": list(answer), "results": [_typed(row) for row in rows]}
         return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
-    names = [name for name in rows[0] if name in _SHOWN or name.partition("/")[2] in _METRICS] if rows else []
+    names = [name for name in columns_there if name in _SHOWN or name.partition("/")[2] in _METRICS]
     filled = [name for name in names if any(row[name] for row in rows)]
-    escaped = [{name: row[name].replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|") for name in filled}
-               for row in rows]  # fmt: skip
+    escaped = [{name: markdown_text(row[name]) for name in filled} for row in rows]
     return "\n\n".join(filter(None, ["  \n".join(answer), grid(escaped, filled, "pipe") if rows else "no records"]))
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def _typed(row: dict[str, str]) -> dict[str, Any]:

@@ -104,9 +104,9 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     return "\n".join(line if line is text else filled(line, width) for line in lines)
 
 
-def csv_text(results: Sequence[Result]) -> str:
-    """Return one row per result with all its metrics, for spreadsheets and scripts."""
-    buffer, passes = io.StringIO(), passes_shown(results)
+def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns of `table.csv`, and a row per result with those that it has."""
+    passes = passes_shown(results)
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
         *("device", "timer", "regime", "l2", "inputs", "caches", "source", "source_commit", "seed", "flags"),
@@ -116,10 +116,16 @@ def csv_text(results: Sequence[Result]) -> str:
         *("gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
     ]
     known = frozenset(names)
+    return names, [_csv_row(result, known) for result in _ordered(results)]
+
+
+def csv_text(results: Sequence[Result]) -> str:
+    """Return one row per result with all its metrics, for spreadsheets and scripts."""
+    names, rows = csv_rows(results)
+    buffer = io.StringIO()
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
-    for result in _ordered(results):
-        writer.writerow({name: csv_cell(value) for name, value in _csv_row(result, known).items()})
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     return buffer.getvalue()
 
 

@@ -153,6 +153,11 @@ def open_context(
     return SweepContext(options["sweep"], folder, tracker, options, say, alone)
 
 
+def already_running(sweep: str) -> UserError:
+    """Return the mistake of starting a sweep that another command is running."""
+    return UserError(f"another command is running sweep={sweep}: wait for it, or choose another name")
+
+
 @contextlib.contextmanager
 def _alone(folder: Path, sweep: str) -> Iterator[None]:
     """Hold a sweep's folder against other commands of this machine; the system lets go of it when the process ends."""
@@ -160,7 +165,7 @@ def _alone(folder: Path, sweep: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise UserError(f"another command is running sweep={sweep}: wait for it, or choose another name") from error
+        raise already_running(sweep) from error
     except NotImplementedError:
         pass  # a file system without locks
     try:

@@ -36,8 +36,6 @@ from attn_exp.run.worker_process import RunFolder, Worker
 from attn_exp.tracking.base import EndStatus
 
 _KEPT_AT_ONCE = 100
-# A sweep's end names so many rules of its answer; `attn-exp compare` has all.
-_RULES_SHOWN = 8
 
 
 class Session:
@@ -158,14 +156,13 @@ class Session:
         """Return the context, which the first call opens. Raises UserError for mistakes, before any work."""
         if self.context is None:
             options = resolved_config(config, self._arguments)
-            if not isinstance(options["save_plots"], bool):
-                raise UserError(f"save_plots={options['save_plots']} is neither true nor false")
+            for name in ("save_plots", "quiet"):
+                if not isinstance(options[name], bool):
+                    raise UserError(f"{name}={options[name]} is neither true nor false")
             self._columns = check_columns(options["columns"])
             command = _command(self._arguments)
             if options["format"] not in FORMATS:
                 raise UserError(f"format={options['format']} is none of {', '.join(FORMATS)}")
-            if not isinstance(options["quiet"], bool):
-                raise UserError(f"quiet={options['quiet']} is neither true nor false")
             self._form, self.progress.quiet = options["format"], options["quiet"]
             self.context = open_context(options, command, self.progress.note, run_folder=self._run_folder)
             self._plots = options["save_plots"]
@@ -268,7 +265,7 @@ class Session:
             # Otherwise nothing was measured, and an error says why.
             if self.progress.done or status == "FINISHED":
                 width = terminal_width(sys.stdout)
-                answer = rivals.answer.lines(_RULES_SHOWN) if rivals is not None else []
+                answer = rivals.answer.lines() if rivals is not None else []
                 text = rendered(results, self._form, width, answer, self._columns)
                 if self._form == "table":
                     own = "\n".join(filled(line, width) for line in answer)

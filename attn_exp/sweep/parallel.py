@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.case import Case
-from attn_exp.core.errors import UserError
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import sound_record, write_record
 from attn_exp.core.request import Request
+from attn_exp.run.context import already_running
 from attn_exp.run.job_queue import with_failed_profiles
 from attn_exp.run.session import Session, stop_line, stops
 from attn_exp.sweep.board import GONE_S, Board, Line, Watch, refresh_folder, running_elsewhere
@@ -205,5 +205,5 @@ def _check_alone(own: Path, sweep: str) -> None:
         if other == own:
             continue
         if running_elsewhere(other, _WATCH_S):
-            raise UserError(f"another command is running sweep={sweep}: wait for it, or choose another name")
+            raise already_running(sweep)
         _clear(other)

@@ -234,6 +234,7 @@ def _revisions(database: sqlite3.Connection) -> list[str]:
     return [row[0] for row in database.execute("SELECT version_num FROM alembic_version")]
 
 
+@functools.cache
 def _migrations() -> dict[str, str]:
     """Return the installed MLflow's schema revisions, each with the one before it; empty if its files are not there."""
     spec = importlib.util.find_spec("mlflow")

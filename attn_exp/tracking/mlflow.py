@@ -100,15 +100,12 @@ class MlflowTracker:
         reason = f"no answer within {_START_SHARE * self._place.patience_s:g} s"
         if self._thread.errors:
             error = self._thread.errors[0]
-            refused = refusal(error)
-            if refused is not None or isinstance(error, UserError):
+            if (refused := refusal(error)) is not None:
+                error = UserError(f"MLflow at {self._place.shown} {refused}, or use tracker=none")
+            if isinstance(error, UserError):
                 self._thread.stop()
                 self._runs = self._thread = None
-                raise (
-                    error
-                    if refused is None
-                    else UserError(f"MLflow at {self._place.shown} {refused}, or use tracker=none")
-                )
+                raise error
             reason = trouble(error)
         return (
             f"MLflow at {self._place.shown} stores nothing yet ({reason}): the sweep continues, and its records are in "

@@ -35,10 +35,10 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
         peak_bytes = prepared.memory.peak(direction, call) if prepared.memory else None
         gpu = machine.gpu
         checked = attempt.request.compile.mode == "none" or not getattr(backend, "transparent", False)
-        for _ in range(_CPU_TRACES):
+        for _ in range(_CPU_TRACES if gpu is None else 1):
             traced = operators(call) if gpu is None else trace(gpu, attempt.request.measuring.l2, call, _TRACED_CALLS)
             wrong = _wrong_claim(attempt.request, backend, direction, machine.device, traced) if checked else None
-            if wrong is None or gpu is not None:
+            if wrong is None:
                 break
         outside_bytes = _outside_bytes(attempt, prepared)
     kernels = traced.kernels()

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import torch
-
 from cheats.corpus import FORWARD, case_of, cheat
-from cheats.ways import Plain, Run, Tensor, attend
+from cheats.ways import Plain, Run, StraightTanh, Tensor, attend
 
 OUT = r"\bout\b"
 ANY = r"\b(out|dq|dk|dv)\b"
@@ -31,24 +29,12 @@ class AnotherSoftcap(Plain):
         return attend(case, q, k, v, softcap=30.0)
 
 
-class _Straight(torch.autograd.Function):
-    """tanh forward, and the slope of the identity backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return torch.tanh(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
 @cheat("formula", "inaccurate", r"\bd[qkv]\b", case=CAPPED)
 class NoSoftcapInBackward(Plain):
     """Leaves out the softcap's slope in the backward."""
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(case, q, k, v, tanh=_Straight.apply)
+        return attend(case, q, k, v, tanh=StraightTanh.apply)
 
 
 @cheat("formula", "inaccurate", OUT, passes=FORWARD, case=CAPPED)

@@ -8,7 +8,7 @@ import torch
 
 from cheats.corpus import FORWARD, case_of, cheat
 from cheats.gradients import slow_weights
-from cheats.ways import Plain, Run, Tensor, attend
+from cheats.ways import Plain, Run, StraightTanh, Tensor, attend
 
 
 @torch.no_grad()
@@ -45,21 +45,9 @@ class SlopeLostInTheLastRowOfTheBatch(Plain):
     def backward(self, run: Run) -> Any:
         q, k, v = (one.detach()[-1:].requires_grad_() for one in self.inputs.qkv)
         with torch.enable_grad():
-            out = attend(self.case, q, k, v, tanh=_WithoutSlope.apply)
+            out = attend(self.case, q, k, v, tanh=StraightTanh.apply)
             last = torch.autograd.grad(out, (q, k, v), self.inputs.d_out[-1:])
         return tuple(torch.cat([one[:-1], other]) for one, other in zip(run(), last, strict=True))
-
-
-class _WithoutSlope(torch.autograd.Function):
-    """The hyperbolic tangent with the slope of x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return torch.tanh(x)
-
-    @staticmethod
-    def backward(ctx: Any, d_y: Tensor) -> Tensor:
-        return d_y
 
 
 class _Racing(Plain):

@@ -39,6 +39,18 @@ def hidden(case: Case, device: torch.device) -> Tensor | None:
     return hidden_keys(case, 0, case.q_len, device) if masked(case) else None
 
 
+class StraightTanh(torch.autograd.Function):
+    """tanh forward, and the slope of the identity backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
 def attend(
     case: Case,
     q: Tensor,
