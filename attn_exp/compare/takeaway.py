@@ -142,7 +142,7 @@ def _warning(valued: Sequence[Ranking], doubtful: Sequence[Ranking], most: bool,
         return f"{of}{left}"
     unstable = counts["unstable"] + counts["a wide interval"]
     remedy = (
-        "measure longer (stopping=precise, or a larger stopping.budget_s)"
+        "measure longer (stopping=thorough, or a larger stopping.budget_s)"
         if unstable > len(doubtful) / 2
         else "measure again while nothing else runs on the machine"
     )
