@@ -69,20 +69,25 @@ def main(out: Path) -> None:
     rows: list[Row] = []
     order = random.Random(15)
     for repeat in range(REPEATS):
-        # The minute is waited for once.
-        histories = [history for history in before if repeat == 0 or history != MINUTE]
-        tries = [(name, history, settles) for name in CALLS for history in histories for settles in (True, False)]
+        # The minute is waited for once, by the call that what was before may move.
+        tries = [
+            (name, history, settles)
+            for name, (_, _, heavy) in CALLS.items()
+            for history in before
+            for settles in (True, False)
+            if history != MINUTE or (heavy and repeat == 0)
+        ]
         order.shuffle(tries)
         for name, history, settles in tries:
             before[history]()
             settling = Settling(settle_s, CALLS[name][2], machine.reading, machine.environment.get("max_sm_clock_mhz"))
             spent: list[float] = []
 
-            def settle(load: Callable[[float], float], costs: object, settling=settling, spent=spent) -> bool:
+            def settle(load: Callable[[float], float], costs: object, settling=settling, spent=spent) -> float | None:
                 began = time.perf_counter()
-                settled = settling.settle(load)
+                least_s = settling.settle(load)
                 spent.append(time.perf_counter() - began)
-                return settled
+                return least_s
 
             began = time.perf_counter()
             timing = sample(make_timer("device", machine.gpu), calls[name], rule, settle=settle if settles else None)
@@ -94,6 +99,7 @@ def main(out: Path) -> None:
                     "settled": "unsettled" not in timing.flags if settles else "not asked",
                     "repeat": repeat,
                     "median_us": round(found.median_us, 2),
+                    "mean_us": round(found.mean_us, 2),
                     "half_width": round(found.half_width or 0.0, 5),
                     "rounds": found.rounds,
                     "settling_s": round(sum(spent), 3),
@@ -113,13 +119,13 @@ def main(out: Path) -> None:
             chosen = [row for row in rows if row["call"] == name and (row["settled"] != "not asked") == settles]
             medians = {
                 history: statistics.median(float(row["median_us"]) for row in chosen if row["before"] == history)
-                for history in before
+                for history in {str(row["before"]) for row in chosen}
             }
             shown.append(
                 [
                     name,
                     "settled" if settles else "before",
-                    *(f"{medians[history]:.1f}" for history in before),
+                    *(f"{medians[history]:.1f}" if history in medians else "" for history in before),
                     f"{100 * (max(medians.values()) / min(medians.values()) - 1):.2f}",
                     f"{statistics.fmean(float(row['settling_s']) for row in chosen):.2f}",
                     f"{statistics.fmean(float(row['all_s']) for row in chosen):.2f}",

@@ -75,7 +75,7 @@ def test_commands_started_together_measure_nothing_twice(tmp_path: Path) -> None
     assert 0 in codes
     for process, (_, err) in zip(started, ended, strict=True):
         assert (process.returncode == 2) == ("another command is running sweep=a" in err), err
-    assert sum(err.count("[1/1]") for _, err in ended) == 1
+    assert sum(err.count("[1/1] ok") for _, err in ended) == 1
     assert len(cli.records(tmp_path, "a")) == 1
     kinds = sorted(tags["attn_exp.kind"] for _, status, tags in cli.runs(tmp_path) if status == "FINISHED")
     assert kinds == ["job", "sweep"]

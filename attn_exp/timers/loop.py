@@ -134,7 +134,7 @@ def sample_rivals(
     *,
     order: Callable[[int, int], Sequence[int]] = lambda rivals, index: range(rivals),
     rest_s: float = 0.0,
-    settle: Callable[[Load, Sequence[Cost]], bool] | None = None,
+    settle: Callable[[Load, Sequence[Cost]], float | None] | None = None,
     started: Callable[[], None] = lambda: None,
     midway: Callable[[], None] | None = None,
     after_block: Callable[[int], None] = lambda position: None,
@@ -146,8 +146,9 @@ def sample_rivals(
         rule: when to stop: by the median of a single call, by the pairwise ratios of several.
         order: the order of the rivals in a round, from their number and the round's index.
         rest_s: seconds of idle time before each block.
-        settle: called once, after the warm-up, with what loads the device, and each call's cost. It returns whether the
-            device has settled; if it has not, the flag is `unsettled` and nothing is `precise`.
+        settle: called once, after the warm-up, with what loads the device, and each call's cost. It returns for how many
+            seconds a single call must be sampled at least, or None if the device has not settled: then the flag is
+            `unsettled`, and nothing is `precise`.
         started: called once, right before the first round.
         midway: called once, halfway through the least number of rounds, for blocks of other timers at the same clocks.
         after_block: called after each block with the index of its entry.
@@ -183,10 +184,14 @@ def sample_rivals(
                     found[position] += entry.timer.block(entry.call, calls).times_us
         return sum(map(statistics.median, found))
 
-    if settle is not None and not settle(load, costs):
+    least_s = 0.0 if settle is None else settle(load, costs)
+    if least_s is None:
         rule = replace(rule, precision=0.0)
         for samples in all_samples:
             samples.flags.add("unsettled")
+    elif len(entries) == 1:
+        # Rivals swing together, and their ratio stays.
+        rule = replace(rule, least_s=least_s)
     started()
     began, index, reason = time.perf_counter(), 0, None
     # How many blocks of a call are one round.

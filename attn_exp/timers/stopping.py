@@ -22,7 +22,7 @@ class StoppingRule:
     A single call whose interval would be marked `unstable` by then goes on, until it is not or `patience_s` seconds
     have passed. Its rounds are then joined in pairs as often as there are too many.
 
-    For calls above 50 ms, 5 rounds are enough.
+    For calls above 50 ms, 5 rounds are enough. Nothing stops before `least_s` seconds; by then rounds are joined as well.
     """
 
     precision: float
@@ -30,6 +30,7 @@ class StoppingRule:
     max_rounds: int
     budget_s: float
     patience_s: float = 0.0
+    least_s: float = 0.0
 
     def least_rounds(self, call_us: float) -> int:
         """Return the number of rounds before which no rule stops."""
@@ -47,7 +48,7 @@ class StoppingRule:
             about: what the interval of a single call is about; by default the median of its values.
         """
         rounds = len(series[0])
-        if rounds < self.least_rounds(call_us):
+        if rounds < self.least_rounds(call_us) or elapsed_s < self.least_s:
             return None
         # Lazily: where one is not precise yet, the others need no interval.
         half_widths = (log_half_width(values, about or statistics.median(values)) for values in series)

@@ -15,16 +15,16 @@ _HEAVY = 0.5
 
 def settling(
     attempts: Sequence[Attempt], machine: Machine, direction: str
-) -> Callable[[Load, Sequence[Cost]], bool] | None:
+) -> Callable[[Load, Sequence[Cost]], float | None] | None:
     """Return what loads the GPU before a pass of these rivals is sampled; None if nothing has to.
 
-    It takes the load and each rival's cost, and returns whether the clock settled.
+    It takes the load and each rival's cost, and returns what `Settling.settle` does.
     """
     measuring = attempts[0].request.measuring
     if machine.gpu is None or measuring.regime != "sustained":
         return None
 
-    def settle(load: Load, costs: Sequence[Cost]) -> bool:
+    def settle(load: Load, costs: Sequence[Cost]) -> float | None:
         heavy = any(_share(attempt, direction, cost) >= _HEAVY for attempt, cost in zip(attempts, costs, strict=True))
         highest = machine.environment.get("max_sm_clock_mhz")
         with attempts[0].stage("settling"):

@@ -23,8 +23,9 @@ def test_the_peak_is_of_the_call_without_d_out_and_what_earlier_calls_left(machi
     forward, backward = (record.metrics[f"{name}/peak_memory_bytes"] for name in ("forward", "backward"))
     # q, k, v and the output, with the log-sum-exp and a few bytes of state.
     assert 4 * TENSOR + LSE <= forward < 4 * TENSOR + LSE + (2 << 20)
-    # And three gradients, a row sum, and FlashAttention's float32 sum of dq.
-    assert 7 * TENSOR + LSE <= backward < 10 * TENSOR + 4 * LSE
+    # And three gradients, a row sum, FlashAttention's float32 sum of dq, and the contiguous output and its gradient that
+    # PyTorch makes for it (_scaled_dot_product_flash_attention_backward).
+    assert 9 * TENSOR + 2 * LSE <= backward < 11 * TENSOR + 4 * LSE
     assert record.metrics["forward/outside_memory_bytes"] < 256 << 20
 
 
@@ -49,7 +50,8 @@ def test_clock_power_and_energy_are_those_of_the_timing(machine):
         assert 0.3 * machine.environment["max_sm_clock_mhz"] < window.clock_mhz
         assert window.energy_from == "counter", window.note
         assert 0.2 < window.power_w / machine.environment["power_limit_w"] < 1.1
-        assert window.call_share > 0.6
+        # The rest of it is the flushes and new inputs between the calls.
+        assert 0.4 < window.call_share < 1.0
         joules = record.metrics[f"{direction}/joules_per_call"]
         assert joules == pytest.approx(window.power_w * record.metrics[f"{direction}/time_us"] / 1e6)
 
