@@ -146,8 +146,8 @@ def sample_rivals(
         rule: when to stop: by the median of a single call, by the pairwise ratios of several.
         order: the order of the rivals in a round, from their number and the round's index.
         rest_s: seconds of idle time before each block.
-        settle: called once, after the warm-up, with what loads the device, and each call's cost. It returns for how many
-            seconds a single call must be sampled at least, or None if the device has not settled: then the flag is
+        settle: called once, after the warm-up, with what loads the device, and each call's cost. It returns the seconds
+            that a single call must be sampled at least, or None if the device has not settled: then the flag is
             `unsettled`, and nothing is `precise`.
         started: called once, right before the first round.
         midway: called once, halfway through the least number of rounds, for blocks of other timers at the same clocks.

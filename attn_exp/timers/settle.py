@@ -1,9 +1,9 @@
 """Before sampling: load until the GPU's clock has settled, as `regime=sustained` says.
 
-A GPU at rest runs at its highest clock. Under a load that exceeds its power limit it goes on so for 0.2 s, and falls for
-another second to a clock that is 16 % lower on an H200 (results/h200/doctor/power_cap.csv). There it swings about once a
-second, by 4 %, as long as the load lasts: only what is sampled for whole swings is the sustained time. A load below the
-limit leaves the clock at its highest, where it returns to after a heavier load.
+A GPU at rest runs at its highest clock. Under a load that exceeds its power limit it goes on so for 0.2 s, and falls
+for another second to a clock that is 16 % lower on an H200 (results/h200/doctor/power_cap.csv). There it swings about
+once a second, by 4 %, as long as the load lasts: only what is sampled for whole swings is the sustained time. A load
+below the limit leaves the clock at its highest, where it returns to after a heavier load.
 """
 
 import math

@@ -22,7 +22,7 @@ class StoppingRule:
     A single call whose interval would be marked `unstable` by then goes on, until it is not or `patience_s` seconds
     have passed. Its rounds are then joined in pairs as often as there are too many.
 
-    For calls above 50 ms, 5 rounds are enough. Nothing stops before `least_s` seconds; by then rounds are joined as well.
+    For calls above 50 ms, 5 rounds are enough. Nothing stops before `least_s` seconds; rounds are joined then, too.
     """
 
     precision: float

@@ -23,7 +23,7 @@ def test_the_peak_is_of_the_call_without_d_out_and_what_earlier_calls_left(machi
     forward, backward = (record.metrics[f"{name}/peak_memory_bytes"] for name in ("forward", "backward"))
     # q, k, v and the output, with the log-sum-exp and a few bytes of state.
     assert 4 * TENSOR + LSE <= forward < 4 * TENSOR + LSE + (2 << 20)
-    # And three gradients, a row sum, FlashAttention's float32 sum of dq, and the contiguous output and its gradient that
+    # And three gradients, a row sum, FlashAttention's float32 sum of dq, and the contiguous output and gradient that
     # PyTorch makes for it (_scaled_dot_product_flash_attention_backward).
     assert 9 * TENSOR + 2 * LSE <= backward < 11 * TENSOR + 4 * LSE
     assert record.metrics["forward/outside_memory_bytes"] < 256 << 20
