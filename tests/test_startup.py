@@ -75,8 +75,8 @@ def test_a_worker_imports_nothing_that_it_may_not_need():
 DRAWS = """
 import sys
 import time
-from attn_exp.run.closing import import_plots
-import_plots()
+from attn_exp.plots.all import import_drawing
+import_drawing()
 before = set(sys.modules)
 from attn_exp.plots.style import new_figure
 new_figure(2.0, 2.0).savefig("a.svg")

@@ -1,7 +1,9 @@
 """All charts of a comparison that its content allows, in the order of a report."""
 
+import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,28 +33,44 @@ _OF_RESULTS: "tuple[Callable[[Sequence[Result]], Chart | None], ...]" = (
     first_call_chart,
     samples_chart,
 )
+# matplotlib's modules that draw, which are imported when they are needed.
+_DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
 
 
-def charts(comparison: Comparison) -> Iterator[Chart]:
+def import_drawing() -> None:
+    """Import what draws, ahead of the first chart. Raises ImportError without matplotlib."""
+    for name in _DRAWING:
+        importlib.import_module(name)
+
+
+def charts(comparison: Comparison, part: int = 0, parts: int = 1) -> Iterator[Chart]:
     """Yield the charts of a comparison, each drawn when it is requested.
+
+    Args:
+        comparison: what they show.
+        part: which of the equal parts of the work, from 0 on; its charts only.
+        parts: how many there are.
 
     Raises:
         UserError: matplotlib is not installed.
     """
     if not available():
         raise UserError(MISSING)
-    own = None
-    if isinstance(comparison, Rivals):
-        own = heatmap_chart(comparison)
-    elif isinstance(comparison, Changes):
-        own = changes_chart(comparison)
-    if own is not None:
-        yield own
+    draws: list[Callable[[], Chart | None]] = [partial(_own_chart, comparison)]
     results = one_each(results_of(comparison))
-    for draw in _OF_RESULTS:
-        chart = draw(results)
-        if chart is not None:
+    draws += [partial(draw, results) for draw in _OF_RESULTS]
+    for index, draw in enumerate(draws):
+        # Dealt to and fro, since the first ones take longest.
+        there = index % (2 * parts)
+        if min(there, 2 * parts - 1 - there) == part and (chart := draw()) is not None:
             yield chart
+
+
+def _own_chart(comparison: Comparison) -> Chart | None:
+    """Return the chart that only this kind of comparison has."""
+    if isinstance(comparison, Rivals):
+        return heatmap_chart(comparison)
+    return changes_chart(comparison) if isinstance(comparison, Changes) else None
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
@@ -71,15 +89,19 @@ def results_of(comparison: Comparison) -> "list[Result]":
     return list({id(row.cell.result): row.cell.result for row in comparison.rows}.values())
 
 
-def write_charts(comparison: Comparison, folder: Path, *, limit_s: float | None = None) -> list[Path]:
+def write_charts(
+    comparison: Comparison, folder: Path, *, limit_s: float | None = None, part: int = 0, parts: int = 1
+) -> list[Path]:
     """Write all charts as SVG and PNG and return their paths. After `limit_s` seconds no further one is started.
+
+    `part` and `parts` are those of `charts`.
 
     Raises:
         UserError: matplotlib is not installed, or the folder cannot be written.
     """
     began, written = time.monotonic(), []
     try:
-        for chart in charts(comparison):
+        for chart in charts(comparison, part, parts):
             folder.mkdir(parents=True, exist_ok=True)
             written += save(chart, folder)
             if limit_s is not None and time.monotonic() - began > limit_s:

@@ -3,8 +3,6 @@
 Nothing that fails here may cost the records and tables, which the sweep was run for: failures are reported.
 """
 
-import contextlib
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ from attn_exp.core.errors import first_line
 from attn_exp.core.files import unlinked
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
+from attn_exp.run.drawing import Drawing
 from attn_exp.tracking.base import Curve
 
 if TYPE_CHECKING:
@@ -24,15 +23,6 @@ LIMIT_S = 2.5
 # A single job needs no plot, and is no rival.
 FEWEST = 2
 _LONGEST = 300
-# matplotlib's modules that draw, which attn_exp.plots imports when it needs them.
-_DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
-
-
-def import_plots() -> None:
-    """Import what draws the plots at a sweep's end; where it is missing, the end says so."""
-    with contextlib.suppress(ImportError):
-        for name in ("attn_exp.plots.all", "attn_exp.plots.curves", *_DRAWING):
-            importlib.import_module(name)
 
 
 def ranked_rivals(sweep: Sweep, say: Callable[[str], None]) -> "Rivals | None":
@@ -53,25 +43,30 @@ def ranked_rivals(sweep: Sweep, say: Callable[[str], None]) -> "Rivals | None":
 
 
 def plots_and_curves(
-    sweep: Sweep, rivals: "Rivals | None", say: Callable[[str], None]
+    sweep: Sweep, rivals: "Rivals | None", say: Callable[[str], None], drawing: Drawing | None = None
 ) -> tuple[list[Path], Sequence[Curve]]:
-    """Draw the plots of ranked backends into their sweep's folder and return them with its curves."""
+    """Draw the plots of ranked backends into their sweep's folder and return them with its curves.
+
+    Processes of their own draw if there are some, else this one does.
+    """
     if rivals is None:
         return [], []
+    plots, drawn, into = list[Path](), list[Curve](), Path(sweep.place) / FOLDER
     try:
+        if drawing is not None:
+            drawing.begin(Path(sweep.place), unlinked(into), LIMIT_S)
         from attn_exp.plots.curves import curves
 
         drawn = curves(sweep.results)
-    except Exception as error:
-        say(f"no curves or plots: {first_line(error)[:_LONGEST]}")
-        return [], []
-    try:
-        from attn_exp.plots.all import write_charts
+        if drawing is not None:
+            plots = drawing.files(into)
+        else:
+            from attn_exp.plots.all import write_charts
 
-        return write_charts(rivals, unlinked(Path(sweep.place) / FOLDER), limit_s=LIMIT_S), drawn
+            plots = write_charts(rivals, unlinked(into), limit_s=LIMIT_S)
     except Exception as error:
         say(f"no plots: {first_line(error)[:_LONGEST]}")
-        return [], drawn
+    return plots, drawn
 
 
 def write_pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:

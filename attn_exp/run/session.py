@@ -5,7 +5,6 @@ import math
 import shlex
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,9 @@ from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, user_path
 from attn_exp.results.table import check_columns, write_tables
-from attn_exp.run.closing import FEWEST, import_plots, plots_and_curves, ranked_rivals, write_pages
+from attn_exp.run.closing import FEWEST, plots_and_curves, ranked_rivals, write_pages
 from attn_exp.run.context import SweepContext, open_context
+from attn_exp.run.drawing import Drawing, drawing_for
 from attn_exp.run.gpus import visible_gpus
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
@@ -70,6 +70,7 @@ class Session:
         self._columns: tuple[str, ...] = ()
         self._form = "table"
         self._queue: JobQueue | None = None
+        self._drawing: Drawing | None = None
 
     def request(self, config: DictConfig) -> Request:
         """Return the request that a composed configuration describes. Raises UserError."""
@@ -131,6 +132,8 @@ class Session:
         try:
             self._close(status)
         finally:
+            if self._drawing is not None:
+                self._drawing.close()
             self.progress.end()
 
     def _close(self, status: EndStatus) -> None:
@@ -184,10 +187,16 @@ class Session:
         context = self.open(config)
         isolation = context.start(request.device, self.gpus, worker=self._worker, run_folder=self._run_folder)
         self._queue = JobQueue(isolation, context.folder, context.gpu_uuid)
-        if self._plots and request.device == "cuda" and self.progress.total >= FEWEST:
-            # While the worker imports torch and opens the device. Nothing of ours runs beside a measurement of the CPU.
-            threading.Thread(target=import_plots, daemon=True).start()
+        self.start_drawing(request.device)
         return self._queue
+
+    def start_drawing(self, device: str) -> None:
+        """Start the processes that will draw the plots of a sweep on this device."""
+        if self._plots and self.progress.total >= FEWEST:
+            # While the worker imports torch and opens the device.
+            self._drawing = drawing_for(device)
+            if self._drawing is not None:
+                self._drawing.start()
 
     def _await(self, queue: JobQueue, ahead: int) -> Record | None:
         """Wait until no more than `ahead` jobs are queued; return the last record. `stop_on` may end the sweep."""
@@ -251,7 +260,7 @@ class Session:
         # Only now, when nothing is being measured; and not after an interrupt, which should end at once.
         self.progress.doing("drawing plots and storing the sweep")
         rivals = ranked_rivals(sweep, say) if status == "FINISHED" else None
-        plots, curves = plots_and_curves(sweep, rivals, say) if self._plots else ([], ())
+        plots, curves = plots_and_curves(sweep, rivals, say, self._drawing) if self._plots else ([], ())
         profiled = any(result.profiles for result in results) and status == "FINISHED"
         of_jobs = write_pages(results, say, pictures=self._plots) if profiled else {}
         limit_s = 1.0 if status == "KILLED" else None

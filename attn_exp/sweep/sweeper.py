@@ -126,6 +126,7 @@ class ProductSweep:
 
         requests = [request for *_, request in self._possible(checked, settle)]
         if requests:
+            self._session.start_drawing(requests[0].device)
             launch(self._session, launcher, isolation_options(resolved_config(first)), requests, settled)
 
     def _run(self, index: int, overrides: tuple[str, ...], request: Request) -> None:

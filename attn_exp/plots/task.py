@@ -1,0 +1,20 @@
+"""What a process that draws is asked, and what it answers (process.py)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to draw: the sweep in folder `sweep` into folder `into`; no chart is begun after `limit_s` seconds."""
+
+    sweep: str
+    into: str
+    limit_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """The names of the files that were written, and why there are no others, if that is a mistake."""
+
+    files: tuple[str, ...] = ()
+    mistake: str | None = None
