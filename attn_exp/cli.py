@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from attn_exp.core.conf import conf_folder
+from attn_exp.core.home import provide_home
 from attn_exp.core.version import __version__
 
 COMMANDS = {
@@ -58,6 +59,7 @@ _SHELLS = ("=bash", "=fish", "=zsh")
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    provide_home()
     earlier = sys.argv[0].startswith("python -m attn_exp.")
     if sys.argv[1:2] == ["compare"]:
         # Thousands of records are millions of objects without a cycle: looking for some takes a sixth of the time.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from attn_exp.core.errors import RecordError
-from attn_exp.core.files import hidden_files, owner_mark, remove_litter, write_whole
+from attn_exp.core.files import hidden_files, owner_mark, remove_litter, temporary_folder, write_whole
 from attn_exp.core.record import SCHEMA, Record
 from attn_exp.core.record_file import FILE_NAME, read_record, write_record
 from attn_exp.core.status import STATUSES
@@ -132,6 +132,28 @@ def test_statuses_are_the_closed_set_and_what_another_try_may_change_is_not_fina
     assert retried == {"unavailable", "timeout", "crashed", "error"}
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(msgspec.to_builtins(make_record()) | {"status": "fine"}, Record)
+
+
+def test_what_a_process_of_another_container_uses_is_no_litter(tmp_path, monkeypatch):
+    """It has this host's name, and a number that no process has here."""
+    monkeypatch.setattr("attn_exp.core.files.os.getpid", lambda: 2**22 + 1)
+    monkeypatch.setattr("attn_exp.core.files.tempfile.tempdir", str(tmp_path))
+
+    def look_in_the_middle(_):
+        remove_litter(hidden_files(tmp_path))
+        assert [path.name for path in tmp_path.glob(".*")] == [f".record.json{owner_mark()}"]
+
+    monkeypatch.setattr("attn_exp.core.files.os.fsync", look_in_the_middle)
+    write_whole(tmp_path / "record.json", b"whole")
+    assert (tmp_path / "record.json").read_bytes() == b"whole"
+    with temporary_folder() as folder:
+        (folder / "file").touch()
+        remove_litter(tmp_path.glob("attn_exp_*"))
+        assert (folder / "file").exists()
+    # Of a process that was killed, the lock is gone.
+    (tmp_path / f"attn_exp_{owner_mark()}x").mkdir()
+    remove_litter(tmp_path.glob("attn_exp_*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
 def test_litter_of_a_process_that_is_gone_goes_wherever_it_lies_and_no_other(tmp_path):

@@ -1,15 +1,20 @@
 """Files written atomically and read safely, and temporary files, whose names say which process made them.
 
 The folder of a sweep may be somebody else's: what is written into it stays in it, and what is read from it ends.
+Whoever makes a temporary file or folder holds a lock on it: containers may share folders and a host name, and yet not
+see each other's processes.
 """
 
+import atexit
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from attn_exp.core.profile import FOLDER as PROFILES
@@ -31,6 +36,7 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666), "wb") as file:
+            _lock(file.fileno())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -66,11 +72,35 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder that is removed at the end, by `remove_litter` if the process is killed before."""
+    made = Path(tempfile.mkdtemp(prefix="attn_exp-new_"))
+    # Named as a temporary folder only when it is locked.
+    folder = made.with_name(f"attn_exp_{owner_mark()}{made.name.removeprefix('attn_exp-new_')}")
+    held = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(held)
+        made.rename(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def folder_until_exit() -> Path:
+    """Make a temporary folder that is removed when this process ends."""
+    stack = contextlib.ExitStack()
+    folder = stack.enter_context(temporary_folder())
+    atexit.register(stack.close)
+    return folder
+
+
 def remove_litter(paths: Iterable[Path]) -> None:
-    """Remove those of `paths` that an ended process of this host made."""
+    """Remove those of `paths` that a process of this host made and can no longer use, because it has ended."""
     for path in paths:
         owner = _OWNER.search(path.name)
-        if owner is None or owner[1] != os.uname().nodename or Path("/proc", owner[2]).exists():
+        if owner is None or owner[1] != os.uname().nodename or Path("/proc", owner[2]).exists() or _held(path):
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -83,3 +113,26 @@ def remove_litter(paths: Iterable[Path]) -> None:
 def hidden_files(folder: Path) -> list[Path]:
     """Return the hidden files of a sweep's folder, its jobs and their profiles, where `write_whole` makes its own."""
     return [path for pattern in (".*", "*/.*", f"*/{PROFILES}/.*") for path in folder.glob(pattern)]
+
+
+def _lock(opened: int) -> None:
+    """Hold the lock of an opened file or folder until it is closed, where the file system has locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _held(path: Path) -> bool:
+    """Whether a process holds the lock of a file or folder."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(opened)
+    return False

@@ -13,6 +13,7 @@ from attn_exp.config.compose import isolation_options
 from attn_exp.config.request import resolve_device
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import unlinked, write_whole
+from attn_exp.core.home import provide_home
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.torch_version import installed_note
 from attn_exp.run.gpus import Lease, lease
@@ -122,6 +123,8 @@ def open_context(
             command is running the sweep.
     """
     make_isolation(isolation_options(options), run_folder)
+    # Of a caller from Python too.
+    provide_home()
     tracker = make_tracker(options["tracker"])
     if not options["folder"]:
         raise UserError("folder= is empty: leave it out, or name one")

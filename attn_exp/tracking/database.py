@@ -4,7 +4,6 @@ MLflow creates and migrates a database in place, statement by statement, so a pr
 one that no MLflow opens again. Here both happen in a file beside it, which takes its name once it is whole.
 """
 
-import atexit
 import contextlib
 import functools
 import importlib.util
@@ -14,7 +13,6 @@ import shlex
 import shutil
 import sqlite3
 import stat
-import tempfile
 from collections.abc import Iterator
 from enum import Enum
 from importlib.metadata import version
@@ -22,7 +20,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from attn_exp.core.errors import UserError
-from attn_exp.core.files import owner_mark
+from attn_exp.core.files import folder_until_exit
 
 _ELSEWHERE = "choose another database with tracker.uri=sqlite:///..."
 _REVISION = re.compile(r"^(down_)?revision\b[^=\n]*= *['\"](\w+)['\"]", re.MULTILINE)
@@ -71,9 +69,7 @@ def uri_of_artifacts(place: str) -> str:
 
 @functools.cache
 def _link_to(path: Path) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"attn_exp_{owner_mark()}"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    link = folder / "mlflow.db"
+    link = folder_until_exit() / "mlflow.db"
     link.symlink_to(path)
     return link
 

@@ -175,11 +175,7 @@ def _by_client(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
 
 def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
     """Return what `read_run` returns, with the run's files fetched into a temporary folder."""
-    import atexit
-    import shutil
-    import tempfile
-
-    from attn_exp.core.files import owner_mark
+    from attn_exp.core.files import folder_until_exit
     from attn_exp.core.redaction import redacted
 
     with _asked(uri, "give the job's folder") as client:
@@ -193,8 +189,7 @@ def _run_by_client(uri: str, run: str) -> tuple[Path, str, str]:
             ) from error
         tags = run_info.data.tags
         sweep = _of_job(run, tags.get("attn_exp.kind"), tags.get("attn_exp.sweep"))
-        folder = Path(tempfile.mkdtemp(prefix=f"attn_exp_{owner_mark()}"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        folder = folder_until_exit()
         # All files: the page shows tables of profilers too.
         for name in client.list_artifacts(run):
             client.download_artifacts(run, name.path, str(folder))

@@ -10,7 +10,6 @@ import importlib
 import json
 import math
 import sqlite3
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from attn_exp.core.errors import is_inside
-from attn_exp.core.files import owner_mark
+from attn_exp.core.files import temporary_folder
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, LOG_NAME, sound_record
 from attn_exp.core.redaction import redacted
@@ -88,7 +87,7 @@ def _log_batches(client: "MlflowClient", run: str, record: Record) -> None:
 def _log_files(client: "MlflowClient", run: "Run", record: Record, folder: Path) -> None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    with tempfile.TemporaryDirectory(prefix=f"attn_exp_{owner_mark()}") as temporary:
+    with temporary_folder() as temporary:
         profiled = [name for profile in record.profiles.values() for name in profile.files]
         for name in (*_FILES, *profiled):
             path, place = folder / name, Path(temporary, name)
