@@ -244,7 +244,7 @@ def test_what_the_sweep_prints_fits_the_terminal_and_says_what_is_next(six):
     # One backend alone: there is nothing to pick. The table; where all is, and what to type next.
     assert "NO PICK" not in done.stdout and "times as fast" not in done.stdout
     assert lines[-2:] == [
-        "records and table.csv are in multirun/six; look at them with: attn-exp ui",
+        "records and table.csv are in multirun/six; look at them with: attn-exp ui six",
         "compare: attn-exp compare six",
     ]
     assert sum(line.startswith("flash ") for line in lines) == 3

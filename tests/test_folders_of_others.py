@@ -19,7 +19,7 @@ from attn_exp.plots.style import available
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import sweep_identity
 from attn_exp.results.table import write_tables
-from attn_exp.run.closing import plots_and_curves, ranked_rivals
+from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_report
 
 
 @pytest.fixture
@@ -54,10 +54,14 @@ def test_tables_replace_what_stands_in_their_place(folder: Path, private: Path) 
 @pytest.mark.skipif(not available(), reason="matplotlib is not installed")
 def test_plots_and_pages_are_not_written_through_a_link(folder: Path, private: Path) -> None:
     (folder / "plots").symlink_to(private)
+    (folder / "report.html").symlink_to(private / "key")
     said: list[str] = []
     sweep = read_folder(folder)
     drawn, _ = plots_and_curves(sweep, ranked_rivals(sweep, said.append), said.append)
     assert drawn == []
+    # A file is put in the place of a link.
+    assert write_report(ranked_rivals(sweep, said.append), drawn, folder, said.append) == [folder / "report.html"]
+    assert not (folder / "report.html").is_symlink()
     assert said and "it is a link, and nothing is written through one" in said[0]
     assert untouched(private)
     profiled = replace(sweeps.job(), profiles={"torch": Profile(status="ok")})

@@ -80,7 +80,7 @@ def test_a_mutated_record_is_refused_or_can_be_shown_and_stored(folder, content)
     assert job_line(results[0])
     assert record.status in table(results)
     assert record.status in csv_text(results)
-    assert all(isinstance(value, str) for value in (params(record) | tags(record)).values())
+    assert all(isinstance(value, str) for value in (params(record.request) | tags(record)).values())
     assert all(isinstance(value, float) for value in metrics(record).values())
     assert run_name(record) and samples_csv(record)
 

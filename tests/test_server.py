@@ -180,7 +180,7 @@ def test_a_duel_is_replayed_with_its_verdicts(
     code, out, err = said(capsys, "duel-1", *where)
     assert (code, err) == (0, "")
     assert "the duel was there" in out
-    (run,) = runs(server, "duels")
+    (run,) = runs(server, "duels_duels")
     assert (run.data.tags["attn_exp.kind"], run.info.status) == ("duel", "FINISHED")
     assert run.data.metrics["forward/a_b/effect"] == 0.5
     assert run.data.metrics["a/forward/time_us"] == 100.0

@@ -136,7 +136,7 @@ def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
     assert [run.data.tags["attn_exp.status"] for run in children] == ["ok", "unsupported", "crashed"]
     assert [run.data.tags.get("attn_exp.reason") for run in children] == [None, "because", "because"]
     run = children[0]
-    assert run.info.run_name == "flash · b8 h16 s1024 d128 bfloat16 causal"
+    assert run.info.run_name == "flash s1024 b8 causal h16 d128 bfloat16"
     assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_002_500)
     assert run.data.metrics == {"forward/time_us": 2.5}
     wanted = {
@@ -259,7 +259,7 @@ def test_one_job_that_cannot_be_stored_is_a_warning_and_the_others_are_stored(
     original = mlflow.MlflowClient.log_batch
 
     def failing(self: Any, run_id: str, *given: Any) -> Any:
-        if self.get_run(run_id).data.tags["attn_exp.job"] == "b":
+        if self.get_run(run_id).data.tags.get("attn_exp.job") == "b":
             raise OSError("disk full at http://me:secret@host\nand more")
         return original(self, run_id, *given)
 
@@ -289,6 +289,13 @@ def test_one_job_that_cannot_be_stored_is_a_warning_and_the_others_are_stored(
 def test_where_to_look_at_runs_is_told_without_passwords(place: Path, given: dict[str, str], look: str) -> None:
     assert make_tracker({"name": "mlflow", **given}).look() == look
     assert make_tracker({"name": "none"}).look() is None
+
+
+def test_a_stored_sweep_is_looked_at_by_its_name_or_on_its_page(ready: Path) -> None:
+    tracker = make_tracker(config(ready))
+    tracker.open(SweepInfo("my sweep", ready / "first", ""))
+    assert tracker.close("FINISHED", ()) is None
+    assert tracker.look() == f"with: attn-exp ui 'my sweep' uri=sqlite:///{ready}/mlflow.db"
 
 
 def test_a_blank_in_a_server_s_uri_is_refused_without_showing_it() -> None:

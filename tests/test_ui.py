@@ -126,7 +126,7 @@ def test_the_list_of_one_sweep_has_its_jobs_alone_and_is_flat() -> None:
 
 def test_every_column_is_something_that_a_job_has() -> None:
     record = make_record()
-    there = {f"params.`{name}`" for name in params(record)} | {f"tags.`{name}`" for name in tags(record)}
+    there = {f"params.`{name}`" for name in params(record.request)} | {f"tags.`{name}`" for name in tags(record)}
     columns = {column for column in view_state(None)["selectedColumns"] if not column.startswith("metrics.")}
     assert columns <= there
 

@@ -203,19 +203,35 @@ class Case:
 
     def label(self) -> str:
         """Return a short label, e.g. `b8 h16 s1024 d128 bfloat16 causal`."""
+        batch, heads, length, dim = self._sizes()
+        return " ".join([batch, heads, length, dim, self.dtype, self._mask(), *self._more()])
+
+    def brief(self) -> str:
+        """Return the label with what sweeps vary most first, e.g. `s1024 b8 causal h16 d128 bfloat16`."""
+        batch, heads, length, dim = self._sizes()
+        return " ".join([length, batch, self._mask(), heads, dim, self.dtype, *self._more()])
+
+    def shape(self) -> str:
+        """Return the sizes of the tensors alone, e.g. `b8 h16 s1024 d128`."""
+        return " ".join(self._sizes())
+
+    def _sizes(self) -> tuple[str, str, str, str]:
         heads = f"h{self.q_heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.q_heads else "")
         length = f"s{self.q_len}" if self.square else f"q{self.q_len} kv{self.kv_len}"
         dim = f"d{self.head_dim}" + (f"/{self.value_dim}" if self.value_dim != self.head_dim else "")
+        return f"b{self.batch}", heads, length, dim
+
+    def _mask(self) -> str:
         mask = "causal" if self.causal else "full"
         if self.causal and not self.square:
             mask += f" {self.align}"
-        if self.window is not None:
-            mask += f" w{self.window}"
+        return mask if self.window is None else f"{mask} w{self.window}"
+
+    def _more(self) -> list[str]:
         more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
         more += [f"{len(self.lengths)} packed"] if self.lengths is not None else []
         more += [self.layout] if self.layout != LAYOUTS[0] else []
-        more += [f"{self.workload} mlp{self.mlp_dim}"] if self.workload is not None else []
-        return " ".join([f"b{self.batch} {heads} {length} {dim} {self.dtype} {mask}", *more])
+        return [*more, *([f"{self.workload} mlp{self.mlp_dim}"] if self.workload is not None else [])]
 
 
 def case_from_config(config: dict[str, Any]) -> Case:

@@ -5,6 +5,7 @@ a job's identity. A timer's YAML names its class and the devices that it measure
 """
 
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -17,6 +18,8 @@ from attn_exp.core.errors import UserError
 
 # Markers of matplotlib that are one character, as docs/adding_a_backend.md lists them.
 MARKERS = ".,ov^<>12348spP*hH+xXDd|_"
+# Okabe and Ito's colours, suitable for colour-blind readers; without their yellow, which is too faint on white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,11 @@ def recorded_about(name: str, own: Any) -> About:
         return about_backend(name, own)
     except UserError:
         return About()
+
+
+def colour_of(name: str, about: About) -> str:
+    """Return a backend's colour as `#RRGGBB`, its own or one that its name chooses: the same in every sweep."""
+    return about.colour or _COLOURS[zlib.crc32(name.encode()) % len(_COLOURS)]
 
 
 @cache

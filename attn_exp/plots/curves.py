@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attn_exp.core.case import case_columns
+from attn_exp.core.catalogue import colour_of
 from attn_exp.plots.data import case_names, families, length, measured
 from attn_exp.tracking.base import Curve
 
@@ -50,6 +51,7 @@ def _curve(label: str, name: str, own: "Sequence[Result]", began: float) -> Curv
     return Curve(
         name=" · ".join(filter(None, [label, name])),
         label=label,
+        colour=colour_of(str(first.backend.get("name", "?")), first.about),
         params={"backend": str(first.backend.get("name", "?")), "model": first.model, "compile": first.compile.mode}
         | params,
         points={metric: tuple(sorted(values.items())) for metric, values in points.items()},

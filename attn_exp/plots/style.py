@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.core.catalogue import About, backends
+from attn_exp.core.catalogue import About, backends, colour_of
 from attn_exp.core.files import write_whole
 from attn_exp.core.request import backend_label
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from attn_exp.results.result import Result
 
 MISSING = "plots need matplotlib, which is not installed: pip install matplotlib"
-# Okabe and Ito's colours, suitable for colour-blind readers; without their yellow, which is too faint on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h")
 # Sizes of captions (8 points) and legends (9 points): letters per inch, and inches per line.
 _CAPTION_LETTERS, _CAPTION_LINE, _LEGEND_LETTERS, _LEGEND_LINE, _HANDLE_LETTERS, _EDGE = 16.5, 0.14, 12.5, 0.2, 6, 0.08
@@ -72,9 +70,9 @@ def looks(results: Iterable["Result"]) -> dict[str, Look]:
 
 
 def _look(name: str, compiled: str, about: About) -> Look:
-    number = zlib.crc32(name.encode())
-    colour = about.colour or _COLOURS[number % len(_COLOURS)]
-    marker = about.marker or _MARKERS[number // 7 % len(_MARKERS)]
+    colour = colour_of(name, about)
+    # Not by the remainder that the colour is from: backends of one colour have several markers.
+    marker = about.marker or _MARKERS[zlib.crc32(name.encode()) // 7 % len(_MARKERS)]
     if compiled == name:
         return Look(colour, marker)
     return Look(colour, _MARKERS[zlib.crc32(compiled.encode()) % len(_MARKERS)], "--")

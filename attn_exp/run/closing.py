@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import first_line
-from attn_exp.core.files import unlinked
+from attn_exp.core.files import read_whole, unlinked, write_whole
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
 from attn_exp.run.drawing import Drawing
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from attn_exp.compare.rivals import Rivals
 
 FOLDER = "plots"
+REPORT = "report.html"
 # No further plot is started after so long: nobody should have to wait for plots that they did not ask for.
 LIMIT_S = 2.5
 # A single job needs no plot, and is no rival.
 FEWEST = 2
 _LONGEST = 300
+# Rows of the report: writing many thousands takes seconds, and `attn-exp compare` writes them when they are wanted.
+_ROWS = 1000
 
 
 def ranked_rivals(sweep: Sweep, say: Callable[[str], None]) -> "Rivals | None":
@@ -67,6 +70,26 @@ def plots_and_curves(
     except Exception as error:
         say(f"no plots: {first_line(error)[:_LONGEST]}")
     return plots, drawn
+
+
+def write_report(
+    rivals: "Rivals | None", plots: Sequence[Path], folder: Path, say: Callable[[str], None]
+) -> list[Path]:
+    """Write the report of ranked backends into their sweep's folder, with the plots that are drawn; return its path."""
+    if rivals is None:
+        return []
+    try:
+        from attn_exp.compare.pages import page
+        from attn_exp.compare.render import text_of
+        from attn_exp.compare.sheet import Picture
+
+        drawn = [(path.stem, read_whole(path).decode()) for path in plots if path.suffix == ".svg"]
+        pictures = [Picture(name.replace("_", " "), "", text[text.index("<svg") :]) for name, text in drawn]
+        write_whole(folder / REPORT, f"{text_of(page(rivals), 'html', limit=_ROWS, pictures=pictures)}\n".encode())
+        return [folder / REPORT]
+    except Exception as error:
+        say(f"no report: {first_line(error)[:_LONGEST]}")
+        return []
 
 
 def write_pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:

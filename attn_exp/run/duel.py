@@ -30,8 +30,9 @@ from attn_exp.results.store import user_path
 from attn_exp.results.table import time_text
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.gpus import visible_gpus
+from attn_exp.run.summary import duel_summary
 from attn_exp.run.worker_process import Outcome
-from attn_exp.tracking.base import EndStatus, duel_metrics
+from attn_exp.tracking.base import EndStatus, Summary
 
 # More than equal backends were observed to differ by on a busy machine.
 BUSY_MARGIN = 0.25
@@ -118,7 +119,7 @@ def run_duel(
     text = report(measured, by_pass)
     print(text)
     files += _write(measured, by_pass, text, folder)
-    _close(context, "FINISHED", files, duel_metrics(measured, _verdicts(measured, by_pass)))
+    _close(context, "FINISHED", files, duel_summary(measured, _verdicts(measured, by_pass), text))
     print(f"samples, verdicts and the plot are in {user_path(folder)}")
     return 0
 
@@ -133,10 +134,8 @@ def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[
     return isolation.wait()
 
 
-def _close(
-    context: SweepContext, status: EndStatus, files: Sequence[Path], numbers: dict[str, float] | None = None
-) -> None:
-    warning = context.tracker.close(status, files, metrics=numbers)
+def _close(context: SweepContext, status: EndStatus, files: Sequence[Path], summary: Summary | None = None) -> None:
+    warning = context.tracker.close(status, files, summary=summary)
     if warning:
         print(warning)
 

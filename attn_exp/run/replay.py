@@ -16,16 +16,20 @@ from attn_exp.core.record_file import FILE_NAME, LOG_NAME, VERDICTS_NAME, read_r
 from attn_exp.core.request import DUEL_NAME
 from attn_exp.plots.curves import curves
 from attn_exp.results.read import Sweep, read_folder
-from attn_exp.tracking.base import SweepInfo, duel_metrics
+from attn_exp.run.closing import FOLDER as PLOTS
+from attn_exp.run.closing import REPORT, ranked_rivals
+from attn_exp.run.summary import duel_summary, summary_of
+from attn_exp.tracking.base import Summary, SweepInfo
 
 if TYPE_CHECKING:
     from attn_exp.tracking.runs import Runs
 
 # The files of a sweep as a whole.
-_OF_A_SWEEP = ("table.txt", "table.csv", "command.txt", "plots/*")
+_OF_A_SWEEP = ("table.txt", "table.csv", "command.txt", REPORT, f"{PLOTS}/*")
 # The pages that the sweep's end writes about a profiled job; its profilers' files are stored with its record.
 _OF_A_PROFILED_JOB = (f"{PROFILES}/*",)
-_OF_A_DUEL = (DUEL_NAME, LOG_NAME, "command.txt", "duel.txt", VERDICTS_NAME, "ratios.png", f"*/{FILE_NAME}")
+REPORT_NAME = "duel.txt"
+_OF_A_DUEL = (DUEL_NAME, LOG_NAME, "command.txt", REPORT_NAME, VERDICTS_NAME, "ratios.png", f"*/{FILE_NAME}")
 # After so many failures in a row the store is taken to be gone.
 _FAILURES_IN_A_ROW = 3
 
@@ -64,7 +68,7 @@ def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
     latest = max(sweep.results, key=lambda result: result.finished_at, default=None)
     name = latest.sweep if latest else folder.name
     began = min((result.started_at for result in sweep.results), default=time.time())
-    runs = runs_of(SweepInfo(name=name, folder=folder, command=_command(folder), kind=kind, began=began))
+    runs = runs_of(SweepInfo(name=name, folder=folder, command=_text(folder / "command.txt"), kind=kind, began=began))
     runs.connect()
     replayed = _duel(runs, sweep, folder) if kind == "duel" else _sweep(runs, sweep, folder)
     return replace(replayed, note=runs.note)
@@ -96,7 +100,8 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
             of_jobs[job.name] = list(_files(job, _OF_A_PROFILED_JOB))
     try:
         files = list(_files(folder, _OF_A_SWEEP))
-        runs.end("FINISHED", files, {}, curves(sweep.results), of_jobs, ended=_ended(sweep))
+        summary = summary_of(sweep.results, ranked_rivals(sweep, _quiet), _quiet)
+        runs.end("FINISHED", files, summary, curves(sweep.results), of_jobs, ended=_ended(sweep))
     except Exception as error:
         last = last or error
     return Replayed(
@@ -112,10 +117,11 @@ def _duel(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
         except RecordError as error:
             broken.append(str(error))
     measured = [record for record in records if record.status == "ok"]
-    numbers = duel_metrics(measured, _verdicts(folder)) if len(measured) > 1 else {}
+    compared = len(measured) > 1
+    summary = duel_summary(measured, _verdicts(folder), _text(folder / REPORT_NAME)) if compared else Summary()
     try:
         runs.end(
-            "FINISHED" if numbers else "FAILED", list(_files(folder, _OF_A_DUEL)), numbers, (), ended=_ended(sweep)
+            "FINISHED" if compared else "FAILED", list(_files(folder, _OF_A_DUEL)), summary, (), ended=_ended(sweep)
         )
     except Exception as error:
         return Replayed(name=runs.sweep.name, kind="duel", lacking=1, error=error, broken=tuple(broken))
@@ -150,12 +156,15 @@ def _verdicts(folder: Path) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         return {}
 
 
-def _command(folder: Path) -> str:
-    path = folder / "command.txt"
+def _text(path: Path) -> str:
     try:
-        return read_whole(path).decode().strip() if is_inside(path, folder) else ""
+        return read_whole(path).decode().strip() if is_inside(path, path.parent) else ""
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _quiet(line: str) -> None:
+    """Say nothing: a store that lacks a description has all records."""
 
 
 def _ended(sweep: Sweep) -> float | None:

@@ -26,12 +26,13 @@ from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, user_path
 from attn_exp.results.table import check_columns, write_tables
-from attn_exp.run.closing import FEWEST, plots_and_curves, ranked_rivals, write_pages
+from attn_exp.run.closing import FEWEST, plots_and_curves, ranked_rivals, write_pages, write_report
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.drawing import Drawing, drawing_for
 from attn_exp.run.gpus import visible_gpus
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
+from attn_exp.run.summary import summary_of
 from attn_exp.run.worker_process import RunFolder, Worker
 from attn_exp.tracking.base import EndStatus
 
@@ -261,10 +262,13 @@ class Session:
         self.progress.doing("drawing plots and storing the sweep")
         rivals = ranked_rivals(sweep, say) if status == "FINISHED" else None
         plots, curves = plots_and_curves(sweep, rivals, say, self._drawing) if self._plots else ([], ())
+        files += plots
+        files += write_report(rivals, plots, folder, say) if self._plots else []
         profiled = any(result.profiles for result in results) and status == "FINISHED"
         of_jobs = write_pages(results, say, pictures=self._plots) if profiled else {}
         limit_s = 1.0 if status == "KILLED" else None
-        warning = tracker.close(status, [*files, *plots], curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
+        summary = summary_of(results, rivals, say)
+        warning = tracker.close(status, files, summary=summary, curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
         if status == "KILLED":
             left = max(0, self.progress.total - sum(result.final for result in results))
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {self.resume_command()}")

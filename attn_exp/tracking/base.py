@@ -3,15 +3,18 @@
 import getpass
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from attn_exp.core.catalogue import colour_of, recorded_about
 from attn_exp.core.record import Record
+from attn_exp.core.request import Request
 from attn_exp.core.roofline import roof_metrics, roof_of
 from attn_exp.core.source import short
 from attn_exp.core.text import flat
+from attn_exp.results.result import Result
 
 _OF_A_PAIR = ("effect", "low", "high", "p")
 
@@ -31,6 +34,8 @@ def duel_metrics(records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapp
 EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
 
 _LONGEST_KERNEL_NAME = 250
+# The tag from which MLflow takes a run's colour.
+RUN_COLOUR = "mlflow.runColor"
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,33 @@ class Curve:
 
     name: str
     label: str
+    colour: str
     params: Mapping[str, str]
     points: Mapping[str, tuple[tuple[int, float], ...]]
     moment: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a sweep or a duel says as a whole, for its own run.
+
+    Attributes:
+        answer: Markdown: what the sweep was run for. Links to its files stand behind it.
+        description: Markdown: the rest.
+        params: what all of its jobs share.
+        tags: short texts, without the prefix `attn_exp.`.
+        metrics: its own numbers.
+        of_jobs: what a job is among the others, metrics by job.
+        moment: when its last job ended, in seconds since 1970; None if it has none.
+    """
+
+    answer: str = ""
+    description: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    of_jobs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    moment: float | None = None
 
 
 class Tracker(Protocol):
@@ -85,50 +114,62 @@ class Tracker(Protocol):
         status: EndStatus,
         artifacts: Sequence[Path],
         *,
-        metrics: Mapping[str, float] | None = None,
+        summary: Summary | None = None,
         curves: Sequence[Curve] = (),
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
     ) -> str | None:
         """Store what is left and end the sweep; return a sentence if something could not be stored. Never raise.
 
-        `artifacts` are files of the whole sweep, `of_jobs` those of single jobs by folder name, `metrics` the sweep's
-        own metrics, and `curves` metrics over sequence length. What is not stored after `timeout_s` is given up; it
-        remains in its folder.
+        `artifacts` are files of the whole sweep, `of_jobs` those of single jobs by folder name, `summary` is what the
+        sweep says as a whole, and `curves` are metrics over sequence length. What is not stored after `timeout_s` is
+        given up; it remains in its folder.
         """
 
 
 def run_name(record: Record) -> str:
-    """Return the name of a record's run: backend and case."""
-    return f"{record.label} · {record.request.case.label()}"
+    """Return the name of a record's run: backend and case, with what sweeps vary most first.
+
+    MLflow cuts names in legends and columns after some twenty letters.
+    """
+    return f"{record.label} {record.request.case.brief()}"
 
 
-def params(record: Record) -> dict[str, str]:
-    """Return the resolved configuration of a job, under flat names that are easy to sort and filter."""
-    request, measuring = record.request, record.request.measuring
-    values: dict[str, Any] = {field.name: getattr(request.case, field.name) for field in fields(request.case)}
-    values |= {"backend" if key == "name" else f"backend.{key}": value for key, value in flat(request.backend).items()}
-    values |= {"model": request.model, "device": request.device, "seed": measuring.seed, "timer": measuring.timer}
+def params(job: Request | Result) -> dict[str, str]:
+    """Return the resolved configuration of a job, under flat names that are easy to sort and filter.
+
+    What a job does not have (no window, no second timer) has no parameter.
+    """
+    measuring = job.measuring
+    values: dict[str, Any] = {field.name: getattr(job.case, field.name) for field in fields(job.case)}
+    own = {key: value for key, value in flat(job.backend).items() if key != "_target_"}
+    values |= {"backend" if key == "name" else f"backend.{key}": value for key, value in own.items()}
+    values |= {"model": job.model, "device": job.device, "seed": measuring.seed, "timer": measuring.timer}
     values |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
-    values |= {"compile": request.compile.mode, "caches": request.caches}
-    values |= flat(request.compile.options, "compile.") | flat(request.source, "source.")
+    values |= {"compile": job.compile.mode, "caches": job.caches}
+    values |= flat(job.compile.options, "compile.") | flat(job.source, "source.")
     for name in ("precision", "min_rounds", "max_rounds", "budget_s", "patience_s", "settle_s"):
         values[f"stopping.{name}"] = getattr(measuring, name)
     values |= {"regime": measuring.regime, "l2": measuring.l2, "inputs": measuring.inputs}
-    return {key: str(value) for key, value in values.items()}
+    return {key: str(value) for key, value in values.items() if value not in (None, "")}
+
+
+def shown(value: float) -> float:
+    """Return a metric as MLflow shows it, which prints all digits: whole from 1000 on, else with four digits."""
+    return float(round(value)) if abs(value) >= 1000 else float(f"{value:.4g}")
 
 
 def metrics(record: Record) -> dict[str, float]:
-    """Return the metrics of a record, its profiles and its roofline, without values that are not finite."""
+    """Return the metrics of a record, its profiles and its roofline with four digits, without infinite ones and NaN."""
     values = record.metrics | roof_metrics(record)
     for profiler, profile in record.profiles.items():
         values |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
-    return {name: value for name, value in values.items() if math.isfinite(value)}
+    return {name: shown(value) for name, value in values.items() if math.isfinite(value)}
 
 
 def tags(record: Record) -> dict[str, str]:
-    """Return the tags of a record: outcome, flags, hardware, versions, kernels."""
-    request, environment = record.request, record.environment
+    """Return the tags of a record: outcome, flags, shape, hardware, versions, kernels, and its colour."""
+    request, environment, case = record.request, record.environment, record.request.case
     values: dict[str, Any] = {
         "sweep": request.sweep,
         "kind": "job",
@@ -139,6 +180,8 @@ def tags(record: Record) -> dict[str, str]:
         "flags": ",".join(record.flags),
         "gpu": record.device_name,
         "label": record.label,
+        "case": case.label(),
+        "shape": case.shape(),
         "torch": environment.get("versions", {}).get("torch"),
         "method_version": record.method_version,
         "source": short(request.source),
@@ -153,7 +196,13 @@ def tags(record: Record) -> dict[str, str]:
         values[f"timers_disagree_{direction}"] = "; ".join(map(str, measured.disagreements))
     for profiler, profile in record.profiles.items():
         values[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
-    return {f"attn_exp.{name}": str(value) for name, value in values.items() if value not in (None, "")}
+    own = {f"attn_exp.{name}": str(value) for name, value in values.items() if value not in (None, "")}
+    return own | {RUN_COLOUR: _colour(request)}
+
+
+def _colour(request: Request) -> str:
+    name, configured = str(request.backend.get("name", "?")), request.config.get("backend")
+    return colour_of(name, recorded_about(name, configured.get("about") if isinstance(configured, dict) else None))
 
 
 def samples_csv(record: Record) -> str:

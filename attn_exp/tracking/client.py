@@ -32,8 +32,7 @@ ENVIRONMENT = {
 # How often MLflow tries to open a database. Its default of ten tries takes 100 s.
 _DATABASE_TRIES = 2
 # MLflow refuses larger batches and cuts longer values.
-PARAMS_BATCH, METRICS_BATCH, PARAM_LENGTH = 100, 900, 6000
-_TAG_LENGTH = 8000
+PARAMS_BATCH, METRICS_BATCH, PARAM_LENGTH, TAG_LENGTH = 100, 900, 6000, 8000
 # Small pages, because a thousand runs at once take 100 MB in the database layer.
 _PAGE = 100
 
@@ -128,7 +127,7 @@ def legal(key: str) -> str:
 
 def fitting(values: Mapping[str, str]) -> dict[str, str]:
     """Return tags with names and lengths that MLflow accepts."""
-    return {legal(key): value[:_TAG_LENGTH] for key, value in values.items()}
+    return {legal(key): value[:TAG_LENGTH] for key, value in values.items()}
 
 
 def quoted(value: str) -> str:

@@ -18,7 +18,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import sound_record
 from attn_exp.core.redaction import redacted
 from attn_exp.tracking.background import Background
-from attn_exp.tracking.base import Curve, EndStatus, SweepInfo
+from attn_exp.tracking.base import Curve, EndStatus, Summary, SweepInfo
 from attn_exp.tracking.client import silence
 from attn_exp.tracking.database import State, check_database, database_file
 from attn_exp.tracking.location import (
@@ -78,6 +78,8 @@ class MlflowTracker:
         self._place = MlflowPlace(config)
         self._runs: Runs | None = None
         self._thread: Background | None = None
+        # Where the sweep that was closed can be seen: its name, and its page's address below the server's.
+        self._stored: tuple[str, str] | None = None
         # Jobs that are not stored yet, with their folders; the thread removes them.
         self._waiting: dict[str, Path] = {}
 
@@ -124,11 +126,13 @@ class MlflowTracker:
             self._thread.settle()
 
     def look(self) -> str | None:
-        """Return the address of a server, or the command that opens a database."""
+        """Return the address of the sweep's page on a server, or the command that opens a database at the sweep."""
         place = self._place
+        name, page = self._stored or ("", "")
         if is_server(place.uri):
-            return f"at {place.shown}"
-        words = [] if place.uri == absolute_uri(DEFAULT_URI) else [f"uri={place.shown}"]
+            return f"at {place.shown}{page}"
+        words = [name] if name else []
+        words += [] if place.uri == absolute_uri(DEFAULT_URI) else [f"uri={place.shown}"]
         words += [] if place.experiment == "attn_exp" else [f"mlflow_experiment={place.experiment}"]
         return f"with: {shlex.join(['attn-exp', 'ui', *words])}"
 
@@ -137,7 +141,7 @@ class MlflowTracker:
         status: EndStatus,
         artifacts: Sequence[Path],
         *,
-        metrics: Mapping[str, float] | None = None,
+        summary: Summary | None = None,
         curves: Sequence[Curve] = (),
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,
@@ -150,7 +154,8 @@ class MlflowTracker:
         self._flush(thread, None if timeout_s is None else timeout_s * _FLUSH_SHARE)
 
         def end() -> None:
-            runs.end(status, artifacts, metrics or {}, curves, of_jobs)
+            runs.end(status, artifacts, summary or Summary(), curves, of_jobs)
+            self._stored = runs.sweep.name, runs.page
             ended.set()
 
         thread.put_always(end)

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from attn_exp.core.record import Record
-from attn_exp.tracking.base import Curve, EndStatus, SweepInfo
+from attn_exp.tracking.base import Curve, EndStatus, Summary, SweepInfo
 
 
 class NoTracker:
@@ -30,7 +30,7 @@ class NoTracker:
         status: EndStatus,
         artifacts: Sequence[Path],
         *,
-        metrics: Mapping[str, float] | None = None,
+        summary: Summary | None = None,
         curves: Sequence[Curve] = (),
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         timeout_s: float | None = None,

@@ -26,7 +26,18 @@ from attn_exp.core.request import REQUEST_NAME
 from attn_exp.core.status import STATUSES
 from attn_exp.core.version import __version__
 from attn_exp.results.store import place_identity, sweep_identity
-from attn_exp.tracking.base import Curve, EndStatus, SweepInfo, metrics, params, run_name, samples_csv, tags
+from attn_exp.tracking.base import (
+    RUN_COLOUR,
+    Curve,
+    EndStatus,
+    Summary,
+    SweepInfo,
+    metrics,
+    params,
+    run_name,
+    samples_csv,
+    tags,
+)
 from attn_exp.tracking.client import (
     METRICS_BATCH,
     PARAM_LENGTH,
@@ -41,6 +52,7 @@ from attn_exp.tracking.client import (
 )
 from attn_exp.tracking.database import database_file, prepare_database
 from attn_exp.tracking.lock import Writers
+from attn_exp.tracking.page import metrics_at, run_page, store_summary
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -55,6 +67,8 @@ LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key IN ('{KIND}', '{JOB
 WHERE parent.key = 'mlflow.parentRunId' AND parent.value = ?
 """
 _WAIT_S = 20.0
+# The experiment of duels: their numbers would spoil the charts of sweeps.
+_DUELS = "_duels"
 
 
 class ArtifactError(RuntimeError):
@@ -78,7 +92,7 @@ def _log_batches(client: "MlflowClient", run: str, record: Record) -> None:
 
     moment_ms = int(record.finished_at * 1000)
     of_metrics = [Metric(legal(key), value, moment_ms, 0) for key, value in metrics(record).items()]
-    of_params = [Param(legal(key), value[:PARAM_LENGTH]) for key, value in params(record).items()]
+    of_params = [Param(legal(key), value[:PARAM_LENGTH]) for key, value in params(record.request).items()]
     while of_metrics or of_params:
         client.log_batch(run, of_metrics[:METRICS_BATCH], of_params[:PARAMS_BATCH])
         of_metrics, of_params = of_metrics[METRICS_BATCH:], of_params[PARAMS_BATCH:]
@@ -124,6 +138,7 @@ def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve
 
     own = {"kind": "curve", "sweep": parent.data.tags["attn_exp.sweep"], "label": curve.label, "curve": digest}
     tags = {f"attn_exp.{key}": value for key, value in own.items()} | {"mlflow.parentRunId": parent.info.run_id}
+    tags |= {RUN_COLOUR: curve.colour}
     points = [
         Metric(legal(name), value, int(curve.moment * 1000), step)
         for name, values in curve.points.items()
@@ -184,6 +199,11 @@ class Runs:
         # job: its runs, each with `finished_at` of its record, None for an incomplete run
         self._runs: dict[str, list[tuple[str, str | None]]] = {}
 
+    @property
+    def page(self) -> str:
+        """The address of the sweep's page, below the server's."""
+        return f"/{run_page(self._experiment, self._parent)}"
+
     def prepare(self) -> None:
         """Import MLflow, and create or upgrade the database if it is a file. Raises UserError if it is broken."""
         importlib.import_module("mlflow")
@@ -194,10 +214,16 @@ class Runs:
         if self._client is None:
             self.prepare()
             client = client_of(self._uri)
-            self._experiment = open_experiment(client, self._experiment_name, self._artifacts)
+            duel = self.sweep.kind == "duel"
+            own = f"{self._experiment_name}{_DUELS}" if duel else self._experiment_name
+            self._experiment = open_experiment(client, own, self._artifacts)
+            # Duels were stored beside sweeps once; those that are there stay there.
+            earlier = client.get_experiment_by_name(self._experiment_name) if duel else None
             with self._writers.exclusive("parent"):
                 self._writers.mark_known()
-                self._parent = self._open_parent(client)
+                self._parent = self._open_parent(
+                    client, [self._experiment, *([earlier.experiment_id] if earlier else [])]
+                )
             self._client = client
         return self._client
 
@@ -232,28 +258,32 @@ class Runs:
         self,
         status: EndStatus,
         artifacts: Sequence[Path],
-        metrics: Mapping[str, float],
+        summary: Summary,
         curves: Sequence[Curve],
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
         ended: float | None = None,
     ) -> None:
-        """End the sweep's run with its files, metrics and curves, and refresh the database's statistics.
+        """End the sweep's run with its files, summary and curves, and refresh the database's statistics.
 
         `of_jobs` are files of single jobs by folder name; `ended` is the end in seconds since 1970; None means now.
         """
         client = self.connect()
         try:
             parent = client.get_run(self._parent)
-            for name, value in metrics.items():
-                if parent.data.metrics.get(legal(name)) != value:
-                    client.log_metric(self._parent, legal(name), value)
-            for file in artifacts:
-                if file.is_file() and is_inside(file, self.sweep.folder):
-                    client.log_artifact(self._parent, str(file), _place(file, self.sweep.folder))
-            for job, files in of_jobs.items():
+            files = [file for file in artifacts if file.is_file() and is_inside(file, self.sweep.folder)]
+            places = {file: _place(file, self.sweep.folder) for file in files}
+            # First, because it takes one call: the answer is there even if the files are refused.
+            names = [f"{place}/{file.name}" if place else file.name for file, place in places.items()]
+            store_summary(client, parent, summary, names)
+            for file, place in places.items():
+                client.log_artifact(self._parent, str(file), place)
+            for job, metrics in summary.of_jobs.items():
+                for run, _ in self._runs.get(job, ())[-1:]:
+                    client.log_batch(run, metrics_at(metrics, summary.moment))
+            for job, own_files in of_jobs.items():
                 own = self.sweep.folder / job
                 for run, _ in self._runs.get(job, ())[-1:]:
-                    for file in files:
+                    for file in own_files:
                         if file.is_file() and is_inside(file, own):
                             client.log_artifact(run, str(file), _place(file, own))
             if curves:
@@ -269,8 +299,8 @@ class Runs:
                 database.execute("PRAGMA analysis_limit=400")
                 database.execute("ANALYZE")
 
-    def _open_parent(self, client: "MlflowClient") -> str:
-        """Return the sweep's run and the runs of its jobs if it is resumed, else a new run."""
+    def _open_parent(self, client: "MlflowClient", experiments: Sequence[str]) -> str:
+        """Return the sweep's run and the runs of its jobs if one of the experiments has them, else a new run."""
         identity = {"attn_exp.sweep": self.sweep.name, "attn_exp.kind": self.sweep.kind}
         # On a shared server, sweeps of two users may have the same name.
         own = {
@@ -278,7 +308,8 @@ class Runs:
             "attn_exp.folder": str(self.sweep.folder.absolute()),
         }
         own_tags = {"attn_exp.command": redacted(self.sweep.command), "attn_exp.version": __version__}
-        parents = [run for run in search(client, self._experiment, identity) if _is_same(run, own, self.sweep.folder)]
+        named = [run for experiment in experiments for run in search(client, experiment, identity)]
+        parents = [run for run in named if _is_same(run, own, self.sweep.folder)]
         if not parents:
             self.fresh = True
             tags = fitting(identity | own | own_tags) | source()

@@ -1,0 +1,84 @@
+"""A sweep in brief, as Markdown: its answer, what each backend is over all cases, and the best row of each case."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from attn_exp.compare.page_parts import shared_line, shared_values
+from attn_exp.compare.ranking import Ranking, rank
+from attn_exp.compare.rivals import Rivals
+from attn_exp.compare.sheet import written
+from attn_exp.compare.standing import Standings
+from attn_exp.core.safe_text import markdown_text
+from attn_exp.core.text import grid, printable
+
+# Rows of the best of each case; the report has all.
+_CASES = 24
+
+
+def answer_in_brief(rivals: Rivals) -> str:
+    """Return the answer of a sweep as Markdown: what is decided in bold, what is open, and the command for that."""
+    answer = rivals.answer
+    question = answer.open_lines()
+    decided = [line for line in answer.lines() if line not in question]
+    parts = [f"**{safe(line)}**" for line in decided]
+    if question:
+        parts += [safe(question[0]), code(question[1])]
+    return "\n\n".join(parts)
+
+
+def tables_in_brief(rivals: Rivals, found: Standings) -> str:
+    """Return what all rows share, each backend over all cases, and the best of each case, as Markdown."""
+    shared = safe(shared_line(shared_values([row.cell for row in rivals.rows])))
+    return "\n\n".join(filter(None, [_means(found), _best(rivals), shared and f"All cases: {shared}."]))
+
+
+def code(text: str) -> str:
+    """Return text as a block of Markdown that shows it literally."""
+    inside = "\n".join(printable(line).replace("```", "` ` `") for line in text.splitlines())
+    return f"```\n{inside}\n```"
+
+
+def safe(text: str) -> str:
+    """Return text on one line that Markdown shows literally."""
+    return markdown_text(printable(text))
+
+
+def _means(found: Standings) -> str:
+    if len({one.label for one in found.backends if one.speedup is not None}) < 2:
+        return ""
+    rows = [
+        {
+            "backend": safe(one.label),
+            "pass": one.direction,
+            f"times as fast as {safe(found.baseline)}": written(one.speedup, "ratio"),
+            "cases": str(one.n),
+            "best in": str(one.best),
+        }
+        for one in found.backends
+    ]
+    return f"Geometric means over the cases:\n\n{grid(rows, list(rows[0]), 'pipe')}"
+
+
+def _best(rivals: Rivals) -> str:
+    groups: dict[int, list[Ranking]] = defaultdict(list)
+    for row in rivals.rows:
+        groups[row.group].append(row)
+    decided = [group for group in groups.values() if any(row.best for row in group)]
+    rows = [_best_row(group, rivals) for group in decided[:_CASES] if len(group) > 1]
+    if not rows:
+        return ""
+    rest = len(decided) - _CASES
+    more = [f"... and {rest} more in table.csv"] if rest > 0 else []
+    return "\n\n".join(["The best of each case:", grid(rows, list(rows[0]), "pipe"), *more])
+
+
+def _best_row(group: Sequence[Ranking], rivals: Rivals) -> dict[str, str]:
+    first, *close = sorted((row for row in group if row.best), key=lambda row: rank(row.cell, rivals.metric))
+    cell = first.cell
+    return {
+        "case": safe(cell.result.case.brief()),
+        "pass": cell.direction,
+        "best": safe(cell.result.label),
+        str(rivals.metric): written(cell.value, "figure"),
+        "too close to call": safe(", ".join(row.cell.result.label for row in close)),
+    }

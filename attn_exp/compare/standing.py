@@ -1,0 +1,103 @@
+"""Where each row of a sweep stands: its speed-up over the sweep's baseline, its rank within the case, and their means.
+
+Trackers store these beside each job's own numbers, because those of different cases cannot be sorted together.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attn_exp.compare.ranking import Ranking, is_label, rank
+from attn_exp.compare.ratio import gain, geometric_mean
+from attn_exp.compare.rivals import Rivals
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One backend in one pass, over all cases.
+
+    `speedup` is the geometric mean of how many times as fast as the baseline it is, in the `n` cases where both rows
+    decide something; None without such a case. In `best` of them it is the fastest, or too close to it to call.
+    """
+
+    label: str
+    direction: str
+    speedup: float | None
+    n: int
+    best: int
+
+
+@dataclass(frozen=True)
+class Standings:
+    """The baseline of a sweep, each job's metrics (`forward/speedup`, `forward/rank`), and each backend's standing."""
+
+    baseline: str
+    of_jobs: Mapping[str, Mapping[str, float]]
+    backends: tuple[Standing, ...]
+
+
+def standings(rivals: Rivals) -> Standings:
+    """Return where the rows of a sweep stand. The baseline is the backend that was measured first."""
+    first = min((row.cell.result for row in rivals.rows), key=lambda result: (result.started_at, result.label))
+    # Which backend ran in place of a dispatching one may differ from case to case.
+    baseline = first.label.partition(" (")[0]
+    groups: dict[int, list[Ranking]] = defaultdict(list)
+    for row in rivals.rows:
+        groups[row.group].append(row)
+    of_jobs: dict[str, dict[str, float]] = defaultdict(dict)
+    logs: dict[tuple[str, str], list[float]] = defaultdict(list)
+    best: dict[tuple[str, str], int] = defaultdict(int)
+    for group in groups.values():
+        if len({row.cell.result.label for row in group if row.cell.value is not None}) < 2:
+            continue
+        base = next((row for row in group if is_label(row.cell.result.label, baseline)), None)
+        for row in group:
+            label, side = row.cell.result.label, row.cell.direction
+            own = of_jobs[row.cell.result.job]
+            best[label, side] += row.best
+            if (place := _rank(row, group, rivals)) is not None:
+                own[f"{side}/rank"] = place
+            log = gain(row.cell, base.cell, rivals.metric) if base is not None else None
+            if log is None:
+                continue
+            own[f"{side}/speedup"] = math.exp(log)
+            if not row.doubt and base is not None and not base.doubt:
+                logs[label, side].append(log)
+    backends = [
+        Standing(label, side, geometric_mean(known) if (known := logs[label, side]) else None, len(known), count)
+        for (label, side), count in best.items()
+    ]
+    return Standings(baseline, {job: own for job, own in of_jobs.items() if own}, tuple(_ordered(backends)))
+
+
+def _rank(row: Ranking, group: Sequence[Ranking], rivals: Rivals) -> float | None:
+    """Return how many are better, and one: 1 for the best and all too close to it. None for a row that decides nothing.
+
+    Backends that ran one kernel have one rank.
+    """
+    if row.cell.value is None or row.doubt:
+        return None
+    if row.best:
+        return 1.0
+    own = min(
+        rank(other.cell, rivals.metric)
+        for other in group
+        if other is row or (other.cell.result.label in row.same and other.cell.value is not None and not other.doubt)
+    )
+    better = [
+        other
+        for other in group
+        if other.cell.value is not None
+        and not other.doubt
+        and (other.best or rank(other.cell, rivals.metric) < own)
+        and other.cell.result.label not in row.same
+    ]
+    return 1.0 + len(better)
+
+
+def _ordered(backends: Sequence[Standing]) -> list[Standing]:
+    """Return forward passes before backward ones, and the fastest first."""
+    return sorted(
+        backends, key=lambda one: (one.direction != "forward", one.direction, -(one.speedup or 0.0), one.label)
+    )

@@ -1,0 +1,280 @@
+"""What MLflow's page of a sweep says: its answer, links that lead somewhere, counts, means, and where jobs stand."""
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+import sweeps
+from test_tracker_mlflow import config, migrated, place, ready, runs_of  # noqa: F401
+
+from attn_exp.commands.log import main as log_main
+from attn_exp.compare.answer import compare_read
+from attn_exp.compare.choice import Choice
+from attn_exp.compare.rivals import Rivals
+from attn_exp.compare.standing import standings
+from attn_exp.core.catalogue import About, backends, colour_of
+from attn_exp.core.record import Kernel, Record
+from attn_exp.core.record_file import write_record
+from attn_exp.results.read import Sweep, read_folder
+from attn_exp.run import closing
+from attn_exp.run.summary import summary_of
+from attn_exp.tracking import SweepInfo, make_tracker
+from attn_exp.tracking.base import Curve, Summary, metrics, params, run_name, tags
+from attn_exp.tracking.page import NOTE, description
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
+
+LENGTHS = (512, 1024)
+LATER = sweeps.NOON + 9
+# By backend, microseconds of a forward a token; flash begins first.
+SPEEDS = {"flash": 0.2, "cudnn": 0.1, "math": 0.8}
+
+
+def rows(*lengths: int, sweep: str = "first") -> list[Record]:
+    """A sweep whose winner is cudnn: twice as fast as flash, eight times as math."""
+    found = []
+    for number, (backend, us) in enumerate(SPEEDS.items()):
+        for length in lengths:
+            one = sweeps.job(backend, us * length, None, of=sweeps.case(seq_len=length))
+            request = replace(one.request, sweep=sweep)
+            found.append(replace(one, request=request, started_at=sweeps.NOON + number))
+    return found
+
+
+def quiet(line: str) -> None:
+    raise AssertionError(line)
+
+
+def ended(folder: Path, records: list[Record]) -> tuple[Sweep, Rivals | None, list[Path], Sequence[Curve]]:
+    """Write a sweep as its end leaves it."""
+    sweeps.write(folder, records)
+    sweep = read_folder(folder)
+    rivals = closing.ranked_rivals(sweep, quiet)
+    files, curves = closing.plots_and_curves(sweep, rivals, quiet)
+    return sweep, rivals, [*files, *closing.write_report(rivals, files, folder, quiet)], curves
+
+
+def live(home: Path, records: list[Record], name: str = "first") -> tuple[Any, dict[str, Any], str | None]:
+    """Store a sweep as its command does; its run, those of its jobs by job, and where to look at it."""
+    sweep, rivals, files, curves = ended(home / name, records)
+    tracker = make_tracker(config(home))
+    tracker.open(SweepInfo(name, home / name, ""))
+    for record in records:
+        tracker.log(record, home / name / record.request.job)
+    summary = summary_of(sweep.results, rivals, quiet)
+    assert tracker.close("FINISHED", files, summary=summary, curves=curves) is None
+    parent, children = runs_of(home, name)
+    return parent, {run.data.tags.get("attn_exp.job", run.info.run_name): run for run in children}, tracker.look()
+
+
+def words(home: Path) -> list[str]:
+    """The words with which a command finds this store."""
+    return [f"tracker.{key}={value}" for key, value in config(home).items() if key in ("uri", "artifacts")]
+
+
+def rivals_of(folder: Path, records: list[Record]) -> Rivals:
+    found = compare_read(Choice(), [sweeps.sweep(folder, records)])
+    assert isinstance(found, Rivals)
+    return found
+
+
+def test_each_row_stands_over_the_backend_that_was_measured_first(tmp_path: Path) -> None:
+    found = standings(rivals_of(tmp_path / "a", rows(*LENGTHS)))
+    assert found.baseline == "flash"
+    by_backend = {job.partition("-")[0]: own for job, own in found.of_jobs.items()}
+    assert {name: own["forward/rank"] for name, own in by_backend.items()} == {"cudnn": 1, "flash": 2, "math": 3}
+    assert by_backend["cudnn"]["forward/speedup"] == pytest.approx(2)
+    assert by_backend["math"]["forward/speedup"] == pytest.approx(0.25)
+    whole = {one.label: (one.speedup, one.n, one.best) for one in found.backends}
+    assert whole["cudnn"] == (pytest.approx(2), 2, 2) and whole["math"] == (pytest.approx(0.25), 2, 0)
+
+
+def test_a_row_that_decides_nothing_has_no_rank_and_is_in_no_mean(tmp_path: Path) -> None:
+    records = rows(512)
+    records[1] = replace(records[1], flags=("busy_host",))
+    found = standings(rivals_of(tmp_path / "a", records))
+    by_backend = {job.partition("-")[0]: own for job, own in found.of_jobs.items()}
+    assert by_backend["cudnn"].keys() == {"forward/speedup"}
+    assert {name: own.get("forward/rank") for name, own in by_backend.items()} == {"cudnn": None, "flash": 1, "math": 2}
+    assert {one.label: one.speedup for one in found.backends}["cudnn"] is None
+
+
+def test_rows_too_close_to_call_share_the_first_rank_and_one_kernel_is_one_rank(tmp_path: Path) -> None:
+    same = [sweeps.job(name, 100.0, None, started_at=sweeps.NOON + i) for i, name in enumerate(("flash", "cudnn"))]
+    slower = [sweeps.job(name, us, None, started_at=sweeps.NOON + 5) for name, us in (("math", 300), ("eager", 301))]
+    one = {"forward": replace(slower[0].passes["forward"], kernels=(Kernel(name="cutlass_f", count=1.0, time_us=1.0),))}
+    slower = [replace(record, passes=one) for record in slower]
+    found = standings(rivals_of(tmp_path / "a", [*same, *slower]))
+    ranks = {job.partition("-")[0]: own["forward/rank"] for job, own in found.of_jobs.items()}
+    assert ranks == {"flash": 1, "cudnn": 1, "math": 3, "eager": 3}
+
+
+def test_the_page_of_a_sweep_begins_with_the_answer_and_every_link_leads_to_a_file(ready: Path) -> None:  # noqa: F811
+    pytest.importorskip("matplotlib")
+    parent, _, look = live(ready, rows(*LENGTHS))
+    note = parent.data.tags[NOTE]
+    assert re.match(r"\*\*cudnn is 2\.00 \\?\[[\d.]+, [\d.]+\\?\] times as fast as flash, 2 of 2 cases\*\*\n", note)
+    assert parent.data.tags["attn_exp.answer"].startswith("cudnn is 2.00 [")
+    assert re.search(r"\| cudnn +\| forward +\| +2.000 \| +2 \| +2 \|", note) and "6 jobs: 6 ok" in note
+    links = re.findall(r"\[([^]]+)\]\(#/experiments/(\d+)/runs/(\w+)/artifacts/([^)]+)\)", note)
+    assert {words for words, *_ in links} >= {"report", "heatmap", "lengths"}
+    root = Path(parent.info.artifact_uri.removeprefix("file://"))
+    for _, experiment, run, name in links:
+        assert (experiment, run) == (parent.info.experiment_id, parent.info.run_id)
+        assert (root / unquote(name)).stat().st_size > 0
+    assert look == f"with: attn-exp ui first uri=sqlite:///{ready}/mlflow.db"
+    assert parent.data.metrics.items() >= {
+        "jobs": 6, "jobs/ok": 6, "forward/speedup/cudnn": 2, "forward/best_in/cudnn": 2, "forward/best_in/math": 0,
+    }.items()  # fmt: skip
+    assert parent.data.params["batch"] == "4" and "q_len" not in parent.data.params
+    assert parent.data.tags["attn_exp.baseline"] == "flash"
+
+
+def test_a_replay_says_the_same_of_a_sweep_as_its_own_command(
+    ready: Path,  # noqa: F811
+    migrated: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    records = rows(*LENGTHS)
+    parent, jobs, _ = live(ready, records)
+    (ready / "replayed").mkdir()
+    (ready / "replayed" / "mlflow.db").write_bytes(migrated.read_bytes())
+    assert log_main(["./first", *words(ready / "replayed")]) == 0, capsys.readouterr()
+    again, children = runs_of(ready / "replayed")
+    assert again.data.metrics == parent.data.metrics and again.data.params == parent.data.params
+    own = (parent.info.run_id, parent.info.experiment_id), (again.info.run_id, again.info.experiment_id)
+    notes = [
+        run.data.tags[NOTE].replace(f"experiments/{number}/runs/{name}", "")
+        for run, (name, number) in zip((parent, again), own, strict=True)
+    ]
+    assert notes[0] == notes[1]
+    assert len(children) == len(jobs) == 6 + len(SPEEDS)
+    for run in children:
+        before = jobs[run.data.tags.get("attn_exp.job", run.info.run_name)]
+        assert (run.data.metrics, run.data.params) == (before.data.metrics, before.data.params)
+        assert run.data.tags["mlflow.runColor"] == before.data.tags["mlflow.runColor"]
+        assert (
+            run.data.tags["attn_exp.kind"] == "curve" or {"forward/rank", "forward/speedup"} <= run.data.metrics.keys()
+        )
+
+
+def test_a_sweep_that_was_continued_says_what_holds_now(ready: Path) -> None:  # noqa: F811
+    records = rows(512)
+    live(ready, records)
+    # Another length, at which math is the fastest; and another batch: a parameter cannot be taken back.
+    more = [
+        replace(one, request=replace(one.request, sweep="first"), started_at=LATER, finished_at=LATER)
+        for one in [
+            sweeps.job(name, us, None, of=sweeps.case(seq_len=1024, batch=2))
+            for name, us in (("flash", 100.0), ("cudnn", 200.0), ("math", 50.0))
+        ]
+    ]
+    parent, jobs, _ = live(ready, [*records, *more])
+    assert parent.data.metrics["jobs"] == 6 and parent.data.metrics["forward/speedup/cudnn"] == pytest.approx(1)
+    assert parent.data.tags["attn_exp.no_longer_shared"] == "batch, kv_len, q_len"
+    assert parent.data.tags[NOTE].count("math is") == 1
+    assert jobs[more[2].request.job].data.metrics["forward/rank"] == 1
+
+
+def test_a_backend_has_one_colour_in_all_sweeps_which_is_that_of_its_plots(ready: Path) -> None:  # noqa: F811
+    _, jobs, _ = live(ready, rows(512))
+    colours = {run.data.params["backend"]: run.data.tags["mlflow.runColor"] for run in jobs.values()}
+    assert colours == {name: backends()[name].colour for name in SPEEDS}
+    own = sweeps.job("mine", options={"name": "mine"})
+    configured = replace(own.request, config={"backend": {"about": {"colour": "#123456"}}})
+    assert tags(replace(own, request=configured))["mlflow.runColor"] == "#123456"
+    assert tags(own)["mlflow.runColor"] == colour_of("mine", About())
+
+
+def test_a_job_has_each_parameter_once_and_none_that_it_lacks() -> None:
+    record = sweeps.job("flash", 1.0, options={"rows": 64})
+    own = params(record.request)
+    assert own["backend"] == "flash" and own["backend.rows"] == "64"
+    assert not {"backend._target_", "backend.name", "window", "softcap", "lengths", "workload", "mlp_dim"} & set(own)
+    assert "None" not in own.values() and "" not in own.values()
+    windowed = replace(record.request, case=sweeps.case(window=128))
+    assert params(windowed)["window"] == "128"
+
+
+def test_numbers_have_four_digits_and_whole_ones_stay_whole() -> None:
+    pairs = {1.23456789: 1.235, 12345.678: 12346, 1073741825.0: 1073741825, 0.000123456: 0.0001235, 999.96: 1000, 0: 0}
+    record = sweeps.job(metrics={f"m{index}": value for index, value in enumerate(pairs)})
+    found = metrics(record)
+    assert [found[f"m{index}"] for index in range(len(pairs))] == list(pairs.values())
+
+
+def test_names_differ_within_twenty_letters_where_sweeps_vary() -> None:
+    cases = [
+        sweeps.case(seq_len=length, batch=batch, causal=causal)
+        for length in (512, 16384)
+        for batch in (1, 16)
+        for causal in (True, False)
+    ]
+    names = [run_name(sweeps.job("cudnn", of=case)) for case in cases]
+    assert len({name[:20] for name in names}) == len(cases)
+    assert names[0] == "cudnn s512 b1 causal h16 d128 bfloat16"
+
+
+def test_jobs_can_be_filtered_by_shape(ready: Path) -> None:  # noqa: F811
+    live(ready, rows(*LENGTHS))
+    found = search(ready, "tags.`attn_exp.shape` = 'b4 h16 s512 d128'")
+    assert {run.data.params["q_len"] for run in found} == {"512"} and len(found) == 3
+
+
+def search(home: Path, condition: str, experiment: str = "attn_exp") -> list[Any]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(config(home)["uri"])
+    there = client.get_experiment_by_name(experiment)
+    return list(client.search_runs([there.experiment_id], condition)) if there else []
+
+
+def a_duel(home: Path, name: str) -> None:
+    folder = home / "multirun" / name
+    for letter, backend in (("a", "flash"), ("b", "math")):
+        record = sweeps.job(backend)
+        request = replace(record.request, job=f"{letter}-{backend}", label=f"{letter}={backend}", sweep=name)
+        (folder / request.job).mkdir(parents=True)
+        write_record(replace(record, request=request), folder / request.job)
+    (folder / "duel.yaml").write_text("[]")
+    (folder / "duel.txt").write_text("a=flash is faster than b=math")
+
+
+def test_duels_lie_in_an_experiment_of_their_own_and_earlier_ones_where_they_were(
+    ready: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("duel-1", "duel-2"):
+        a_duel(ready, name)
+    with monkeypatch.context() as before:
+        before.setattr("attn_exp.tracking.runs._DUELS", "")
+        assert log_main(["duel-1", *words(ready)]) == 0, capsys.readouterr()
+    for _ in range(2):
+        assert log_main(["duel-1", "duel-2", *words(ready)]) == 0
+    assert capsys.readouterr().out.count("the duel was there") == 3
+    assert [run.info.run_name for run in search(ready, "tags.`attn_exp.kind` = 'duel'")] == ["duel-1"]
+    (run,) = search(ready, "", "attn_exp_duels")
+    assert run.info.run_name == "duel-2" and "a=flash is faster than b=math" in run.data.tags[NOTE]
+
+
+def test_a_description_is_cut_between_lines_where_mlflow_would_cut_it() -> None:
+    long = Summary(answer="the answer", description="\n".join(f"line {number}" for number in range(2000)))
+    text = description("1", "abc", long, ["report.html"])
+    head = "the answer\n\n[report](#/experiments/1/runs/abc/artifacts/report.html)"
+    assert len(text) <= 8000 and text.startswith(head)
+    assert re.search(r"\nline \d+\n\n\(cut: the report has the rest\)$", text)
+
+
+def test_words_of_records_cannot_become_links_or_markup(tmp_path: Path) -> None:
+    bad = "[x](http://evil) <img src=x> |"
+    records = [*rows(512), sweeps.failed(backend="eager", reason=bad)]
+    sweep = sweeps.sweep(tmp_path / "a", records)
+    found = summary_of(sweep.results, closing.ranked_rivals(sweep, quiet), quiet)
+    assert "eager unsupported" in found.description
+    assert "](http" not in found.description.replace("\\]", "") and "<img" not in found.description
