@@ -36,6 +36,8 @@ class Tolerance:
         least_row: the least `least_row`.
         least_norm: the norm from which on also a small row must not be zeros.
         small: in `own_row` and `worst_tile`, rows of a smaller share of the typical norm are judged by this share.
+        usual: on |x - ref| / |ref| of a head, unless it is off as formulas are that round scores
+            (attn_exp/attention/rounding.py).
     """
 
     relative: float
@@ -46,6 +48,7 @@ class Tolerance:
     least_row: float | None = None
     least_norm: float = math.inf
     small: float = 1.0
+    usual: float | None = None
 
 
 @dataclass(frozen=True)

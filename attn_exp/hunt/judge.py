@@ -193,6 +193,8 @@ def _widest(bounds: list[Tolerance], score: float, unit: float) -> Tolerance:
         # Weights that are all equal are all rounded alike.
         bias=most("bias", unit),
         least_row=None if least is None else least / _FACTOR,
+        # Seldom of use for tensors as small as those of a hunt.
+        usual=None,
     )
 
 

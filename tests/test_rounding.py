@@ -1,0 +1,112 @@
+"""Results in 16 bits that are less exact than kernels of their dtype, and honest ones that round in other places."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from attn_exp.attention.expected import expected
+from attn_exp.attention.formula import formula, hidden_keys, masked
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.rounding import loose_head
+from attn_exp.attention.sampled import sampled_reference
+from attn_exp.core.case import Case
+
+CASE = Case(
+    batch=2, q_heads=4, kv_heads=2, q_len=128, kv_len=128, head_dim=64, value_dim=64, dtype="bfloat16", causal=False
+)  # fmt: skip
+
+
+def tensors_of(out, inputs):
+    gradients = torch.autograd.grad(out, inputs.qkv, inputs.d_out_bhsd)
+    return dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *gradients), strict=True))
+
+
+def setting(**changes):
+    case = replace(CASE, **changes)
+    inputs = make_inputs(case, "cpu", 5, with_gradients=True)
+    return case, inputs, expected(case, inputs, with_gradients=True)
+
+
+def codes(x):
+    """int8 with a scale a row; its gradient is that of the identity."""
+    step = x.detach().abs().amax(-1, keepdim=True) / 127
+    return x + ((x / step).round() * step - x).detach()
+
+
+def rounded_by(noise, tensor):
+    """Add noise of this share of the norm."""
+    wrong = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
+    return (tensor + wrong * (noise * tensor.norm() / wrong.norm())).bfloat16()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"softcap": 20.0}, {"q_len": 1, "kv_len": 300}], ids=str)
+def test_who_rounds_scores_is_explained_and_who_does_not_is_exact(dtype, mask):
+    case, inputs, wanted = setting(dtype=dtype, **mask)
+    hidden = hidden_keys(case, 0, case.q_len, torch.device("cpu")) if masked(case) else None
+    honest = [
+        formula(case, hidden, *inputs.qkv),
+        formula(case, hidden, *(one.float() for one in inputs.qkv)).to(inputs.q_bhsd.dtype),
+    ]
+    if case.softcap is None:
+        honest.append(scaled_dot_product_attention(*inputs.qkv, is_causal=case.causal, enable_gqa=True))
+    for out in honest:
+        assert loose_head(case, inputs, wanted, tensors_of(out, inputs)) is None
+
+
+def test_the_formula_in_bf16_is_beyond_what_is_usual_and_needs_the_explanation():
+    case, inputs, wanted = setting(head_dim=128, value_dim=128, softcap=20.0)
+    results = tensors_of(formula(case, None, *inputs.qkv), inputs)
+    assert loose_head(case, inputs, wanted, results) is None
+    other = make_inputs(case, "cpu", 6, with_gradients=False)
+    assert "does not explain it" in loose_head(case, other, wanted, results)
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"kv_heads": 4}], ids=str)
+def test_codes_of_int8_and_a_log_sum_exp_in_bf16_are_loose(mask):
+    case, inputs, wanted = setting(**mask)
+    q, k, v = (one.float() for one in inputs.qkv)
+    hidden = hidden_keys(case, 0, case.q_len, q.device) if masked(case) else None
+    results = tensors_of(formula(case, hidden, codes(q), codes(k), v).bfloat16(), inputs)
+    for name in ("out", "dq"):
+        assert loose_head(case, inputs, wanted, {name: results[name]}).startswith(f"{name} in head")
+
+
+def test_one_loose_head_is_named():
+    case, inputs, wanted = setting(kv_heads=4)
+    out = wanted.tensors["out"].clone()
+    out[1, 2] = rounded_by(0.008, out[1, 2])
+    said = loose_head(case, inputs, wanted, {"out": out.bfloat16()})
+    assert said.startswith("out in head 2 of batch row 1 is off by 0.008")
+    gradient = wanted.tensors["dv"].clone()
+    gradient[0, 3] = rounded_by(0.009, gradient[0, 3])
+    assert "dv in head 3 of batch row 0" in loose_head(case, inputs, wanted, {"dv": gradient.bfloat16()})
+
+
+def test_queries_of_a_decoding_are_judged_together():
+    case, inputs, wanted = setting(batch=3, q_heads=16, kv_heads=16, q_len=1, kv_len=256)
+    out = wanted.tensors["out"]
+    assert loose_head(case, inputs, wanted, {"out": out.bfloat16()}) is None
+    assert loose_head(case, inputs, wanted, {"out": rounded_by(0.009, out)}).startswith("out is off by 0.009")
+
+
+def test_drawn_rows_show_it_as_well():
+    case, inputs, wanted = setting(q_len=640, kv_len=640, batch=1, head_dim=128, value_dim=128, softcap=20.0)
+    part = sampled_reference(case, inputs, with_gradients=True)
+    shapes = {name: tuple(tensor.shape) for name, tensor in wanted.tensors.items()}
+    drawn = replace(wanted, tensors=part.tensors, places=part.places, shapes=shapes)
+    results = tensors_of(formula(case, None, *inputs.qkv), inputs)
+    assert loose_head(case, inputs, drawn, results) is None
+    for name, tensor in wanted.tensors.items():
+        loose = {name: rounded_by(0.02, tensor)}
+        assert loose_head(case, inputs, drawn, loose).startswith(f"{name} in head")
+
+
+def test_single_precision_and_codes_have_no_such_limit():
+    for dtype in ("float32", "float8_e4m3fn"):
+        case = replace(CASE, dtype=dtype, q_len=16, kv_len=16)
+        inputs = make_inputs(case, "cpu", 5, with_gradients=False)
+        found = expected(case, inputs, with_gradients=False).tolerances["out"]
+        assert found.usual is None
