@@ -1,10 +1,12 @@
 """python -m quitter: takes the worker's place; what it does after a job is said by a file `then` in the job's folder.
 
-`exit` ends the process between two jobs, `bytes` writes what is not UTF-8 to the parent, `die` ends it within the job.
+`exit` ends the process between two jobs, `bytes` writes what is not UTF-8 to the parent, `die` ends it within the job,
+`daemon` leaves a process in a group of its own behind, `chatter` writes a long log.
 """
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +24,12 @@ def main() -> None:
         replies.write(f"begin {name}\n".encode())
         if then == "die":
             os._exit(3)
+        if then == "daemon":
+            left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            (folder / "daemon").write_text(str(left.pid))
+        if then == "chatter":
+            with (folder / "worker.log").open("wb") as log:
+                log.write(b"first\n" + b"x" * (40 << 20) + b"\nlast")
         if then == "bytes":
             replies.write(b"\xff\xfe\x80\n")
         (folder / "by").write_text(str(os.getpid()))

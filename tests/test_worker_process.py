@@ -47,3 +47,18 @@ def test_a_worker_that_dies_in_a_job_charges_that_one_also_behind_such_an_end(tm
 
 def test_bytes_that_are_no_text_end_nothing(tmp_path: Path) -> None:
     assert [one.status for one in outcomes(tmp_path, "bytes", "bytes", "")] == [None] * 3
+
+
+@pytest.mark.parametrize("then", [("daemon",), ("daemon", "exit"), ("daemon", "die")])
+def test_what_left_the_worker_s_group_ends_with_it(tmp_path: Path, then: tuple[str, ...]) -> None:
+    outcomes(tmp_path, *then)
+    daemon = Path("/proc", (tmp_path / "job\n0" / "daemon").read_text())
+    cli.wait_for(lambda: not daemon.exists() or ") Z " in (daemon / "stat").read_text(), 10.0)
+
+
+def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    outcomes(tmp_path, "chatter")
+    log = (tmp_path / "job\n0" / "worker.log").read_bytes()
+    assert (16 << 20) < len(log) < (16 << 20) + 100
+    assert log.startswith(b"first\n") and log.endswith(b"\nlast")
+    assert b"\n... 25165835 bytes were left out here ...\n" in log

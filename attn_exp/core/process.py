@@ -1,5 +1,6 @@
 """Tie the life of one process to that of another, and bound its memory."""
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -10,6 +11,8 @@ import threading
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# How often `kill_marked` looks.
+_KILLS = 10
 
 
 def die_with_parent(parent: int) -> None:
@@ -58,3 +61,28 @@ def prefer_to_be_killed() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:
         return
+
+
+def kill_marked(name: str, value: str) -> None:
+    """Kill this user's processes whose environment has a variable with this value; this process is spared.
+
+    Children inherit it, and those that leave their parent's process group (daemons) keep it.
+    """
+    mark = f"{name}={value}".encode()
+    # Again for those that were started meanwhile, but not for ever: one that waits for a device does not end.
+    for _ in range(_KILLS):
+        found = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _has_mark(pid, mark)]
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _has_mark(pid: int, mark: bytes) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        return mark in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # another user's, or it has ended

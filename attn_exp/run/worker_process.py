@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from attn_exp.core.errors import UserError, how_it_ended, last_message
+from attn_exp.core.files import cut_middle
+from attn_exp.core.process import kill_marked
 from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.redaction import is_secret
 from attn_exp.core.status import Status
@@ -34,8 +37,12 @@ _PREFIXES = (
     *("OMP_", "GOMP_", "KMP_", "MKL", "OPENBLAS_", "DNNL_", "ONEDNN_", "MALLOC_", "ASAN_", "LC_", "PYTHON"),
     "ATTN_EXP",
 )
+# Names the worker in its environment, which its children inherit.
+_MARK = "ATTN_EXP_WORKER"
 _PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
 START_LIMIT_S = 300.0
+# Of a job's log its beginning and end are kept, so many bytes in all.
+LOG_BYTES = 16 << 20
 # The worker's phase after each of its messages; it sends `profile` before each profiler.
 _PHASES = {"begin": "job", "profile": "profile"}
 # The module that runs as the worker process.
@@ -137,6 +144,7 @@ class Worker:
         self._phase = "start"
         self._since = 0.0
         self._process: subprocess.Popen[bytes] | None = None
+        self._mark = ""
         self._replies = -1
         self._pidfd = -1
         self._startup: IO[bytes] | None = None
@@ -154,6 +162,7 @@ class Worker:
         self._replies, reply_fd = os.pipe()
         os.set_inheritable(reply_fd, True)
         self._startup = tempfile.TemporaryFile()  # noqa: SIM115
+        self._mark = uuid.uuid4().hex
         command = [sys.executable, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
         self._process = subprocess.Popen(
             [*command, "--parent", str(os.getpid())],
@@ -161,7 +170,7 @@ class Worker:
             stdout=subprocess.DEVNULL,
             stderr=self._startup,
             pass_fds=[reply_fd],
-            env=worker_variables(os.environ, self.variables),
+            env=worker_variables(os.environ, self.variables) | {_MARK: self._mark},
             start_new_session=True,
         )
         os.close(reply_fd)
@@ -178,6 +187,11 @@ class Worker:
 
     def wait(self) -> Outcome:
         """Wait for the oldest job: until it has a record, the worker dies, or the time limit is over."""
+        outcome = self._ended()
+        cut_middle(outcome.folder / LOG_NAME, LOG_BYTES)
+        return outcome
+
+    def _ended(self) -> Outcome:
         folder = self._pending[0]
         if self._phase == "idle":
             self._since = time.monotonic()
@@ -304,6 +318,8 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        # And those that have left it: a daemon would go on using the device, beside whatever is measured next.
+        kill_marked(_MARK, self._mark)
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
