@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attn_exp.timers.cpu
-import attn_exp.worker.measure
+import attn_exp.worker.secondary
 from attn_exp.core import limits
 from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.source import described
@@ -107,7 +107,7 @@ REPLACED = {
     "builtins.float": (builtins, "float"),
     "attn_exp.timers.cpu.perf_counter_ns": (attn_exp.timers.cpu, "perf_counter_ns"),
     "attn_exp.timers.cpu.CpuTimer.block": (attn_exp.timers.cpu.CpuTimer, "block"),
-    "attn_exp.worker.measure.time": (attn_exp.worker.measure, "time"),
+    "attn_exp.worker.secondary.time": (attn_exp.worker.secondary, "time"),
     "attn_exp.core.limits.PRODUCT_FACTOR": (limits, "PRODUCT_FACTOR"),
 }
 

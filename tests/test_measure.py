@@ -371,7 +371,7 @@ def test_a_kernel_time_that_contradicts_the_device_timer_is_a_flag_and_said(gpu_
 
 
 def test_events_beside_a_graph_are_asked_for_and_kept(gpu_machine, tmp_path, monkeypatch):
-    monkeypatch.setattr("attn_exp.worker.measure.make_timer", lambda name, gpu, l2, chosen: Unblocked(name))
+    monkeypatch.setattr("attn_exp.worker.secondary.make_timer", lambda name, gpu, l2, chosen: Unblocked(name))
     also = ON_GPU | {"timer": "graph", "also": ("event", "wall")}
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **also)
     assert [timing.timer for timing in record.passes["forward"].timings] == ["graph", "event", "wall"]
@@ -386,10 +386,21 @@ def test_the_load_of_a_sustained_job_comes_also_after_a_burst_one(machine, monke
     monkeypatch.setattr("attn_exp.worker.device.load_libraries", lambda dtype: None)
     monkeypatch.setattr("attn_exp.worker.device.canaries", lambda device: {"copy": 1.0})
     opened = Machine("cuda", gpu=FakeGpu())
-    for dtype, load in (("bfloat16", False), ("bfloat16", True), ("float16", True), ("float16", False)):
-        opened.ceilings_for(dtype, load=load)
+    for dtype, settle_s in (("bfloat16", 0.0), ("bfloat16", 3.0), ("float16", 0.05), ("float16", 0.0)):
+        opened.ceilings_for(dtype, settle_s=settle_s)
     assert [load for load in loads if load] == [device.LOAD_S]
     assert loads.index(device.LOAD_S) == 2, "behind the first dtype's two"
+
+
+@pytest.mark.parametrize(("regime", "settle_s"), [("sustained", 0.25), ("sustained", 0.0), ("burst", 0.0)])
+def test_a_job_has_the_ceilings_of_no_longer_load_than_its_passes(machine, tmp_path, monkeypatch, regime, settle_s):
+    asked = []
+    known = Machine.ceilings_for
+    monkeypatch.setattr(
+        Machine, "ceilings_for", lambda self, dtype, *, settle_s: asked.append(settle_s) or known(self, dtype)
+    )
+    measured("fakes.Honest", machine, tmp_path, regime=regime, settle_s=0.25 if regime == "burst" else settle_s)
+    assert asked == [settle_s]
 
 
 @pytest.mark.parametrize(

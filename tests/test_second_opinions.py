@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import sweeps
 from fakes import make_timing
 
@@ -11,6 +12,7 @@ from attn_exp.core.second_opinions import disagreements
 from attn_exp.explain.page import job_page
 from attn_exp.results.table import csv_text, table
 from attn_exp.tracking.base import tags
+from attn_exp.worker.secondary import calls_of_block
 
 
 def rounds(us, timer="device"):
@@ -96,3 +98,12 @@ def test_compare_and_its_report_have_the_words(tmp_path):
     shown = page(compare(sweeps.sweep(tmp_path / "s", records)))
     for text in (text_of(shown), text_of(shown, "html"), text_of(shown, "markdown"), rows(shown)):
         assert "kernel has 120.0 us and device 100.0 us, 20.0 % more" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("min_rounds", "call_us", "calls"),
+    [(5, 10.0, 5), (5, 42_000.0, 2), (7, 10.0, 7), (7, 42_000.0, 3), (20, 10.0, 12), (20, 42_000.0, 4), (1, 10.0, 2)],
+)
+def test_few_rounds_are_checked_by_few_calls(min_rounds, call_us, calls):
+    assert calls_of_block(min_rounds, call_us) == calls
+    assert calls_of_block(20, 1_500.0) == 6

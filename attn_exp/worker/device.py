@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import math
 import secrets
 import statistics
 import threading
@@ -57,6 +58,7 @@ def load_libraries(dtype: str) -> None:
     torch.autograd.grad(out, inputs.qkv, inputs.d_out_bhsd)
 
 
+# Seconds of matrix products before they are measured: the power limit acts after some (timers/settle.py).
 LOAD_S = 2.0
 # The kind of values that a backend is judged on besides those that are timed.
 HARD = "mixed"
@@ -76,7 +78,7 @@ class Machine:
         expected: the last case's reference, and what it belongs to.
         tolerances: of cases with normal inputs and one row of the batch, with or without gradients.
         values: the same on other values by their kind, with the seed of these and the row of the batch.
-        loaded: whether the GPU has been under load.
+        loaded_s: the longest load that the GPU has been under, in seconds.
         settings: PyTorch's settings before any backend was loaded.
         memory: the GPU's counters of memory, None on a CPU.
         watch: looks at clock, power and energy while calls are timed.
@@ -92,7 +94,7 @@ class Machine:
     expected: tuple[Any, Expected] | None = None
     tolerances: dict[tuple[Case, bool], dict[str, Tolerance]] = field(default_factory=dict)
     values: dict[str, tuple[Any, int, int, Expected]] = field(default_factory=dict)
-    loaded: bool = False
+    loaded_s: float = 0.0
     settings: Settings = field(default_factory=Settings.now)
     memory: DeviceMemory | None = None
     watch: Watch = field(default_factory=Watch)
@@ -129,20 +131,21 @@ class Machine:
             machine.watch = Watch(None, machine.environment["nvml"])
         return machine
 
-    def ceilings_for(self, dtype: str, *, load: bool = True) -> dict[str, float]:
+    def ceilings_for(self, dtype: str, *, settle_s: float = math.inf) -> dict[str, float]:
         """Return the machine's measured ceilings for inputs of `dtype`.
 
-        On a GPU, the first request with `load` puts it under load for seconds. The very first request loads libraries
-        on the host meanwhile.
+        On a GPU they are those after `LOAD_S` seconds of load, or after less where what is timed gets no longer than
+        `settle_s` to settle. The very first request loads libraries on the host meanwhile.
         """
+        load_s = min(LOAD_S, settle_s)
         first = next(iter(self.ceilings.values()), None)
-        if self.gpu is not None and (first is None or (load and not self.loaded)):
+        if self.gpu is not None and (first is None or load_s > self.loaded_s):
             with ThreadPoolExecutor(1) as pool:
-                loading = pool.submit(matmul_ceiling, self.device, dtype, LOAD_S if load else 0.0)
+                loading = pool.submit(matmul_ceiling, self.device, dtype, load_s)
                 if first is None:
                     load_libraries(dtype)
                 loading.result()
-            self.loaded = load
+            self.loaded_s = load_s
         if dtype not in self.ceilings:
             # Not the load's own rate: its thread waits for the interpreter's lock while libraries load.
             matmul = matmul_ceiling(self.device, dtype, 0.0)

@@ -3,7 +3,6 @@
 The loop is attn_exp/timers/loop.py; the clock is read in a timer's `block`.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,13 +15,10 @@ from attn_exp.core.paired_test import abba_order
 from attn_exp.core.record import Record, Timing
 from attn_exp.core.request import Measuring, Request
 from attn_exp.core.second_opinions import disagreements
-from attn_exp.timers import make_timer
 from attn_exp.timers.graph import CaptureFailed
-from attn_exp.timers.kernel import ProfilerLost
-from attn_exp.timers.loop import Entry, RivalFailed, Timer, sample, sample_rivals, single_block
+from attn_exp.timers.loop import Entry, RivalFailed, sample, sample_rivals
 from attn_exp.timers.stopping import StoppingRule
-from attn_exp.timers.sync import synchronize
-from attn_exp.timers.timed_call import Call, TimedCall, as_timed
+from attn_exp.timers.timed_call import TimedCall, as_timed
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.first_backward import check_first_backward
@@ -31,14 +27,13 @@ from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend, prepare
+from attn_exp.worker.secondary import secondary_timings, timer_for
 from attn_exp.worker.settled import settling
 
 # On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
 BURST_REST_S = 0.1
 # The flush, five changes of the inputs, and copies of results, which are few on average.
 _KERNELS_AROUND = 7
-_SECONDARY_US = 10_000.0
-_SECONDARY_CALLS = (4, 12)
 
 
 def measure(request: Request, machine: Machine) -> Record:
@@ -111,12 +106,12 @@ def _time_one(
     attempt: Attempt, machine: Machine, judge: Judge, call: TimedCall, direction: str, launched: float
 ) -> None:
     measuring = attempt.request.measuring
-    timer = _timer(attempt.request, measuring.timer, machine)
+    timer = timer_for(attempt.request, measuring.timer, machine)
     others: list[Timing] = []
 
     def run_secondary() -> None:
         with attempt.stage("second_opinions"):
-            others.extend(_secondary_timings(attempt, machine, timer, call))
+            others.extend(secondary_timings(attempt, machine, direction, timer, call))
 
     with attempt.stage("timing"):
         machine.watch.begin()
@@ -152,7 +147,7 @@ def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine
                 call = prepared.begin(direction)
                 launched = name_kernels(attempt, machine, prepared, direction) + _KERNELS_AROUND
             measuring = attempt.request.measuring
-            timer = _timer(attempt.request, measuring.timer, machine)
+            timer = timer_for(attempt.request, measuring.timer, machine)
             entries.append((attempt, Entry(timer, call, prepared.scope, launched)))
             judges[id(attempt)] = prepared.judge
 
@@ -241,27 +236,6 @@ def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: 
     )
 
 
-def _secondary_timings(attempt: Attempt, machine: Machine, timer: Timer, call: Call) -> list[Timing]:
-    """Run one block with each secondary timer. It runs halfway through the rounds, so that clocks match."""
-    began = time.perf_counter()
-    call()
-    synchronize(machine.device)
-    call_us = (time.perf_counter() - began) * 1e6
-    least, most = _SECONDARY_CALLS
-    calls = max(least, min(most, int(_SECONDARY_US / call_us)))
-    timings = []
-    for name in attempt.request.measuring.also:
-        if name == "event" and timer.name == "device" and not getattr(timer, "blocked", True):
-            continue  # an unblocked device timer measures the same as `event`
-        try:
-            timings.append(single_block(_timer(attempt.request, name, machine), call, calls))
-        except ProfilerLost:
-            attempt.flags.add("profiler_lossy")
-        except CaptureFailed:
-            attempt.flags.add("no_graph")
-    return timings
-
-
 def _flag_telemetry(attempt: Attempt, machine: Machine) -> None:
     attempt.flags |= telemetry_flags(attempt.telemetry, machine.environment.get("max_sm_clock_mhz"))
 
@@ -272,10 +246,6 @@ def _flag_clocks(attempts: Sequence[Attempt]) -> None:
         if clocks_differ([clock_of(one.passes[direction].window, one.telemetry) for one in standing]):
             for attempt in standing:
                 attempt.flags.add("clock_mismatch")
-
-
-def _timer(request: Request, name: str, machine: Machine) -> Timer:
-    return make_timer(name, machine.gpu, request.measuring.l2, request.config.get("timer"))
 
 
 def _rule(measuring: Measuring) -> StoppingRule:

@@ -92,7 +92,8 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         raise Stopped("unsupported", reason)
     machine.watch.start()
     with attempt.stage("ceilings"), ledger.others():
-        attempt.ceilings = machine.ceilings_for(case.dtype, load=request.measuring.regime == "sustained")
+        settle_s = request.measuring.settle_s if request.measuring.regime == "sustained" else 0.0
+        attempt.ceilings = machine.ceilings_for(case.dtype, settle_s=settle_s)
     with attempt.stage("inputs"):
         with ledger.others():
             machine.forget_other_case(request, with_gradients=attempt.with_gradients)
