@@ -30,6 +30,7 @@ from attn_exp.core.process import die_with_parent, end_with, limit_memory, prefe
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME, write_record
 from attn_exp.core.request import DUEL_NAME, REQUEST_NAME, read_requests
+from attn_exp.worker.early_context import lines_of_input
 
 if TYPE_CHECKING:
     from attn_exp.worker.device import Machine
@@ -62,7 +63,7 @@ def run_folder(
     first = jobs[0][0]
     if machine is None or machine.device != first.device:
         if first.gpu_uuid is not None:
-            # Set it before CUDA is initialised, and no earlier: the worker imports torch before it knows its GPU.
+            # Before CUDA is initialised. Of a process's first job `early_context` has done so.
             os.environ["CUDA_VISIBLE_DEVICES"] = first.gpu_uuid
         try:
             machine = Machine.open(first.device)
@@ -114,6 +115,7 @@ def _poisoned(device: str) -> bool:
 def serve(reply_fd: int) -> None:
     """Measure the folders that arrive on standard input, each as a line of JSON, until it ends."""
     replies = os.fdopen(reply_fd, "w", buffering=1)
+    lines = lines_of_input()
     # Imports make objects that stay: looking through them again and again for garbage takes a tenth of the time.
     gc.disable()
     import attn_exp.worker.measure  # noqa: F401  (the seconds of importing torch, before the first job is known)
@@ -124,7 +126,7 @@ def serve(reply_fd: int) -> None:
     gc.enable()
     machine: Machine | None = None
     replies.write("ready\n")
-    for line in sys.stdin:
+    for line in lines:
         # As JSON, since a folder's name may have line breaks and bytes that are not UTF-8.
         name = line.rstrip("\n")
         folder = Path(json.loads(name))
