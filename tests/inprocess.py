@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from attn_exp.cli import dispatch
+from attn_exp.run import session
 from attn_exp.run.worker_process import Worker
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -50,6 +51,6 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
     monkeypatch.setattr(Worker, "start", forbidden)
     # Started ahead of everything, in a process of its own: tests of that are end to end.
     monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: None)
-    monkeypatch.setattr("attn_exp.run.session.visible_gpus", list)
+    monkeypatch.setattr(session, "visible_gpus", list)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     return call

@@ -12,6 +12,7 @@ import pytest
 
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.core.errors import UserError
+from attn_exp.run import context as context_module
 from attn_exp.run.context import LOCK_NAME, SweepContext, open_context
 
 HOLD = """
@@ -27,7 +28,7 @@ time.sleep(600)
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("attn_exp.run.context._END_S", 0.2)
+    monkeypatch.setattr(context_module, "_END_S", 0.2)
     words = ["tracker=none", "sweep=a", "device=cpu"]
     return dict(resolved_config(compose_config(words, "a"), words))
 

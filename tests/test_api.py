@@ -24,6 +24,7 @@ reveal_type(compare(sweep, "old", margin=0.05))
 reveal_type(compare(["a", "b", "c"], history=True, where="causal"))
 reveal_type(compare("a", published="figures.csv"))
 reveal_type(sweep.results[0].metrics)
+reveal_type(attn_exp.run("backend=flash", batch=[1, 8]).answer)
 compare(sweep, baselin="flash")
 """
 
@@ -49,17 +50,24 @@ def test_a_strict_type_checker_sees_the_functions_and_what_they_return(tmp_path)
     assert revealed[:5] == ["Sweep", "Rivals", "Changes", "History", "Published"]
     assert "Mapping[str, float]" in ran.stdout or "Mapping[builtins.str, builtins.float]" in ran.stdout
     errors = [line for line in ran.stdout.splitlines() if " error: " in line]
-    assert errors and all("snippet.py:12:" in line for line in errors), ran.stdout
+    assert errors and all("snippet.py:13:" in line for line in errors), ran.stdout
 
 
 def test_importing_the_package_imports_nothing_but_the_api():
     found = python("import sys, attn_exp; print(*sorted(name for name in sys.modules if 'attn_exp' in name))").split()
-    assert found == ["attn_exp", "attn_exp.api", "attn_exp.compare", "attn_exp.core", "attn_exp.core.version"]
+    assert {name.removeprefix("attn_exp") for name in found} == {
+        *("", ".api", ".api.read", ".api.run", ".compare", ".core", ".core.version", ".run"),
+    }
 
 
-def test_compare_stays_the_function_whatever_is_imported_later():
-    code = "import attn_exp.compare.answer, attn_exp; from attn_exp import compare; print(callable(compare))"
-    assert python(code) == "True\n"
+def test_compare_and_run_stay_functions_whatever_is_imported_later():
+    code = """
+import attn_exp.compare.answer, attn_exp.run.session
+from attn_exp import compare, run
+print(callable(compare), callable(run))
+"""
+    assert python(code) == "True True\n"
+    assert attn_exp.run is attn_exp.api.run
     assert attn_exp.compare is attn_exp.api.compare
 
 

@@ -31,6 +31,7 @@ from attn_exp.core.metrics import METRICS
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.results.read import read_folder
 from attn_exp.results.table import csv_text
+from attn_exp.run import session
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -184,7 +185,7 @@ def test_the_pages_use_the_command_and_not_its_modules():
 def test_every_command_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     typed = inprocess.typed(monkeypatch, tmp_path)
-    monkeypatch.setattr("attn_exp.run.session.visible_gpus", lambda: [GPU])
+    monkeypatch.setattr(session, "visible_gpus", lambda: [GPU])
     # As on a host from which one submits to Slurm.
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     code, out, err = typed(*arguments, *(["dry_run=true"] if "--help" not in arguments else []))

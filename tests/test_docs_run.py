@@ -15,6 +15,7 @@ from attn_exp.commands.duel import main as duel_main
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
 from attn_exp.core.record_file import read_record
+from attn_exp.run import context
 from attn_exp.run.worker_process import InProcess, Worker
 
 START = Worker.start
@@ -101,7 +102,7 @@ def here(tmp_path_factory):
             patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
         # The machine's ceilings are measured once for all commands, not for each.
         once = InProcess(worker.run_here)
-        patch.setattr("attn_exp.run.context.make_isolation", lambda options, run_folder: once)
+        patch.setattr(context, "make_isolation", lambda options, run_folder: once)
         yield folder, call
     for name in ("my_module", "sliced_attention"):
         sys.modules.pop(name, None)

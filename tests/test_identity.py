@@ -31,6 +31,7 @@ from attn_exp.compare import changes, ranking
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import METHOD_VERSION, SCHEMA
 from attn_exp.core.record_file import read_record
+from attn_exp.run import session
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = Path(__file__).resolve().parent / "fixtures" / "identity"
@@ -99,7 +100,7 @@ def typed(house, monkeypatch):
 @pytest.fixture
 def with_gpus(typed, monkeypatch):
     """The same on a host with two GPUs."""
-    monkeypatch.setattr("attn_exp.run.session.visible_gpus", lambda: GPUS)
+    monkeypatch.setattr(session, "visible_gpus", lambda: GPUS)
     return typed
 
 

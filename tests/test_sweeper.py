@@ -226,13 +226,9 @@ class FakeSession:
 
     def __init__(self, monkeypatch, folder):
         self.submitted, self.kept = [], []
-        monkeypatch.setattr(
-            "attn_exp.run.session.Session.submit", lambda s, request, _: self.submit(s, request, folder)
-        )
-        monkeypatch.setattr(
-            "attn_exp.run.session.Session.keep", lambda s, record, _: self.kept.append(record.request.label)
-        )
-        monkeypatch.setattr("attn_exp.run.session.Session.close", lambda s, status: self.close(s))
+        monkeypatch.setattr(Session, "submit", lambda s, request, _: self.submit(s, request, folder))
+        monkeypatch.setattr(Session, "keep", lambda s, record, _: self.kept.append(record.request.label))
+        monkeypatch.setattr(Session, "close", lambda s, status: self.close(s))
         self.impossible = []
 
     def submit(self, current, request, folder):

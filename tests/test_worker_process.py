@@ -5,12 +5,13 @@ from pathlib import Path
 import cli
 import pytest
 
+from attn_exp.run import worker_process
 from attn_exp.run.worker_process import Outcome, Worker
 
 
 @pytest.fixture(autouse=True)
 def quitter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attn_exp.run.worker_process.WORKER", "quitter")
+    monkeypatch.setattr(worker_process, "WORKER", "quitter")
     monkeypatch.setenv("PYTHONPATH", cli.environment()["PYTHONPATH"])
 
 

@@ -31,20 +31,13 @@ def run(given: Arguments) -> int:
     """Compare, and print or write the result; return the exit code."""
     from attn_exp.compare.answer import answer
     from attn_exp.compare.changes import Changes
-    from attn_exp.compare.pages import page
-    from attn_exp.compare.render import format_of, text_of
 
     choice = choice_of(given)
     with Ticker() as ticker:
         ticker.stage(f"reading {', '.join((*choice.against, *choice.sweep))} and comparing")
         comparison = answer(choice)
         ticker.stage("writing the report" if choice.out else "laying the tables out")
-        colour, width = choice.out is None and colours(sys.stdout), terminal_width(sys.stdout)
-        drawn = drawings(comparison) if format_of(choice.format, choice.out) == "html" else ()
-        text = text_of(
-            page(comparison), choice.format, choice.out, colour=colour, limit=choice.rows, pictures=drawn,
-            width=WIDTH if choice.out else width,
-        )  # fmt: skip
+        text = _text(comparison, choice.format, choice.out, choice.rows)
     if choice.out is None:
         print(text, flush=True)
     else:
@@ -86,6 +79,26 @@ def drawings(comparison: "Comparison") -> "list[Picture]":
     except UserError as error:
         print(f"the report is without plots: {error}", file=sys.stderr)
         return []
+
+
+def write_report(comparison: "Comparison", path: Path) -> Path:
+    """Write a comparison's report in the format that the file's ending names; return its path.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    _write(path, _text(comparison, None, str(path)))
+    return path
+
+
+def _text(comparison: "Comparison", form: str | None, out: str | None, limit: int | None = None) -> str:
+    """Return a report for a file, or for standard output."""
+    from attn_exp.compare.pages import page
+    from attn_exp.compare.render import format_of, text_of
+
+    drawn = drawings(comparison) if format_of(form, out) == "html" else ()
+    colour, width = (False, WIDTH) if out else (colours(sys.stdout), terminal_width(sys.stdout))
+    return text_of(page(comparison), form, out, colour=colour, limit=limit, pictures=drawn, width=width)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,7 +1,9 @@
 """`attn-exp run`, or no command at all: the Hydra application that measures. `--help` says what can be set."""
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_exp.config.overrides import overridden, renamed
@@ -12,6 +14,7 @@ from attn_exp.core.version import __version__
 from attn_exp.run.worker_process import Worker
 
 if TYPE_CHECKING:
+    from attn_exp.core.record import Record
     from attn_exp.run.session import Session
 
 # What decides how a worker is started, or where: tasks of a launcher have workers of their own.
@@ -39,6 +42,44 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    with _session(arguments) as session:
+        code = _measure(arguments, session)
+        if code:
+            session.status = "FAILED"
+    return code
+
+
+def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "Path | None":
+    """Run a sweep for a Python program, and return its folder; None if there is none, as in a dry run.
+
+    Args:
+        arguments: as on the command line.
+        each: called with the record of each job that has ended, and the job's folder.
+
+    Raises:
+        UserError: a mistake in the arguments; on the command line its message is the last line.
+    """
+    from attn_exp.config.aside import hydra_aside
+    from attn_exp.config.compose import new_sweep_name
+    from attn_exp.config.hydra_main import hydra_main
+    from attn_exp.sweep.task_function import SessionTask
+
+    arguments, hints = renamed(arguments)
+    for hint in hints:
+        print(hint, file=sys.stderr)
+    with hydra_aside(), _session(arguments, each) as session:
+        try:
+            hydra_main(arguments, SessionTask(session), new_sweep_name())
+        except SystemExit as stopped:
+            session.status = "FAILED"
+            if isinstance(stopped.code, UserError):
+                raise stopped.code from None
+    return session.context.folder if session.context is not None else None
+
+
+@contextlib.contextmanager
+def _session(arguments: list[str], each: "Callable[[Record, Path], None] | None" = None) -> "Iterator[Session]":
+    """Yield the session of a run, which ends with the block. With `each`, results are not printed."""
     worker = Worker(reuse=True, timeout_s=None)
     if not overridden(arguments, *_NO_JOBS, "dry_run", *_WORKER_KEYS):
         start_ahead(worker)
@@ -47,19 +88,17 @@ def _run(arguments: list[str]) -> int:
         ticker.stage("composing the jobs", brief=True)
     from attn_exp.commands.worker import run_here
     from attn_exp.run.session import Session
-    from attn_exp.tracking.base import EndStatus
 
-    session = Session(arguments, worker, run_here, ticker)
-    status: EndStatus = "FAILED"
+    session = Session(arguments, worker, run_here, ticker, each)
     try:
-        code = _measure(arguments, session)
-        status = "FINISHED" if code == 0 else "FAILED"
+        yield session
     except KeyboardInterrupt:
-        status = "KILLED"
+        session.close("KILLED")
         raise
-    finally:
-        session.close(status)
-    return code
+    except BaseException:
+        session.close("FAILED")
+        raise
+    session.close(session.status)
 
 
 def start_ahead(worker: Worker) -> None:

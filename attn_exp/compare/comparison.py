@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.compare.environment import Difference, environment_summary
 from attn_exp.compare.sheet import Sheet
 from attn_exp.core.case import PASSES, case_columns
+from attn_exp.core.frames import frame
 from attn_exp.core.text import FIRST_ROWS, html_table
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable
@@ -64,10 +65,12 @@ class Comparison(ABC):
         return html_table(repr(self), sheet.texts()[:FIRST_ROWS], total=len(sheet.rows))
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the rows as a pandas DataFrame: the columns of `format=csv`, with numbers as numbers."""
-        import pandas
+        """Return the rows as a pandas DataFrame: the columns of `format=csv`, with numbers as numbers.
 
-        return pandas.DataFrame(self.sheet().dictionaries())
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return frame(self.sheet().dictionaries())
 
 
 def summarize_sweep(sweep: Sweep) -> SweepSummary:

@@ -3,6 +3,7 @@
 A sweep's end, `attn-exp compare`, reports and MLflow show the same `Answer`.
 """
 
+import html
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,12 @@ class Answer:
     n: int = 0
     cases: int = 0
     settle: Duel | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines() or ["there is nothing to compare: fewer than two backends have a result"])
+
+    def _repr_html_(self) -> str:
+        return f"<pre style='white-space: pre-wrap'>{html.escape(str(self))}</pre>"
 
     def lines(self, most: int | None = RULES_SHOWN) -> list[str]:
         """Return the answer as sentences, warnings first, and of the rules the first `most`; then a command."""

@@ -21,18 +21,20 @@ from attn_exp.plots.heatmap import heatmap_chart
 from attn_exp.plots.lengths import lengths_chart
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.samples import samples_chart
-from attn_exp.plots.style import MISSING, Chart, available, save, svg
+from attn_exp.plots.style import MISSING, Chart, available, svg
 
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
 
-_OF_RESULTS: "tuple[Callable[[Sequence[Result]], Chart | None], ...]" = (
-    lengths_chart,
-    roofline_chart,
-    accuracy_chart,
-    first_call_chart,
-    samples_chart,
-)
+_OF_RESULTS: "dict[str, Callable[[Sequence[Result]], Chart | None]]" = {
+    "lengths": lengths_chart,
+    "roofline": roofline_chart,
+    "accuracy": accuracy_chart,
+    "first_call": first_call_chart,
+    "samples": samples_chart,
+}
+# The charts of a sweep's backends by name.
+KINDS = ("heatmap", *_OF_RESULTS)
 # matplotlib's modules that draw, which are imported when they are needed.
 _DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
 
@@ -58,12 +60,23 @@ def charts(comparison: Comparison, part: int = 0, parts: int = 1) -> Iterator[Ch
         raise UserError(MISSING)
     draws: list[Callable[[], Chart | None]] = [partial(_own_chart, comparison)]
     results = one_each(results_of(comparison))
-    draws += [partial(draw, results) for draw in _OF_RESULTS]
+    draws += [partial(draw, results) for draw in _OF_RESULTS.values()]
     for index, draw in enumerate(draws):
         # Dealt to and fro, since the first ones take longest.
         there = index % (2 * parts)
         if min(there, 2 * parts - 1 - there) == part and (chart := draw()) is not None:
             yield chart
+
+
+def chart_of(rivals: Rivals, kind: str) -> Chart | None:
+    """Return one of the `KINDS` of charts of a sweep's backends; None if its results do not give it.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    if not available():
+        raise UserError(MISSING)
+    return _own_chart(rivals) if kind == "heatmap" else _OF_RESULTS[kind](one_each(results_of(rivals)))
 
 
 def _own_chart(comparison: Comparison) -> Chart | None:
@@ -99,13 +112,9 @@ def write_charts(
     Raises:
         UserError: matplotlib is not installed, or the folder cannot be written.
     """
-    began, written = time.monotonic(), []
-    try:
-        for chart in charts(comparison, part, parts):
-            folder.mkdir(parents=True, exist_ok=True)
-            written += save(chart, folder)
-            if limit_s is not None and time.monotonic() - began > limit_s:
-                break
-    except OSError as error:
-        raise UserError(f"cannot write plots to {folder} ({error.strerror}): choose another folder") from error
+    began, written = time.monotonic(), list[Path]()
+    for chart in charts(comparison, part, parts):
+        written += chart.save(folder)
+        if limit_s is not None and time.monotonic() - began > limit_s:
+            break
     return written

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.catalogue import About, backends, colour_of
+from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
 from attn_exp.core.request import backend_label
 
@@ -42,6 +43,21 @@ class Chart:
     title: str
     caption: str
     figure: "Figure"
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write the chart as NAME.svg and NAME.png into a folder and return their paths.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            return save(self, Path(folder))
+        except OSError as error:
+            raise UserError(f"cannot write plots to {folder} ({error.strerror}): choose another folder") from error
+
+    def _repr_svg_(self) -> str:
+        return svg(self)
 
 
 def available() -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.core.case import case_columns
 from attn_exp.core.errors import RecordError, UserError, nearest
 from attn_exp.core.files import read_whole
+from attn_exp.core.frames import frame
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME
 from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
@@ -63,10 +64,12 @@ class Sweep:
             yield result.record()
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return a pandas DataFrame with a row per record and pass: names, case, status, flags and metrics."""
-        import pandas
+        """Return a pandas DataFrame with a row per record and pass: names, case, status, flags and metrics.
 
-        return pandas.DataFrame([row for result in self.results for row in _rows(result)])
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return frame([row for result in self.results for row in _rows(result)])
 
 
 def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:

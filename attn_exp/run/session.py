@@ -46,8 +46,12 @@ class Session:
         arguments: the command line as typed, for `command.txt` and for the command that finishes the sweep.
         worker: used if the configuration asks for a warm one; it may have been started already.
         run_folder: measures jobs in this process, for `isolation=none`.
+        ticker: shows what is being done.
+        each: called with the record of each job that has ended or was done before, and the job's folder. Nothing is
+            printed on standard output then.
 
     Attributes:
+        status: how the session ends if no exception ends it.
         ahead: how many jobs may be queued behind the one that is measured.
         context: the folder, tracker, GPU and worker of the sweep; None until its first job.
     """
@@ -58,7 +62,9 @@ class Session:
         worker: Worker | None = None,
         run_folder: RunFolder | None = None,
         ticker: Ticker | None = None,
+        each: Callable[[Record, Path], None] | None = None,
     ) -> None:
+        self.status: EndStatus = "FINISHED"
         self.progress = Progress(ticker=ticker)
         self.ahead = 0
         self.gpus = visible_gpus()
@@ -67,6 +73,7 @@ class Session:
         self._arguments = arguments
         self._worker = worker
         self._run_folder = run_folder
+        self._each = each
         self._plots = True
         self._columns: tuple[str, ...] = ()
         self._form = "table"
@@ -111,7 +118,7 @@ class Session:
 
     def say(self, text: str) -> None:
         """Print a line: beside results for programs, on standard error."""
-        (self.progress.say if self._form == "table" else self.progress.note)(text)
+        (self.progress.say if self._form == "table" and self._each is None else self.progress.note)(text)
 
     def drain(self) -> None:
         """Wait for all queued jobs."""
@@ -225,9 +232,11 @@ class Session:
         self.log(record)
 
     def log(self, record: Record) -> None:
-        """Queue a record for the tracker."""
+        """Queue a record for the tracker, and hand it to whoever waits for it."""
         context = self.opened
         context.tracker.log(record, context.folder / record.request.job)
+        if self._each is not None:
+            self._each(record, context.folder / record.request.job)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -276,7 +285,7 @@ class Session:
             if self.progress.kept and (status == "FINISHED" or self.progress.done):
                 say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
             # Otherwise nothing was measured, and an error says why.
-            if self.progress.done or status == "FINISHED":
+            if self._each is None and (self.progress.done or status == "FINISHED"):
                 width = terminal_width(sys.stdout)
                 answer = rivals.answer.lines() if rivals is not None else []
                 text = rendered(results, self._form, width, answer, self._columns)
@@ -290,7 +299,7 @@ class Session:
             say(f"skipped: {broken}")
         if warning and status != "KILLED":  # after an interrupt the same command stores the rest
             say(warning)
-        if status == "FINISHED":
+        if status == "FINISHED" and self._each is None:
             self._say_what_next(results, folder, None if warning else tracker.look(), compares=rivals is not None)
 
     def _say_what_next(self, results: Sequence[Result], folder: Path, look: str | None, *, compares: bool) -> None:

@@ -2,14 +2,13 @@
 
 import os
 
-import attn_exp.run.gpus
-import attn_exp.run.worker_process
 from attn_exp.core.nvml import GpuInfo
+from attn_exp.run import gpus, worker_process
 
 
-def gpus() -> list[GpuInfo]:
+def fakes() -> list[GpuInfo]:
     return [GpuInfo(index, "Sleeper", f"GPU-fake-{index}") for index in range(int(os.environ["FAKE_GPUS"]))]
 
 
-attn_exp.run.gpus.list_gpus = gpus
-attn_exp.run.worker_process.WORKER = "sleeper"
+gpus.list_gpus = fakes
+worker_process.WORKER = "sleeper"

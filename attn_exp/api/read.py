@@ -1,4 +1,4 @@
-"""The Python API: load a sweep, compare sweeps. Imports nothing heavy before a function is called."""
+"""Load a sweep, and compare sweeps. Imports nothing heavy before a function is called."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias, Unpack
 
+    from attn_exp.api.sweep import Sweep
     from attn_exp.compare.changes import Changes
     from attn_exp.compare.comparison import Comparison
     from attn_exp.compare.history import History
     from attn_exp.compare.published import Published
     from attn_exp.compare.rivals import Rivals
-    from attn_exp.results.read import Sweep
+    from attn_exp.results.read import Sweep as AnySweep
 
-    Sweeps: TypeAlias = str | Path | Sweep | Sequence[str | Path | Sweep]
+    Sweeps: TypeAlias = str | Path | AnySweep | Sequence[str | Path | AnySweep]
 
 
 class Keys(TypedDict, total=False):
@@ -60,12 +61,13 @@ def load(
         experiment: the earlier name of `mlflow_experiment`.
 
     Returns:
-        The sweep. `.results` are its records without samples (`.record()` of a result reads those too), `.to_frame()`
-        is a pandas DataFrame with a row per record and pass, `.broken` says which files could not be read and why.
+        The sweep: its rows, `.answer`, `.to_frame()`, `.plot()` and `.report()`; `.broken` says which files could not
+        be read and why.
 
     Raises:
         UserError: there is no such sweep, or it has no records.
     """
+    from attn_exp.api.sweep import Sweep
     from attn_exp.compare.answer import read_sweeps
     from attn_exp.compare.choice import Choice
     from attn_exp.core.errors import UserError
@@ -74,7 +76,7 @@ def load(
     sweeps = read_sweeps(choice, [str(name)])
     if len(sweeps) != 1:
         raise UserError(f"{name} names {len(sweeps)} sweeps: load one at a time")
-    return sweeps[0]
+    return Sweep.of(sweeps[0])
 
 
 @overload
@@ -108,15 +110,15 @@ def compare(sweep: Sweeps, against: Sweeps = (), **keys: Any) -> Comparison:
 
     from attn_exp.compare.answer import compare_read
     from attn_exp.compare.choice import choice_from
-    from attn_exp.results.read import Sweep
+    from attn_exp.results.read import Sweep as AnySweep
 
     choice = choice_from(keys)
 
-    def read(side: Sweeps) -> list[Sweep]:
-        several = [side] if isinstance(side, (str, Path, Sweep)) else side
+    def read(side: Sweeps) -> list[AnySweep]:
+        several = [side] if isinstance(side, (str, Path, AnySweep)) else side
         folder, uri, experiment = choice.folder, choice.uri, choice.mlflow_experiment
         return [
-            one if isinstance(one, Sweep) else load(one, folder=folder, uri=uri, mlflow_experiment=experiment)
+            one if isinstance(one, AnySweep) else load(one, folder=folder, uri=uri, mlflow_experiment=experiment)
             for one in several
         ]
 

@@ -1,0 +1,194 @@
+"""attn_exp.run from Python: what it returns, says and leaves behind; choices as Python objects."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import sweeps
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+import attn_exp
+from attn_exp.api.choices import overrides_of
+from attn_exp.api.sweep import Sweep
+from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError
+from attn_exp.plots.all import KINDS
+
+# Small, on the CPU, in this process, where torch is imported once.
+QUICK = {
+    "device": "cpu",
+    "seq_len": 32,
+    "model": {"q_heads": 2, "kv_heads": 2, "head_dim": 16},
+    "dtype": "fp32",
+    "stopping": {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01},
+    "save_plots": False,
+    "tracker": "none",
+    "isolation": "none",
+}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Return a sweep that was run here, the rows as they came, and what was printed."""
+    rows, folder = [], tmp_path_factory.mktemp("ran") / "first"
+    sweep = attn_exp.run(
+        "backend=math,eager", batch=[1, 2], sweep="first", folder=folder, each=rows.append, quiet=True, **QUICK
+    )
+    return sweep, rows, folder
+
+
+def test_a_run_returns_its_sweep_and_hands_out_rows_as_they_come(ran):
+    sweep, rows, folder = ran
+    assert isinstance(sweep, Sweep) and sweep.name == "first" and Path(sweep.place) == folder
+    assert [(row.label, row.case.batch) for row in rows] == [("math", 1), ("math", 2), ("eager", 1), ("eager", 2)]
+    assert {row.status for row in sweep} == {"ok"} and len(sweep) == 4
+    assert sorted(row.record().request.job for row in rows) == [row.job for row in sweep]
+    assert "batch=1,2" in (folder / "command.txt").read_text()
+
+
+def test_a_run_again_measures_nothing_and_prints_nothing_on_standard_output(ran, capsys):
+    sweep, _, folder = ran
+    before = {row.job: row.finished_at for row in sweep}
+    rows = []
+    again = attn_exp.run("backend=math,eager", batch=[1, 2], sweep="first", folder=folder, each=rows.append, **QUICK)
+    out, err = capsys.readouterr()
+    assert {row.job: row.finished_at for row in again} == before and len(rows) == 4
+    assert out == "" and "4 of 4 jobs were done before and are kept" in err
+
+
+def test_hydra_of_the_program_around_it_is_left_as_it_was(ran):
+    _, _, folder = ran
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        around = GlobalHydra.instance().hydra
+        attn_exp.run("backend=math", sweep="first", folder=folder, quiet=True, **QUICK)
+        assert GlobalHydra.instance().hydra is around
+        assert compose("config", ["batch=7"]).batch == 7
+
+
+def test_a_dry_run_prints_the_jobs_and_returns_an_empty_sweep(tmp_path, capsys):
+    sweep = attn_exp.run("backend=math", dry_run=True, sweep="dry", folder=tmp_path / "dry", **QUICK)
+    assert len(sweep) == 0 and "1 jobs: 1 would run" in capsys.readouterr().out
+    assert not (tmp_path / "dry").exists()
+    with pytest.raises(UserError, match="has no results yet"):
+        _ = sweep.answer
+
+
+@pytest.mark.parametrize(
+    ("overrides", "choices", "message"),
+    [
+        (["backend=maths"], {}, "backend=maths does not exist: did you mean 'math'"),
+        ([], {"batch": []}, r"batch=\[\] has no value"),
+        ([], {"batch": object}, "batch=<class 'object'> is a type: give text, a number"),
+        (["backend=math"], {"passes": ["sideways"]}, "passes has 'sideways'"),
+        (["backend=math", "seq_lenn=8"], {}, "seq_len"),
+        (["batch=1"], {"batch": [2]}, "batch is given as text and as a keyword"),
+    ],
+)
+def test_a_mistake_is_raised_in_one_sentence(tmp_path, overrides, choices, message):
+    with pytest.raises(UserError, match=message):
+        attn_exp.run(*overrides, sweep="wrong", folder=tmp_path / "wrong", **{**QUICK, **choices})
+
+
+def test_what_a_reader_of_rows_raises_ends_the_sweep_and_keeps_the_rows(tmp_path):
+    def stop(row):
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        attn_exp.run("backend=math", batch=[1, 2], sweep="s", folder=tmp_path / "s", each=stop, quiet=True, **QUICK)
+    assert len(attn_exp.load(tmp_path / "s")) == 1
+
+
+def test_choices_are_written_as_on_the_command_line():
+    given = {
+        "batch": [1, 8],
+        "backend": "flash,math",
+        "causal": True,
+        "window": None,
+        "passes": ["forward"],
+        "lengths": [[512, 1536], (8, 8)],
+        "model": {"head_dim": 64, "q_heads": [2, 4]},
+        "stopping.budget_s": 0.5,
+        "columns": ("a", "b"),
+        "folder": Path("it's here"),
+    }
+    assert overrides_of(given) == [
+        "batch=1,8",
+        "backend=flash,math",
+        "causal=true",
+        "window=null",
+        "passes=[forward]",
+        "lengths=[512,1536],[8,8]",
+        "model.head_dim=64",
+        "model.q_heads=2,4",
+        "stopping.budget_s=0.5",
+        "columns=[a,b]",
+        "folder='it\\'s here'",
+    ]
+
+
+def test_a_dtype_of_pytorch_and_a_number_of_numpy_are_choices():
+    import numpy
+    import torch
+
+    assert overrides_of({"dtype": [torch.bfloat16, torch.float32], "batch": numpy.int64(8)}) == [
+        "dtype=bf16,fp32",
+        "batch=8",
+    ]
+
+
+# Needs what these records lack: first-call seconds, measured ceilings, several samples.
+UNDRAWN = ("first_call", "roofline", "samples")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A sweep of made-up records, in which cudnn is faster everywhere."""
+    folder = tmp_path_factory.mktemp("made") / "made"
+    jobs = [
+        sweeps.job(name, us * length / 1024, us * 2 * length / 1024, of=sweeps.case(seq_len=length))
+        for name, us in (("flash", 100), ("cudnn", 80))
+        for length in (1024, 2048, 4096)
+    ]
+    sweeps.sweep(folder, jobs)
+    return attn_exp.load(folder)
+
+
+def test_a_sweep_says_its_answer(made):
+    (rule,) = made.answer.rules
+    assert (rule.label, rule.over) == ("cudnn", "flash") and rule.ratio == pytest.approx(1.25)
+    assert "cudnn is 1.25 [" in str(made.answer)
+    assert made._repr_html_().index("cudnn is 1.25 [") < made._repr_html_().index("<table>")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_plot_is_drawn_and_saved(made, tmp_path, kind):
+    if kind in UNDRAWN:
+        with pytest.raises(UserError, match=f"the results of made give no plot {kind}"):
+            made.plot(kind)
+        return
+    chart = made.plot(kind)
+    assert chart.name == kind and chart._repr_svg_().startswith("<svg")
+    assert [path.name for path in chart.save(tmp_path / "new")] == [f"{kind}.svg", f"{kind}.png"]
+
+
+def test_a_plot_that_does_not_exist_is_refused(made):
+    with pytest.raises(UserError, match="there is no plot 'rooflin': did you mean 'roofline'"):
+        made.plot("rooflin")
+
+
+def test_a_report_is_written_in_the_format_of_its_ending(made, tmp_path):
+    assert "<html" in made.report(tmp_path / "report.html").read_text()
+    assert made.report(tmp_path / "report.md").read_text().count("cudnn") > 3
+    with pytest.raises(UserError, match="has none of the endings"):
+        made.report(tmp_path / "report.docx")
+    with pytest.raises(UserError, match="cannot write"):
+        made.report(tmp_path / "missing" / "report.md")
+
+
+def test_data_frames_say_what_they_need_where_pandas_is_missing(made, monkeypatch):
+    assert len(made.to_frame()) == 12
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for asked in (made, made.rivals):
+        with pytest.raises(UserError, match="need pandas, which is not installed: pip install pandas"):
+            asked.to_frame()
