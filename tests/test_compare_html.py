@@ -25,7 +25,7 @@ HOSTILE = (
 # What a page of ours may consist of; `use`, `path` and the like are matplotlib's.
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "nav", "a", "section", "span", "div", "table"),
-    *("thead", "tbody", "tr", "th", "td", "pre", "ul", "li", "figure", "script"),
+    *("thead", "tbody", "tr", "th", "td", "pre", "ul", "li", "figure", "figcaption", "h3", "header", "main", "script"),
     *("svg", "defs", "g", "path", "use", "text", "tspan", "clippath", "rect", "image"),
 }
 
@@ -98,6 +98,62 @@ def test_it_is_one_file_that_fetches_nothing_and_runs_only_its_own_script(tmp_pa
         if name in ("href", "src", "xlink:href"):
             assert value.startswith(("#", "data:image/png;base64,")), value
     assert not re.search(r"(url\(|@import|src=)['\"]?http", text)
+
+
+def test_the_answer_comes_first_then_the_warnings_then_plots_then_rows(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    sweeps.write(tmp_path / "a", records())
+    (tmp_path / "a" / "command.txt").write_text("python -m attn_exp -m backend=flash,<b> tracker.uri=http://u:pw@h\n")
+    text = report(tmp_path, monkeypatch, "a", "sort=-time_us")
+    found = " ".join(Reader(text).text)
+    said = compare(tmp_path / "a").answer.said()
+    failed = "1 of 7 jobs have no result (1 error)"
+    order = [*said, failed, "made by:", "<b> tracker.uri=", "attn-exp compare a sort=-time_us folder=. out=r.html"]
+    places = [found.index(one) for one in (*order, "Speed as a share of the best", "TFLOPS against")]
+    assert said and places == sorted(places)
+    assert "pw@" not in text
+    sections = re.findall(r'<section id="(\w+)"', text)
+    assert sections == ["charts", "s1", "s2", "s3", "s0", "d0", "d1", "d2"]
+    # What nothing can be said about begins with that.
+    lone = [one for one in records() if one.request.backend["name"] == "flash"]
+    sweeps.write(tmp_path / "b", lone)
+    assert 'class="answer"' not in report(tmp_path, monkeypatch, "b")
+
+
+def test_plots_are_shown_at_their_size_with_letters_that_can_be_read(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    sweeps.write(tmp_path / "a", records())
+    text = report(tmp_path, monkeypatch, "a", "baseline=flash")
+    drawn = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    captions = re.findall(r"<figcaption><h3>(.*?)</h3><p>(.*?)</p></figcaption>", text)
+    assert len(drawn) == len(captions) == 3
+    for one, (title, caption) in zip(drawn, captions, strict=True):
+        # Points of a drawing that is as wide as it says: nine are twelve pixels.
+        width = re.match(r'<svg [^>]*width="([\d.]+)pt"', one)
+        box = re.match(r'<svg [^>]*viewBox="0 0 ([\d.]+) ', one)
+        assert width and box and width[1] == box[1]
+        sizes = [float(size) for size in re.findall(r"font(?:-size)?:[^;]*?([\d.]+)px", one)]
+        assert sizes and min(sizes) >= 9
+        # Title and caption are the page's own text, which wraps.
+        assert title and caption and f">{title}</text>" not in one
+
+
+def test_every_region_that_scrolls_can_be_reached_and_has_a_name_of_its_own(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    sweeps.write(tmp_path / "a", records())
+    text = report(tmp_path, monkeypatch, "a", "baseline=flash")
+    opened = re.findall(r"<[a-z]+ [^>]*role=\"region\"[^>]*>", text)
+    names = [re.search(r'aria-label(?:ledby)?="([^"]+)"', one)[1] for one in opened]
+    assert len(names) == len(set(names)) > 8
+    assert all('tabindex="0"' in one for one in opened)
+    assert (
+        len(opened)
+        == text.count('tabindex="0"')
+        == text.count("<pre") + text.count('class="table"') + text.count('class="plot"')
+    )
+    ids = re.findall(r' id="([^"]+)"', re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL))
+    assert len(ids) == len(set(ids))
+    assert {name for name in names if name.startswith("h")} <= set(ids)
 
 
 def test_tables_are_whole_without_scripts_and_numbers_stand_to_the_right(tmp_path, monkeypatch):

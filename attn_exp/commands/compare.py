@@ -1,6 +1,8 @@
 """`attn-exp compare`: which backend is faster where, by how much, and which differences are too small to tell."""
 
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from attn_exp.commands.options import (
 )
 from attn_exp.compare import FORMATS, MARGIN
 from attn_exp.core.errors import UserError
+from attn_exp.core.redaction import redacted
 from attn_exp.core.text import WIDTH, colours, terminal_width
 from attn_exp.core.ticker import Ticker
 
@@ -37,7 +40,8 @@ def run(given: Arguments) -> int:
         ticker.stage(f"reading {', '.join((*choice.against, *choice.sweep))} and comparing")
         comparison = answer(choice)
         ticker.stage("writing the report" if choice.out else "laying the tables out")
-        text = _text(comparison, choice.format, choice.out, choice.rows)
+        made_by = redacted(shlex.join(("attn-exp", "compare", *given.command)))
+        text = _text(comparison, choice.format, choice.out, choice.rows, made_by)
     if choice.out is None:
         print(text, flush=True)
     else:
@@ -91,14 +95,18 @@ def write_report(comparison: "Comparison", path: Path) -> Path:
     return path
 
 
-def _text(comparison: "Comparison", form: str | None, out: str | None, limit: int | None = None) -> str:
-    """Return a report for a file, or for standard output."""
+def _text(
+    comparison: "Comparison", form: str | None, out: str | None, limit: int | None = None, made_by: str = ""
+) -> str:
+    """Return a report for a file, or for standard output; it says which command made it."""
     from attn_exp.compare.pages import page
     from attn_exp.compare.render import format_of, text_of
 
     drawn = drawings(comparison) if format_of(form, out) == "html" else ()
     colour, width = (False, WIDTH) if out else (colours(sys.stdout), terminal_width(sys.stdout))
-    return text_of(page(comparison), form, out, colour=colour, limit=limit, pictures=drawn, width=width)
+    shown = page(comparison)
+    shown = replace(shown, made_by=(*shown.made_by, *filter(None, [made_by])))
+    return text_of(shown, form, out, colour=colour, limit=limit, pictures=drawn, width=width)
 
 
 def _write(path: Path, text: str) -> None:

@@ -25,7 +25,8 @@ _NAMES = 4
 class SweepSummary:
     """One sweep of a comparison: its name and place, its number of records, where and when they were measured.
 
-    `environment` lists everything known about software and hardware; several values of one name are joined.
+    `environment` lists everything known about software and hardware; several values of one name are joined. `command`
+    is the one that measured it, empty if unknown.
     """
 
     name: str
@@ -35,6 +36,7 @@ class SweepSummary:
     versions: tuple[str, ...]
     ended_at: float
     environment: tuple[tuple[str, str], ...] = ()
+    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -86,6 +88,7 @@ def summarize_sweep(sweep: Sweep) -> SweepSummary:
         tuple(sorted(torches)),
         sweep.when,
         environment_summary(results),
+        sweep.command,
     )
 
 

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from attn_exp.compare.comparison import Comparison
@@ -11,6 +12,7 @@ from attn_exp.compare.sheet import Column, Page, Sheet, Tone, written
 from attn_exp.core.case import Case, case_columns
 from attn_exp.core.flags import FLAGS, flag_notes
 from attn_exp.results.cell import Cell, ChosenMetric
+from attn_exp.results.result import Result
 
 
 def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
@@ -19,7 +21,23 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     flags = [flag for result in results for flag in result.flags]
     sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(comparison)]
     redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
-    return Page(page.about, page.lines, page.sheets, page.notes, tuple(sheets), frozenset(redundant))
+    warnings = (*page.headline.warnings, *_failed(results), *differing_notes(comparison), *comparison.broken)
+    return replace(
+        page,
+        details=tuple(sheets),
+        detailed=frozenset(redundant),
+        headline=replace(page.headline, warnings=warnings),
+        made_by=tuple(dict.fromkeys(one.command for one in comparison.sweeps if one.command)),
+    )
+
+
+def _failed(results: Sequence[Result]) -> list[str]:
+    """Return a sentence that says how many jobs have no result."""
+    counts = Counter(result.status for result in results if result.status != "ok")
+    if not counts:
+        return []
+    each = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    return [f"{counts.total()} of {len(results)} jobs have no result ({each})"]
 
 
 def _flags(counts: Counter[str]) -> list[Sheet]:

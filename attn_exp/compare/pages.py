@@ -18,7 +18,7 @@ from attn_exp.compare.page_parts import (
 )
 from attn_exp.compare.published import Published
 from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.sheet import Column, Page, Sheet, interval, written
+from attn_exp.compare.sheet import Column, Headline, Page, Sheet, interval, written
 from attn_exp.compare.takeaway import Answer
 from attn_exp.core.flags import flag_notes
 from attn_exp.results.opinions import opinion_notes
@@ -47,8 +47,11 @@ def rivals_page(rivals: Rivals) -> Page:
         *opinion_notes(row.cell.result for row in rivals.rows),
         *reasons([row.cell for row in rivals.rows]),
     ]
-    answer = rivals.answer.lines()
-    return Page(about, (*answer, *head_lines(rivals), shared_line(shared)), tuple(sheets), tuple(notes))
+    found = rivals.answer
+    remains, command = found.open_lines() or ("", "")
+    headline = Headline(tuple(found.said()), tuple(filter(None, [found.warning])), remains, command)
+    lines = (*found.lines(), *head_lines(rivals), shared_line(shared))
+    return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
 
 
 def _means_sheet(rivals: Rivals) -> list[Sheet]:
@@ -130,8 +133,9 @@ def changes_page(changes: Changes) -> Page:
         *reasons([row.cell for row in changes.rows]),
     ]
     counts = ", ".join(f"{count} {verdict}" for verdict, count in changes.counts.items())
-    lines = [*head_lines(changes), shared_line(shared), f"of {len(changes.rows)} cells: {counts}"]
-    return Page(about, tuple(lines), tuple(sheets), tuple(notes))
+    said = f"of {len(changes.rows)} cells: {counts}"
+    lines = [*head_lines(changes), shared_line(shared), said]
+    return Page(about, tuple(lines), tuple(sheets), tuple(notes), headline=Headline((said,)))
 
 
 def history_page(history: History) -> Page:
@@ -146,8 +150,9 @@ def history_page(history: History) -> Page:
         devices = ", ".join(sorted({device for one in history.sweeps for device in one.devices}))
         lines = [f"{len(names)} sweeps, {names[0]} to {names[-1]}, {span}, {devices}"]
     turned = sum(bool(row.turns) for row in history.rows)
-    lines += [shared_line(shared), f"of {len(history.rows)} cells: {turned} changed level"]
-    return Page(about, tuple(lines), (history.sheet(),), tuple(notes))
+    said = f"of {len(history.rows)} cells: {turned} changed level"
+    lines += [shared_line(shared), said]
+    return Page(about, tuple(lines), (history.sheet(),), tuple(notes), headline=Headline((said,)))
 
 
 def _turn_note(row: Trend, names: Sequence[str]) -> str:
@@ -163,12 +168,9 @@ def published_page(published: Published) -> Page:
     shared = shared_values([row.cell for row in published.rows])
     matched = len({id(row.figure) for row in published.rows})
     about = about_part(published) | {"kind": "published", "figures": published.figures, "shared": shared}
-    lines = (
-        *head_lines(published),
-        shared_line(shared),
-        f"{matched} of {published.figures} figures have a shape that was measured here",
-    )
-    return Page(about, lines, (published.sheet(),), published.notes)
+    said = f"{matched} of {published.figures} figures have a shape that was measured here"
+    lines = (*head_lines(published), shared_line(shared), said)
+    return Page(about, lines, (published.sheet(),), published.notes, headline=Headline((said,)))
 
 
 def page(comparison: Comparison) -> Page:

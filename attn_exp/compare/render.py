@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from attn_exp.compare import FORMATS
-from attn_exp.compare.sheet import Page, Picture, Sheet, Tone, commands_of
+from attn_exp.compare.sheet import Headline, Page, Picture, Sheet, Tone, commands_of
 from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
 from attn_exp.core.safe_text import csv_cell, markdown_text
@@ -23,8 +23,16 @@ _COLOURS: dict[Tone, str] = {"good": "32", "bad": "31", "open": "33", "best": "1
 def clean(page: Page) -> Page:
     """Return the page with each sentence on one line and without control characters: records may contain anything."""
     sheets = tuple(replace(sheet, title=printable(sheet.title)) for sheet in page.sheets)
+    own = page.headline
     return replace(
-        page, lines=tuple(map(printable, page.lines)), notes=tuple(map(printable, page.notes)), sheets=sheets
+        page,
+        lines=tuple(map(printable, page.lines)),
+        notes=tuple(map(printable, page.notes)),
+        sheets=sheets,
+        headline=Headline(
+            tuple(map(printable, own.answer)), tuple(map(printable, own.warnings)), printable(own.remains), own.command
+        ),
+        made_by=tuple(map(printable, page.made_by)),
     )
 
 

@@ -30,7 +30,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
   heads.forEach((head, index) => {
     const button = document.createElement("button");
     button.textContent = head.textContent;
+    button.type = "button";
     head.replaceChildren(button);
+    head.classList.add("sorts");
     button.addEventListener("click", () => {
       const down = head.getAttribute("aria-sort") === "ascending";
       heads.forEach((other) => other.removeAttribute("aria-sort"));
@@ -40,7 +42,8 @@ for (const table of document.querySelectorAll("table.sortable")) {
         // What has no value stands last in both directions.
         if (!a.text || !b.text) return (!a.text) - (!b.text) || a.at - b.at;
         const both = a.value !== null && b.value !== null;
-        const order = both ? a.value - b.value : a.text.localeCompare(b.text);
+        const order = both ? a.value - b.value
+          : (a.value === null) - (b.value === null) || a.text.localeCompare(b.text);
         return (down ? -order : order) || a.at - b.at;
       });
       body.append(...keyed.map(({ one }) => one.row));
@@ -48,7 +51,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const input = document.createElement("input");
     input.type = "search";
     input.setAttribute("aria-label", `filter ${head.textContent}`);
-    input.placeholder = head.classList.contains("num") ? ">=" : "";
+    input.placeholder = head.classList.contains("num") ? ">=" : "filter";
     input.addEventListener("input", show);
     inputs.push(input);
     filters.insertCell().append(input);

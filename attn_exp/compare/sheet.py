@@ -58,11 +58,25 @@ class Sheet:
 
 
 @dataclass(frozen=True)
+class Headline:
+    """What a reader came for: the answer in sentences, what makes it doubtful, and the command that settles the rest.
+
+    `remains` says what the command is for; both are empty if nothing is open.
+    """
+
+    answer: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    remains: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True)
 class Page:
     """A comparison ready for output: lines above, sheets (the first has the rows), notes below.
 
-    `about` is the header of the JSON output. `details` are sheets that only the HTML report shows, and `detailed` the
-    notes that they make redundant.
+    `about` is the header of the JSON output. The others are for the HTML report: `details` are its further sheets,
+    `detailed` the notes that they make redundant, `headline` what it begins with, which `lines` say too, and `made_by`
+    the commands that made it.
     """
 
     about: dict[str, Any]
@@ -71,6 +85,8 @@ class Page:
     notes: tuple[str, ...]
     details: tuple[Sheet, ...] = ()
     detailed: frozenset[str] = frozenset()
+    headline: Headline = Headline()
+    made_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -87,13 +87,15 @@ class Answer:
 
     def lines(self, most: int | None = RULES_SHOWN) -> list[str]:
         """Return the answer as sentences, warnings first, and of the rules the first `most`; then a command."""
+        return [*filter(None, [self.warning]), *self.said(most), *self.open_lines()]
+
+    def said(self, most: int | None = RULES_SHOWN) -> list[str]:
+        """Return the first `most` of the rules as sentences."""
         shown = self.rules[:most]
         rest = len(self.rules) - len(shown)
         return [
-            *filter(None, [self.warning]),
             *(rule.sentence(self.metric) for rule in shown),
             *([f"... and {rest} more such rules"] if rest else []),
-            *self.open_lines(),
         ]
 
     def open_lines(self) -> list[str]:

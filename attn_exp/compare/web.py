@@ -32,10 +32,14 @@ class _Section:
 def html(page: Page, pictures: Iterable[Picture] = (), *, limit: int | None = None) -> str:
     """Return the report, with at most `limit` rows of the first sheet."""
     first, *others = page.sheets
+    headline = page.headline
+    said = {*headline.answer, *headline.warnings, headline.remains, headline.command}
     script = _asset("report.js")
     return template("attn_exp.compare", "report.html.jinja").render(
         title=f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {page.about['kind']}",
-        lines=[line for line in page.lines if line],
+        headline=headline,
+        lines=[line for line in page.lines if line and line not in said],
+        made_by=page.made_by,
         notes=[note for note in page.notes if note not in page.detailed],
         rows=_section("s0", first, limit),
         summaries=[_section(f"s{index}", sheet) for index, sheet in enumerate(others, 1)],

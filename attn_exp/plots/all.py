@@ -92,7 +92,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
     Raises:
         UserError: matplotlib is not installed.
     """
-    return [Picture(chart.title, chart.caption, svg(chart)) for chart in charts(comparison)]
+    return [Picture(chart.title, chart.caption, svg(chart, bare=True)) for chart in charts(comparison)]
 
 
 def results_of(comparison: Comparison) -> "list[Result]":

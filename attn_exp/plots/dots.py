@@ -5,7 +5,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.plots.data import caption, measured, passes_of, shared_case
-from attn_exp.plots.style import Chart, finish, looks, new_figure
+from attn_exp.plots.style import SMALL, Chart, finish, log_ticks, looks, new_figure
 
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
@@ -22,7 +22,7 @@ def first_call_chart(results: "Sequence[Result]") -> Chart | None:
     if not timed:
         return None
     passes, style = passes_of(timed, "first_call_s"), looks(timed)
-    figure = new_figure(2.2 + 3.8 * len(passes), 2.0 + 0.48 * len(style))
+    figure = new_figure(2.2 + 3.8 * len(passes), 2.0 + 0.52 * len(style))
     panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
     for panel, side in zip(panels, passes, strict=True):
         for row, (label, look) in enumerate(style.items()):
@@ -39,14 +39,14 @@ def first_call_chart(results: "Sequence[Result]") -> Chart | None:
                        rasterized=len(timed) > _RASTERISED_FROM)  # fmt: skip
             panel.plot([median(own)] * 2, [row - 0.26, row + 0.26], color="#222222", linewidth=1.6)
             panel.annotate(_seconds(median(own)), (median(own), row - 0.26), xytext=(0, 1), textcoords="offset points",
-                           ha="center", va="bottom", fontsize=7)  # fmt: skip
+                           ha="center", va="bottom", fontsize=SMALL)  # fmt: skip
         panel.set(title=side, xscale="log", xlabel="first call, s")
         panel.title.set_fontsize(10)
         panel.set_ylim(len(style) - 0.6, -0.75)
-        _log_ticks(panel.xaxis)
+        log_ticks(panel.xaxis)
         panel.grid(axis="x", color="#dddddd", linewidth=0.6)
         panel.set_axisbelow(True)
-    panels[0].set_yticks(range(len(style)), list(style), fontsize=9)
+    panels[0].set_yticks(range(len(style)), list(style), fontsize=SMALL)
     text = caption(
         timed,
         "The first call of each job: building, compiling, loading. A dot per job; the line is the median.",
@@ -71,12 +71,12 @@ def accuracy_chart(results: "Sequence[Result]") -> Chart | None:
                        rasterized=len(judged) > _RASTERISED_FROM)  # fmt: skip
         panel.set(title=side, xscale="log", yscale="log", xlabel="TFLOPS")
         panel.title.set_fontsize(10)
-        _log_ticks(panel.xaxis)
+        log_ticks(panel.xaxis)
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.set_axisbelow(True)
     errors = [error for r in judged for side in passes if (error := _error(r, side))]
     panels[0].set_ylim(min(errors) / 1.5, max(errors) * 1.5)
-    _log_ticks(panels[0].yaxis, "{:.0e}")
+    log_ticks(panels[0].yaxis, "{:.0e}")
     panels[0].set_ylabel("relative error against float32")
     text = caption(
         judged,
@@ -96,17 +96,6 @@ def _error(result: "Result", side: str) -> float | None:
 
 def _seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
-
-
-def _log_ticks(axis: Any, form: str = "{:g}") -> None:
-    """Set ticks that remain useful over less than two decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    low, high = axis.get_view_interval()
-    few = high / low > 100
-    axis.set_major_locator(LogLocator(10, subs=(1.0,) if few else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: form.format(value)))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _handle(look: Any) -> Any:

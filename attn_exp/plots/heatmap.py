@@ -8,13 +8,15 @@ from attn_exp.compare.join import method_key
 from attn_exp.core.case import PASSES
 from attn_exp.core.status import STATUSES
 from attn_exp.plots.data import caption, case_names, shared_case
-from attn_exp.plots.style import Chart, finish, new_figure
+from attn_exp.plots.style import SMALL, Chart, finish, new_figure
 
 if TYPE_CHECKING:
     from attn_exp.compare.ranking import Ranking
     from attn_exp.compare.rivals import Rivals
 
-_MOST_ROWS, _MOST_COLUMNS = 40, 14
+_MOST_ROWS, _MOST_COLUMNS = 120, 14
+# The height of the colour scale, at most.
+_BAR_INCHES = 3.0
 # The colour scale ends at this ratio, so that one slow backend does not make all others pale.
 _FULL = 4.0
 
@@ -36,28 +38,32 @@ def heatmap_chart(rivals: "Rivals") -> Chart | None:
     shown = cases[:_MOST_ROWS]
     texts = {key: name_of(next(iter(grid[key].values())).cell.result) for grid in by_pass for key in grid}
     widest = max(len(texts[key]) for key in shown)
-    width = 1.4 + 0.075 * widest + len(passes) * max(2.0, 0.62 * len(labels))
+    width = 1.4 + 0.085 * widest + len(passes) * max(2.0, 0.62 * len(labels))
     figure = new_figure(max(width, 6.0), 1.9 + 0.26 * len(shown) + 0.055 * max(map(len, labels)))
     panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
     image: Any = None
     for panel, side, grid in zip(panels, passes, by_pass, strict=True):
         image = _draw(panel, [grid.get(key, {}) for key in shown], labels)
         panel.set_title(side, fontsize=10)
-        panel.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=9)
-    panels[0].set_yticks(range(len(shown)), [texts[key] for key in shown], fontsize=8)
+        # Above the cells: below, they would be out of sight of most of many rows.
+        panel.xaxis.tick_top()
+        panel.set_xticks(range(len(labels)), labels, rotation=45, ha="left", rotation_mode="anchor", fontsize=SMALL)
+    panels[0].set_yticks(range(len(shown)), [texts[key] for key in shown], fontsize=SMALL)
     title = f"Speed-up over {rivals.baseline}" if rivals.baseline else "Speed as a share of the best"
-    bar = figure.colorbar(image, ax=list(panels), shrink=0.9, pad=0.01, aspect=30)
+    tall = min(_BAR_INCHES, 0.24 * len(shown))
+    bar = figure.colorbar(image, ax=list(panels), shrink=tall / (0.26 * len(shown)), anchor=(0.0, 1.0), pad=0.01,
+                          aspect=tall / 0.15)  # fmt: skip
     bar.ax.set_yticks([math.log2(x) for x in (0.25, 0.5, 1, 2, 4)], ["1/4", "1/2", "1", "2", "4"])
     bar.ax.minorticks_off()
     if not rivals.baseline:
         bar.ax.set_ylim(-math.log2(_FULL), 0)
-    bar.set_label(f"times as good as {rivals.baseline or 'the best'}", fontsize=8)
+    bar.set_label(f"times as good as {rivals.baseline or 'the best'}", fontsize=SMALL)
     left_out = len(cases) - len(shown)
     text = caption(
         results,
         f"{_what(rivals)}: more is better. Bold: the best, and backends too close to it to call.",
         f"All: {shared_case(results)}.",
-        f"{left_out} more cases are not shown." if left_out else "",
+        f"{left_out} more cases are among the rows only." if left_out else "",
     )
     return finish(figure, "heatmap", title, text)
 
@@ -92,9 +98,8 @@ def _draw(panel: Any, rows: "Sequence[dict[str, Ranking]]", labels: Sequence[str
             one = row.get(label)
             text, dark = _text(one), abs(shades[y][x]) > 0.72 * limit
             weight = "bold" if one is not None and one.best and one.gain else "normal"
-            panel.text(
-                x, y, text, ha="center", va="center", fontsize=7, fontweight=weight, color="white" if dark else "black"
-            )
+            panel.text(x, y, text, ha="center", va="center", fontsize=SMALL, fontweight=weight,
+                       color="white" if dark else "black")  # fmt: skip
     panel.tick_params(length=0)
     panel.set_xticks([x - 0.5 for x in range(1, len(labels))], minor=True)
     panel.set_yticks([y - 0.5 for y in range(1, len(rows))], minor=True)

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.plots.data import caption, case_names, families, length, measured, passes_of, shared_case, size_text
-from attn_exp.plots.style import Chart, finish, looks, new_figure
+from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
 
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
 
-_MOST_ROWS = 6
+_MOST_ROWS = 12
 _MOST_TICKS = 9
 
 
 def lengths_chart(results: "Sequence[Result]") -> Chart | None:
-    """Draw the families that have several lengths, at most the six with the most; None if there are none."""
+    """Draw the families that have several lengths, at most twelve with the most; None if there are none."""
     every = families(measured(results, "tflops"))
     if not every:
         return None
@@ -28,8 +28,9 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     for row, together in zip(panels, shown, strict=True):
         for panel, side in zip(row, passes, strict=True):
             _draw(panel, together, side, style)
-        # After all panels of the row: setting a limit ends their shared autoscaling.
-        row[0].set_ylim(bottom=0)
+        # Rates over lengths span decades; and none of them flattens the others.
+        row[0].set_yscale("log")
+        log_ticks(row[0].yaxis)
         row[0].set_ylabel(f"{name_of(together[0])}\nTFLOPS" if name_of(together[0]) else "TFLOPS")
     for panel, side in zip(panels[0], passes, strict=True):
         panel.set_title(side, fontsize=10)

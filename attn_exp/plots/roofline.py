@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.plots.data import caption, measured, passes_of, shared_case
-from attn_exp.plots.style import Chart, finish, looks, new_figure
+from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
 
 if TYPE_CHECKING:
     from attn_exp.core.roofline import Roof
@@ -58,7 +58,8 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
     _draw_roofs(panel, roofs, min(intensities), max(intensities))
     panel.grid(which="both", color="#e6e6e6", linewidth=0.5)
     panel.set_axisbelow(True)
-    _plain_ticks(panel)
+    log_ticks(panel.xaxis)
+    log_ticks(panel.yaxis)
     handles = [_handle(look, "full") for look in style.values()]
     labels = list(style)
     if len(passes) > 1:
@@ -113,17 +114,6 @@ def _draw_roofs(panel: Any, roofs: Sequence[tuple[str, float, float, str]], leas
     panel.set_xlim(left, right)
     low, high = panel.get_ylim()
     panel.set_ylim(low, max(high, max(rate for _, rate, _, _ in roofs) * 1.6))
-
-
-def _plain_ticks(panel: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    for axis in (panel.xaxis, panel.yaxis):
-        low, high = axis.get_view_interval()
-        # Over less than two decades, ticks at powers of ten are too few.
-        axis.set_major_locator(LogLocator(10, subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
 
 
 def _draw_counted(panel: Any, point: tuple[float, float] | None, roof: "Roof") -> None:

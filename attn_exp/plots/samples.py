@@ -8,7 +8,7 @@ from attn_exp.core.errors import RecordError
 from attn_exp.core.record import Record
 from attn_exp.core.stats import quantile
 from attn_exp.plots.data import caption, case_names, measured, passes_of, shared_case
-from attn_exp.plots.style import Chart, finish, looks, new_figure
+from attn_exp.plots.style import SMALL, Chart, finish, looks, new_figure
 
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
@@ -41,7 +41,7 @@ def samples_chart(results: "Sequence[Result]") -> Chart | None:
         panel.grid(axis="x", color="#dddddd", linewidth=0.6)
         panel.set_axisbelow(True)
     names = [f"{result.label}  {name_of(result)}".rstrip() for result in kept]
-    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0].set_yticks(range(len(names)), names, fontsize=SMALL)
     panels[0].invert_yaxis()
     left_out = len(sampled) - len(kept)
     text = caption(

@@ -1,11 +1,12 @@
 """Style: colours and markers of backends, figures without pyplot, captions, and files."""
 
+import contextlib
 import importlib.util
 import io
 import re
 import textwrap
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,16 @@ if TYPE_CHECKING:
 
     from attn_exp.results.result import Result
 
+# Title and caption among a figure's texts.
+_CAPTION = "caption"
 MISSING = "plots need matplotlib, which is not installed: pip install matplotlib"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h")
-# Sizes of captions (8 points) and legends (9 points): letters per inch, and inches per line.
-_CAPTION_LETTERS, _CAPTION_LINE, _LEGEND_LETTERS, _LEGEND_LINE, _HANDLE_LETTERS, _EDGE = 16.5, 0.14, 12.5, 0.2, 6, 0.08
+# The smallest letters, in points: 12 pixels where a plot is shown at its own size.
+SMALL = 9
+# The height of a title, in inches.
+_TITLE = 0.29
+# Of captions and legends: letters per inch, and inches per line.
+_CAPTION_LETTERS, _CAPTION_LINE, _LEGEND_LETTERS, _LEGEND_LINE, _HANDLE_LETTERS, _EDGE = 14.5, 0.16, 12.5, 0.2, 6, 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +118,27 @@ def finish(
     from matplotlib.text import Text
 
     width, height = figure.get_size_inches()
-    figure.suptitle(title, fontsize=12, fontweight="bold")
+    figure.suptitle(title, fontsize=12, fontweight="bold", gid=_CAPTION)
     lines = textwrap.wrap(caption, int(width * _CAPTION_LETTERS)) or [""]
-    below = _CAPTION_LINE * len(lines) + _EDGE
-    figure.text(_EDGE / width, _EDGE / height, "\n".join(lines), fontsize=8, color="#444444", va="bottom")
+    below, above = _CAPTION_LINE * len(lines) + _EDGE, 0.0
+    figure.text(
+        _EDGE / width, _EDGE / height, "\n".join(lines), fontsize=SMALL, color="#444444", va="bottom", gid=_CAPTION
+    )
     if handles:
         # matplotlib omits labels that begin with an underscore.
         shown = [f" {label}" if label.startswith("_") else label for label in labels]
         columns = _columns([len(label) for label in shown], width * _LEGEND_LETTERS)
         figure.legend(
-            handles, shown, loc="lower center", bbox_to_anchor=(0.5, below / height), ncols=columns, fontsize=9,
+            handles, shown, loc="upper center", bbox_to_anchor=(0.5, 1 - _TITLE / height), ncols=columns, fontsize=SMALL,
             frameon=False, borderaxespad=0.2, handlelength=2.4, columnspacing=1.4,
         )  # fmt: skip
-        below += _LEGEND_LINE * -(-len(shown) // columns) + _EDGE
+        # Above the panels: below many of them it would be out of sight.
+        above = _LEGEND_LINE * -(-len(shown) // columns) + _EDGE
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     engine = figure.get_layout_engine()
     assert engine is not None
-    engine.set(rect=(0, below / height, 1, 1 - below / height))  # type: ignore[call-arg]
+    engine.set(rect=(0, below / height, 1, 1 - (below + above) / height))  # type: ignore[call-arg]
     # Laid out once; otherwise each file would repeat it.
     figure.draw_without_rendering()
     # Not "none", which leaves a placeholder for which each file would be drawn once more.
@@ -142,17 +152,45 @@ def _columns(lengths: Sequence[int], letters: float) -> int:
     return len(taken) if sum(taken) <= letters else max(1, min(len(taken), int(letters / max(taken))))
 
 
-def svg(chart: Chart) -> str:
-    """Return the chart as one SVG element for a page with others: real text, no prolog, no clashing ids."""
+def log_ticks(axis: Any, form: str = "{:g}") -> None:
+    """Set the ticks of a logarithmic axis, such that they remain useful over less than two decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    wide = high / low > 100
+    axis.set_major_locator(LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: form.format(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def svg(chart: Chart, *, bare: bool = False) -> str:
+    """Return the chart as one SVG element for a page with others: real text, no prolog, no clashing ids.
+
+    A `bare` one is without title and caption, for a page that has them as its own text.
+    """
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name}):
-        chart.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    around: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05} if bare else {}
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name}), _without(chart, bare):
+        chart.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, **around)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
     return re.sub(r"<g id=\"[a-zA-Z0-9_.]+\"", "<g", text).rstrip()
+
+
+@contextlib.contextmanager
+def _without(chart: Chart, bare: bool) -> Iterator[None]:
+    """Hide title and caption for a while, if the chart is to be bare."""
+    hidden = [text for text in chart.figure.texts if text.get_gid() == _CAPTION]
+    for text in hidden:
+        text.set_visible(not bare)
+    try:
+        yield
+    finally:
+        for text in hidden:
+            text.set_visible(True)
 
 
 def png(figure: Any, dpi: int) -> bytes:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.case import case_columns
-from attn_exp.core.errors import RecordError, UserError, nearest
+from attn_exp.core.errors import RecordError, UserError, is_inside, nearest
 from attn_exp.core.files import read_whole
 from attn_exp.core.frames import frame
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME
+from attn_exp.core.redaction import redacted
 from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, decode, named
@@ -26,12 +27,16 @@ HOME = "multirun"
 
 @dataclass(frozen=True)
 class Sweep:
-    """The results of one sweep, ordered by job name. `broken` says which files could not be read, and why."""
+    """The results of one sweep, ordered by job name.
+
+    `broken` says which files could not be read, and why; `command` is the command that measured it, empty if unknown.
+    """
 
     name: str
     place: str
     results: tuple[Result, ...]
     broken: tuple[str, ...] = ()
+    command: str = ""
 
     def __repr__(self) -> str:
         parts = [_count(len(self.results), "record")]
@@ -105,7 +110,16 @@ def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
     read = read_files((folder / job / FILE_NAME for job in jobs), missing_is_broken=False)
     if not may_be_empty and not read[0] and not read[1]:
         raise UserError(f"{folder} has no records yet: give a sweep's folder, such as {HOME}/NAME")
-    return Sweep(folder.name, str(folder), *read)
+    return Sweep(folder.name, str(folder), *read, typed_command(folder))
+
+
+def typed_command(folder: Path) -> str:
+    """Return the command that `command.txt` in a sweep's folder has; empty if there is none."""
+    path = folder / "command.txt"
+    try:
+        return redacted(read_whole(path).decode().strip()) if is_inside(path, folder) else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple[Result, ...], tuple[str, ...]]:

@@ -15,7 +15,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, LOG_NAME, VERDICTS_NAME, read_record
 from attn_exp.core.request import DUEL_NAME
 from attn_exp.plots.curves import curves
-from attn_exp.results.read import Sweep, read_folder
+from attn_exp.results.read import Sweep, read_folder, typed_command
 from attn_exp.run.closing import FOLDER as PLOTS
 from attn_exp.run.closing import REPORT, ranked_rivals
 from attn_exp.run.summary import duel_summary, summary_of
@@ -68,7 +68,7 @@ def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
     latest = max(sweep.results, key=lambda result: result.finished_at, default=None)
     name = latest.sweep if latest else folder.name
     began = min((result.started_at for result in sweep.results), default=time.time())
-    runs = runs_of(SweepInfo(name=name, folder=folder, command=_text(folder / "command.txt"), kind=kind, began=began))
+    runs = runs_of(SweepInfo(name=name, folder=folder, command=typed_command(folder), kind=kind, began=began))
     runs.connect()
     replayed = _duel(runs, sweep, folder) if kind == "duel" else _sweep(runs, sweep, folder)
     return replace(replayed, note=runs.note)
