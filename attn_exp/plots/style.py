@@ -129,8 +129,8 @@ def finish(
         shown = [f" {label}" if label.startswith("_") else label for label in labels]
         columns = _columns([len(label) for label in shown], width * _LEGEND_LETTERS)
         figure.legend(
-            handles, shown, loc="upper center", bbox_to_anchor=(0.5, 1 - _TITLE / height), ncols=columns, fontsize=SMALL,
-            frameon=False, borderaxespad=0.2, handlelength=2.4, columnspacing=1.4,
+            handles, shown, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, 1 - _TITLE / height),
+            fontsize=SMALL, frameon=False, borderaxespad=0.2, handlelength=2.4, columnspacing=1.4,
         )  # fmt: skip
         # Above the panels: below many of them it would be out of sight.
         above = _LEGEND_LINE * -(-len(shown) // columns) + _EDGE
