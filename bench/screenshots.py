@@ -5,12 +5,15 @@ Writes PNGs of 1,400 by 900 into FOLDER, docs/pictures by default. MLflow's page
 you keep them.
 """
 
+import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -38,22 +41,59 @@ def main(out: Path) -> None:
     environment = os.environ | {"PYTHONPATH": path, "LOGNAME": "you"}
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "attn_exp", *COMMAND], cwd=folder, env=environment, check=True)
-        command = [sys.executable, "-m", "attn_exp", "ui", f"port={free_port()}"]
-        server = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            address = [server.stdout.readline().strip() for _ in range(2)][1]
-            assert address.startswith("http://"), address
-            subprocess.run(
-                [sys.executable, "-m", "attn_exp", "compare", *REPORT], cwd=folder, env=environment, check=True
-            )
+        subprocess.run([sys.executable, "-m", "attn_exp", "compare", *REPORT], cwd=folder, env=environment, check=True)
+        with served(folder, environment) as address:
             take(address, Path(folder, "report.html"), out)
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(30)
+        with served(folder, environment, SWEEP) as address:
+            one_sweep(address, out)
+    for picture in out.glob("*.png"):
+        # Pages have few colours: a palette makes a third of the file.
+        Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
     for picture in sorted(out.glob("*.png")):
         size = picture.stat().st_size
         print(f"{picture}: {size / 1e3:.0f} kB{'  TOO LARGE' if size > LARGEST_BYTES else ''}")
+
+
+@contextlib.contextmanager
+def served(folder: str, environment: dict[str, str], *words: str) -> Iterator[str]:
+    """The first address that `attn-exp ui` prints, while its server runs."""
+    command = [sys.executable, "-m", "attn_exp", "ui", *words, f"port={free_port()}"]
+    server = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        address = [server.stdout.readline().strip() for _ in range(2)][1]
+        assert address.startswith("http://"), address
+        yield address
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        binary = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        browser = playwright.chromium.launch(executable_path=binary, args=list(CHROMIUM))
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.set_default_timeout(20_000)
+        page.add_init_script(AS_A_USER_SETS_IT)
+        yield page
+        browser.close()
+
+
+def one_sweep(address: str, out: Path) -> None:
+    """The charts of a sweep, and with one click its page, where its answer must stand."""
+    with opened() as page:
+        page.goto(address)
+        page.get_by_text("forward/speedup").first.wait_for()
+        close_note(page)
+        page.wait_for_timeout(4000)
+        page.screenshot(path=out / "charts.png")
+        page.get_by_role("link", name=SWEEP, exact=True).first.click()
+        page.locator("strong", has_text=re.compile("times as fast as|too close to call|NO PICK")).first.wait_for()
+        page.wait_for_timeout(2000)
+        page.screenshot(path=out / "answer.png")
+        print(page.locator("strong").first.inner_text())
 
 
 def free_port() -> int:
@@ -63,30 +103,20 @@ def free_port() -> int:
 
 
 def take(address: str, report_file: Path, out: Path) -> None:
-    with sync_playwright() as playwright:
-        binary = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-        browser = playwright.chromium.launch(executable_path=binary, args=list(CHROMIUM))
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.set_default_timeout(20_000)
-        page.add_init_script(AS_A_USER_SETS_IT)
+    with opened() as page:
         run_list(page, address, out / "runs.png")
         comparison(page, out)
         page.goto(address)
         expand(page)
         one_run(page, out)
-        curves(page, address, out / "curves.png")
         report(page, report_file, out / "report.png")
-        browser.close()
-    for picture in out.glob("*.png"):
-        # Pages have few colours: a palette makes a third of the file.
-        Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
 
 
 def expand(page: Page) -> None:
     """Open the sweep, so that its jobs stand under it."""
     cell = page.locator("[role=gridcell]", has=page.get_by_role("link", name=SWEEP, exact=True))
     cell.get_by_role("button").click()
-    page.get_by_role("link", name="flash · b1").first.wait_for()
+    page.get_by_role("link", name="flash s64 b1").first.wait_for()
 
 
 def run_list(page: Page, address: str, path: Path) -> None:
@@ -104,17 +134,12 @@ def close_note(page: Page) -> None:
 
 
 def comparison(page: Page, out: Path) -> None:
-    """All jobs of the sweep side by side: MLflow's charts, and its comparison of chosen runs."""
-    page.locator("input[value=CHART]").dispatch_event("click")
-    page.get_by_text("backward/tflops").first.wait_for()
-    page.wait_for_timeout(4000)
-    page.screenshot(path=out / "charts.png")
-    page.locator("input[value=TABLE]").dispatch_event("click")
+    """All jobs of the sweep side by side: MLflow's comparison of chosen runs."""
     search = page.get_by_placeholder("metrics.rmse").first
     search.fill("tags.`attn_exp.kind` = 'job'")
     search.press("Enter")
     page.wait_for_timeout(2000)
-    if not page.get_by_role("link", name="flash · b1").count():
+    if not page.get_by_role("link", name="flash s64 b1").count():
         expand(page)
     boxes = page.locator(".ag-pinned-left-cols-container .ag-selection-checkbox input")
     boxes.nth(1).wait_for(state="attached")
@@ -123,7 +148,7 @@ def comparison(page: Page, out: Path) -> None:
     page.get_by_role("button", name="Compare").click()
     page.get_by_text("Parallel Coordinates Plot").first.wait_for()
     page.wait_for_timeout(2000)
-    choose(page, "backend._target_", "q_len")
+    choose(page, "align", "q_len")
     choose(page, "forward/time_us", "forward/tflops")
     page.wait_for_timeout(2000)
     page.screenshot(path=out / "compare.png")
@@ -148,7 +173,7 @@ def choose(page: Page, instead_of: str, name: str) -> None:
 
 
 def one_run(page: Page, out: Path) -> None:
-    page.get_by_role("link", name="flash · b2 h12 s256").first.click()
+    page.get_by_role("link", name="flash s256 b2").first.click()
     page.get_by_text("Metrics").first.wait_for()
     page.wait_for_timeout(2000)
     page.screenshot(path=out / "run.png")
@@ -156,19 +181,6 @@ def one_run(page: Page, out: Path) -> None:
     page.get_by_text("record.json").first.click()
     page.wait_for_timeout(3000)
     page.screenshot(path=out / "artifacts.png")
-
-
-def curves(page: Page, address: str, path: Path) -> None:
-    """The sweep's curves alone, runs whose steps are sequence lengths: by what stands above the charts."""
-    page.goto(address)
-    expand(page)
-    close_note(page)
-    page.locator("input[value=CHART]").dispatch_event("click")
-    page.get_by_text("backward/tflops_by_length").first.wait_for()
-    inputs = page.locator("input").all()
-    next(one for one in inputs if "by_length" in (one.input_value() or "")).fill("tflops_by_length")
-    page.wait_for_timeout(4000)
-    page.screenshot(path=path)
 
 
 def report(page: Page, file: Path, path: Path) -> None:

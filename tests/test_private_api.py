@@ -544,10 +544,15 @@ def test_migrations_are_named_by_their_revision():
 
 
 def test_the_pages_know_our_view_state():
-    from attn_exp.tracking.ui import view_state
+    from attn_exp.tracking.base import RUN_COLOUR
+    from attn_exp.tracking.page import NOTE
+    from attn_exp.tracking.view import all_sweeps, one_sweep
 
     folder = Path(importlib.util.find_spec("mlflow").submodule_search_locations[0], "server/js/build")
     pages = b"".join(path.read_bytes() for path in folder.rglob("*.js"))
-    words = ["mlflow.sharedViewState", "viewStateShareKey", "workflowType", *view_state(None)]
+    state = one_sweep("first")
+    nested = [*state["compareRunCharts"][-1], *state["compareRunSections"][0]]
+    words = ["mlflow.sharedViewState", "viewStateShareKey", "workflowType", "compareRunsMode", RUN_COLOUR, NOTE]
+    words += [*all_sweeps(), *state, *nested]
     lacking = [word for word in words if word.encode() not in pages]
     assert not lacking, f"MLflow's pages do not know {lacking} any more, with which attn-exp ui opens its list"

@@ -18,9 +18,11 @@ import pytest
 from fakes import make_record
 
 from attn_exp.commands import ui
+from attn_exp.core.case import PASSES
 from attn_exp.tracking import SweepInfo, make_tracker
-from attn_exp.tracking.base import params, tags
-from attn_exp.tracking.ui import view_state
+from attn_exp.tracking.base import Summary, params, tags
+from attn_exp.tracking.ui import open_browser
+from attn_exp.tracking.view import ANSWER_COLUMN, all_sweeps, one_sweep
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
 
@@ -114,28 +116,57 @@ def test_a_sweep_that_is_not_there_is_one_sentence(
 
 
 def test_all_sweeps_are_listed_in_the_one_order_in_which_mlflow_nests_jobs() -> None:
-    state = view_state(None)
+    state = all_sweeps()
     assert (state["orderByKey"], state["searchFilter"], state["groupBy"]) == ("attributes.start_time", "", None)
+    assert ANSWER_COLUMN in state["selectedColumns"]
 
 
-def test_the_list_of_one_sweep_has_its_jobs_alone_and_is_flat() -> None:
-    state = view_state("it's")
-    assert state["searchFilter"] == "tags.`attn_exp.kind` = 'job' and tags.`attn_exp.sweep` = \"it's\""
-    assert state["orderByKey"] != "attributes.start_time"
+def test_one_sweep_is_its_own_run_above_its_jobs_in_a_flat_list_with_charts_of_its_passes() -> None:
+    state = one_sweep("it's", ["step"])
+    assert state["searchFilter"] == 'tags.`attn_exp.sweep` = "it\'s"'
+    # Of all runs of a sweep its own alone has this metric; in the order of time MLflow hides jobs below it.
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`jobs`", False)
+    (section,) = state["compareRunSections"]
+    charts = {card["metricKey"]: card["type"] for card in state["compareRunCharts"]}
+    assert charts["step/speedup"] == charts["step/time_us"] == "BAR" and charts["step/tflops_by_length"] == "LINE"
+    assert {card["metricSectionId"] for card in state["compareRunCharts"]} == {section["uuid"]}
+    assert len({card["uuid"] for card in state["compareRunCharts"]}) == len(charts)
+    # MLflow cuts an experiment's tag here, and half of a state is none.
+    assert len(json.dumps(one_sweep("s" * 250, PASSES), separators=(",", ":"))) < 20_000
 
 
-def test_every_column_is_something_that_a_job_has() -> None:
+def test_every_column_is_something_that_a_job_or_a_sweep_has() -> None:
     record = make_record()
     there = {f"params.`{name}`" for name in params(record.request)} | {f"tags.`{name}`" for name in tags(record)}
-    columns = {column for column in view_state(None)["selectedColumns"] if not column.startswith("metrics.")}
-    assert columns <= there
+    columns = {column for column in all_sweeps()["selectedColumns"] if not column.startswith("metrics.")}
+    assert columns - {ANSWER_COLUMN} <= there
+
+
+@pytest.mark.parametrize(
+    ("screen", "terminal", "opened"), [(True, True, 1), (False, True, 0), (True, False, 0)], ids=str
+)
+def test_a_browser_opens_where_a_person_sits_before_a_screen(
+    monkeypatch: pytest.MonkeyPatch, screen: bool, terminal: bool, opened: int
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("webbrowser.open", asked.append)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    if screen:
+        monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    open_browser("http://127.0.0.1:5000")
+    assert len(asked) == opened
 
 
 def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     tracker = make_tracker({"name": "mlflow", "uri": uri, "artifacts": str(tmp_path / "artifacts")})
     tracker.open(SweepInfo("first", tmp_path / "first", ""))
-    assert tracker.close("FINISHED", ()) is None
+    summary = Summary(answer="**cudnn is the fastest**", metrics={"jobs": 1, "forward/best_in/cudnn": 1})
+    assert tracker.close("FINISHED", (), summary=summary) is None
+    look = tracker.look()
+    assert look is not None and look.startswith("with: attn-exp ui first uri=")
     port = a_free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "attn_exp", "ui", "first", f"uri={uri}", f"port={port}"],
@@ -149,12 +180,30 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
     assert process.stderr is not None
     try:
         assert process.stdout.readline() == f"starting MLflow over {uri} ...\n"
-        address = process.stdout.readline().strip()
+        address, page = (process.stdout.readline().strip() for _ in range(2))
         assert process.stdout.readline() == "Ctrl-C ends it\n"
         found = re.fullmatch(
-            rf"http://127.0.0.1:{port}/#/experiments/(\d+)/runs\?([\w=&]*)viewStateShareKey=(\w+)", address
+            rf"http://127.0.0.1:{port}/#/experiments/(\d+)/runs\?([\w=&]*)viewStateShareKey=(\w+)&compareRunsMode=CHART",
+            address,
         )
         assert found
+        # The page behind the second address, and behind the first row of the first one, is the sweep's with its answer.
+        base = f"http://127.0.0.1:{port}"
+        number = page.removeprefix(f"its answer: {base}/#/experiments/{found[1]}/runs/")
+        assert number.isalnum(), page
+        rest = f"{base}/api/2.0/mlflow"
+        with urllib.request.urlopen(f"{rest}/runs/get?run_id={number}") as answer:
+            run = json.load(answer)["run"]
+        notes = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
+        assert notes["mlflow.note.content"].startswith("**cudnn is the fastest**")
+        state = one_sweep("first", ["forward"])
+        wanted = {"experiment_ids": [found[1]], "filter": state["searchFilter"]}
+        wanted["order_by"] = [f"{state['orderByKey']} DESC"]
+        request = urllib.request.Request(
+            f"{rest}/runs/search", json.dumps(wanted).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            assert json.load(answer)["runs"][0]["info"]["run_id"] == number
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
             assert b"MLflow" in answer.read()
         name = urllib.parse.quote("attn_exp")
@@ -163,7 +212,7 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
             experiment = json.load(answer)["experiment"]
         kept = {tag["key"]: tag["value"] for tag in experiment["tags"]}
         assert experiment["experiment_id"] == found[1]
-        assert json.loads(kept[f"mlflow.sharedViewState.{found[3]}"]) == view_state("first")
+        assert json.loads(kept[f"mlflow.sharedViewState.{found[3]}"]) == state
         children = group_of(process.pid)
         assert children
     finally:

@@ -17,7 +17,8 @@ def run(given: Arguments) -> int:
     path = database_file(uri)
     if sweep is not None and path is not None:
         check_sweep(path, experiment, sweep)
-    return serve(uri, host=host, port=number, experiment=experiment, sweep=sweep)
+    browser = given.get("browser", "true") == "true"
+    return serve(uri, host=host, port=number, experiment=experiment, sweep=sweep, browser=browser)
 
 
 COMMAND = Command(
@@ -25,21 +26,23 @@ COMMAND = Command(
     usage="[SWEEP] [port=N] [uri=URI] [OPTION=VALUE ...]",
     about=(
         "Starts the MLflow UI on this project's database, which plain `mlflow ui` would not find. Prints the "
-        "address of a list that has each sweep with its jobs under it (click its +), or one sweep's jobs, fastest "
-        "forward first. Ctrl-C ends it."
+        "address of a list that has each sweep with its answer, and its jobs under it (click its +); or of one sweep's "
+        "charts, in its backends' colours, and of its own page, which begins with its answer. On a machine with a "
+        "screen it opens the first address in the browser. Ctrl-C ends it."
     ),
     examples=(
         ("attn-exp ui", "all sweeps in mlruns/mlflow.db"),
-        ("attn-exp ui first port=5001", "the jobs of one sweep, on another port"),
+        ("attn-exp ui first port=5001", "the charts of one sweep, on another port"),
         ("attn-exp ui uri=sqlite:////data/mlruns/mlflow.db", "another database"),
     ),
     positional=Positional(
-        name="SWEEP", help="the sweep whose jobs to open; all sweeps without it", most=1, example="attn-exp ui first"
+        name="SWEEP", help="the sweep to open; all sweeps without it", most=1, example="attn-exp ui first"
     ),
     options=(
         Option(name="uri", value="URI", help="the database to show", default=DEFAULT_STORE),
         Option(name="port", value="N", help="the port to listen on", read=port, default="5000"),
         Option(name="host", value="ADDRESS", help="the address to listen on", default="127.0.0.1, not the network"),
+        Option(name="browser", value="false", help="open no browser", default="true", choices=("true", "false")),
         MLFLOW_EXPERIMENT,
     ),
     exits=("0 ended by Ctrl-C", "1 MLflow's server did not run", "2 invalid command line"),

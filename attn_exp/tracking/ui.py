@@ -1,5 +1,6 @@
 """MLflow's own web pages for this project's runs: its server, and the address of the list to open."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -15,27 +16,17 @@ from types import FrameType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from attn_exp.core.case import HALVES
+from attn_exp.core.case import HALVES, PASSES
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
-from attn_exp.tracking.client import ENVIRONMENT, silence
+from attn_exp.tracking.client import ENVIRONMENT, quoted, silence
 from attn_exp.tracking.database import State, check_database, database_file, prepare_database, uri_of_mlflow
 from attn_exp.tracking.location import option_uri
+from attn_exp.tracking.page import run_page
+from attn_exp.tracking.view import all_sweeps, one_sweep
 
-# A state of MLflow's run list that an address can name: stored as a tag of the experiment, under the key after the dot.
+# A state of MLflow's run list (view.py) is stored as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."
-# Columns in addition to those that MLflow always shows. The name has backend and case, so the outcome comes first.
-# Widths in pixels: a window 1,400 wide shows everything up to the passes' metrics.
-_NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 310
-_COLUMNS = {
-    "tags.`attn_exp.status`": 110,
-    **{f"metrics.`{side}/{name}`": 125 for side in HALVES for name in ("time_us", "tflops")},
-    "tags.`attn_exp.flags`": 200,
-    **{f"params.`{name}`": 90 for name in ("backend", "batch", "q_len", "kv_len", "head_dim", "dtype", "causal")},
-    "tags.`attn_exp.gpu`": 150,
-}
-# The charts to show first, of some 60 metrics: a regular expression for their names.
-_CHARTS = "/(time_us|tflops)(_by_length)?$"
 _START_LIMIT_S, _STOP_LIMIT_S, _POLL_S = 90.0, 5.0, 0.2
 # The server is on this machine: a proxy of the environment cannot reach it.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -68,31 +59,8 @@ def checked(uri: str, host: str, port: int) -> str:
     return uri
 
 
-def view_state(sweep: str | None) -> dict[str, Any]:
-    """Return the state of MLflow's run list: sweeps, newest first, with their jobs; or one sweep's jobs.
-
-    MLflow nests jobs below their sweep only if the list is sorted by time; otherwise the list is flat.
-    """
-    state: dict[str, Any] = {
-        "selectedColumns": list(_COLUMNS),
-        "columnOrder": [_NAME_COLUMN, *_COLUMNS],
-        "columnWidths": {_NAME_COLUMN: _NAME_WIDTH, **_COLUMNS},
-        "orderByKey": "attributes.start_time",
-        "orderByAsc": False,
-        "searchFilter": "",
-        "groupBy": None,
-        "runsHiddenMode": "SHOW_ALL",
-        "chartsSearchFilter": _CHARTS,
-    }
-    if sweep is not None:
-        mark = '"' if "'" in sweep else "'"
-        jobs = f"tags.`attn_exp.kind` = 'job' and tags.`attn_exp.sweep` = {mark}{sweep}{mark}"
-        state |= {"orderByKey": "metrics.`forward/time_us`", "orderByAsc": True, "searchFilter": jobs}
-    return state
-
-
-def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None) -> int:
-    """Run MLflow's server until Ctrl-C; return 0, or 1 if it did not run."""
+def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None, browser: bool = True) -> int:
+    """Run MLflow's server until Ctrl-C, with its address in the `browser`; return 0, or 1 if it did not run."""
     # The URI is passed by the environment, because all users can see command lines. One worker without job execution
     # takes a quarter of the memory and starts in seconds.
     command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--host={host}", f"--port={port}"]
@@ -112,7 +80,10 @@ def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None)
         )
         try:
             if _answers(base, server):
-                print(f"{_address(base, experiment, sweep)}\nCtrl-C ends it", flush=True)
+                address, *page = _addresses(base, experiment, sweep)
+                print("\n".join([address, *(f"its answer: {one}" for one in page), "Ctrl-C ends it"]), flush=True)
+                if browser:
+                    open_browser(address)
                 server.wait()
             log.seek(0)
             last = (log.read().strip().splitlines() or ["it printed nothing"])[-1]
@@ -135,22 +106,60 @@ def _answers(base: str, server: "subprocess.Popen[bytes]") -> bool:
     return False
 
 
-def _address(base: str, experiment: str, sweep: str | None) -> str:
-    """Return the address of the experiment's run list in the given state, or the front page if it does not exist."""
-    api = f"{base}/api/2.0/mlflow/experiments"
-    key = "attn_exp" if sweep is None else "attn_exp_sweep"
+def _addresses(base: str, experiment: str, sweep: str | None) -> list[str]:
+    """Return the address of the experiment's run list, or of a sweep's charts and its own page, in this order.
+
+    It is that of the front page if the experiment does not exist.
+    """
     try:
-        with _DIRECT.open(f"{api}/get-by-name?experiment_name={quote(experiment)}") as answer:
-            number = json.load(answer)["experiment"]["experiment_id"]
-        tag = {"experiment_id": number, "key": _VIEW_TAG + key, "value": json.dumps(view_state(sweep))}
-        request = urllib.request.Request(
-            f"{api}/set-experiment-tag", json.dumps(tag).encode(), {"Content-Type": "application/json"}
-        )
-        with _DIRECT.open(request):
-            # This workflow removes MLflow's pages for language models from the sidebar.
-            return f"{base}/#/experiments/{number}/runs?workflowType=machine_learning&viewStateShareKey={key}"
+        answer = _asked(base, f"experiments/get-by-name?experiment_name={quote(experiment)}")
+        number = answer["experiment"]["experiment_id"]
+        run = None if sweep is None else _run_of(base, number, sweep)
+        state = all_sweeps() if sweep is None else one_sweep(sweep, _passes(run))
+        key = "attn_exp" if sweep is None else "attn_exp_sweep"
+        tag = {"experiment_id": number, "key": _VIEW_TAG + key, "value": json.dumps(state, separators=(",", ":"))}
+        _asked(base, "experiments/set-experiment-tag", tag)
+        # This workflow removes MLflow's pages for language models from the sidebar.
+        runs = f"{base}/#/experiments/{number}/runs?workflowType=machine_learning&viewStateShareKey={key}"
+        if sweep is None:
+            return [runs]
+        pages = [] if run is None else [f"{base}/{run_page(number, run['info']['run_id'])}"]
+        return [f"{runs}&compareRunsMode=CHART", *pages]
     except (urllib.error.URLError, KeyError):
-        return f"{base}/#/experiments"
+        return [f"{base}/#/experiments"]
+
+
+def _run_of(base: str, experiment: str, sweep: str) -> dict[str, Any] | None:
+    """Return the newest run of the sweep itself, as the server describes it."""
+    wanted = f"tags.`attn_exp.kind` = 'sweep' and tags.`attn_exp.sweep` = {quoted(sweep)}"
+    found = _asked(base, "runs/search", {"experiment_ids": [experiment], "filter": wanted, "max_results": 1})
+    runs = found.get("runs") or [None]
+    return dict(runs[0]) if runs[0] else None
+
+
+def _passes(run: dict[str, Any] | None) -> list[str]:
+    """Return the passes that a sweep measured; forward and backward if its run does not say."""
+    metrics = (run or {}).get("data", {}).get("metrics", [])
+    seen = {str(metric["key"]).partition("/best_in/")[0] for metric in metrics if "/best_in/" in str(metric["key"])}
+    return [name for name in PASSES if name in seen] or list(HALVES)
+
+
+def _asked(base: str, path: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return what MLflow's REST interface answers."""
+    data = None if content is None else json.dumps(content).encode()
+    request = urllib.request.Request(f"{base}/api/2.0/mlflow/{path}", data, {"Content-Type": "application/json"})
+    with _DIRECT.open(request) as answer:
+        return dict(json.load(answer))
+
+
+def open_browser(address: str) -> None:
+    """Open the address where a person sits before a screen."""
+    screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if screen and sys.stdout.isatty():
+        import webbrowser
+
+        with contextlib.suppress(webbrowser.Error, OSError):
+            webbrowser.open(address)
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:

@@ -1,0 +1,118 @@
+"""What MLflow's pages open at: a list of sweeps with their answers, or the charts of one sweep.
+
+An address names a state of MLflow's run list, which is stored as a tag of the experiment.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from attn_exp.core.case import HALVES
+from attn_exp.tracking.client import quoted
+
+# Columns in addition to those that MLflow always shows. The name has backend and case, so the outcome comes first.
+# Widths in pixels: a window 1,400 wide shows everything up to the passes' metrics.
+_NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 310
+# Of sweeps alone: jobs leave it empty, as sweeps leave most others.
+ANSWER_COLUMN = "tags.`attn_exp.answer`"
+_OF_JOBS = {
+    "tags.`attn_exp.status`": 110,
+    **{f"metrics.`{side}/{name}`": 125 for side in HALVES for name in ("time_us", "tflops", "rank", "speedup")},
+    "tags.`attn_exp.flags`": 200,
+    **{f"params.`{name}`": 90 for name in ("backend", "batch", "q_len", "kv_len", "head_dim", "dtype", "causal")},
+    "tags.`attn_exp.gpu`": 150,
+}
+# Numbers of jobs and of curves over length that one compares first; charts of all others are below them.
+_BARS = ("speedup", "time_us", "tflops")
+_CURVES = ("tflops_by_length", "time_us_by_length")
+# The charts to show first, of some 60 metrics: a regular expression for their names.
+_CHARTS = "^(time_us|tflops)(_by_length)?$"
+
+
+def all_sweeps() -> dict[str, Any]:
+    """Return the state of the list of sweeps, newest first, with their answers and their jobs.
+
+    MLflow nests jobs below their sweep only if the list is sorted by time; otherwise the list is flat.
+    """
+    return _list({ANSWER_COLUMN: 420, **_OF_JOBS}) | {
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "searchFilter": "",
+        "chartsSearchFilter": _CHARTS,
+    }
+
+
+def one_sweep(sweep: str, passes: Sequence[str] = HALVES) -> dict[str, Any]:
+    """Return the state of one sweep: its own run, its jobs and curves, in charts that have its backends' colours.
+
+    Args:
+        sweep: its name.
+        passes: the passes that it measured.
+    """
+    sections = [_section(sweep)]
+    cards = [_card("BAR", sweep, f"{side}/{name}") for name in _BARS for side in passes]
+    cards += [_card("LINE", sweep, f"{side}/{name}", **_OVER_LENGTH) for name in _CURVES for side in passes]
+    return _list(_OF_JOBS) | {
+        # The sweep's own run is the only one that counts jobs, so the first one: one click leads to its answer. Sorted
+        # by time, MLflow would hide all others below it.
+        "orderByKey": "metrics.`jobs`",
+        "orderByAsc": False,
+        "searchFilter": f"tags.`attn_exp.sweep` = {quoted(sweep)}",
+        # Our section stays above those that MLflow makes of all other metrics.
+        "isAccordionReordered": True,
+        "compareRunCharts": cards,
+        "compareRunSections": sections,
+    }
+
+
+# Lengths are powers of two.
+_OVER_LENGTH = {
+    "xAxisKey": "step",
+    "useGlobalXaxisKey": False,
+    "xAxisScaleType": "log",
+    "scaleType": "log",
+    "displayPoints": True,
+    "lineSmoothness": 0,
+    "yAxisKey": "metric",
+    "yAxisExpressions": [],
+    "range": {},
+}
+
+
+def _list(columns: dict[str, int]) -> dict[str, Any]:
+    return {
+        "selectedColumns": list(columns),
+        "columnOrder": [_NAME_COLUMN, *columns],
+        "columnWidths": {_NAME_COLUMN: _NAME_WIDTH, **columns},
+        "groupBy": None,
+        "runsHiddenMode": "SHOW_ALL",
+    }
+
+
+def _section(sweep: str) -> dict[str, Any]:
+    return {
+        "uuid": _identity(sweep),
+        "name": sweep,
+        "display": True,
+        "isReordered": True,
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def _card(kind: str, sweep: str, metric: str, **more: Any) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "uuid": _identity(f"{sweep}/{metric}"),
+        "metricSectionId": _identity(sweep),
+        "metricKey": metric,
+        "displayName": metric,
+        "deleted": False,
+        "isGenerated": False,
+        "runsCountToCompare": 10,
+        **more,
+    }
+
+
+def _identity(name: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"attn_exp/{name}"))
