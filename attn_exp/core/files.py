@@ -27,8 +27,8 @@ def owner_mark() -> str:
     return f"@{os.uname().nodename}@{os.getpid()}@"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader never sees half of it, even after a power failure.
+def write_whole(path: Path, content: bytes, *, lasting: bool = True) -> None:
+    """Write a file atomically: a reader never sees half of it, if it is `lasting` even after a power failure.
 
     A link, a pipe or an empty folder in its place is replaced and not written to.
     """
@@ -38,8 +38,9 @@ def write_whole(path: Path, content: bytes) -> None:
         with open(os.open(temporary, flags, 0o666), "wb") as file:
             _lock(file.fileno())
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         temporary.replace(path)

@@ -78,7 +78,8 @@ class JobQueue:
             remove(folder / name)
         if (folder / PROFILES).is_symlink() or not before:
             remove(folder / PROFILES)
-        write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request))
+        # Without waiting for the disk, for milliseconds: the same command writes it again.
+        write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request), lasting=False)
         self._pending.append(_Pending(request, time.time(), before))
         self._isolation.submit(folder)
 

@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -29,7 +29,7 @@ from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.process import die_with_parent, end_with, limit_memory, prefer_to_be_killed
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME, write_record
-from attn_exp.core.request import DUEL_NAME, REQUEST_NAME, read_requests
+from attn_exp.core.request import DUEL_NAME, REQUEST_NAME, Request, read_requests
 from attn_exp.worker.early_context import lines_of_input
 
 if TYPE_CHECKING:
@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 
 
 def run_folder(
-    folder: Path, machine: "Machine | None", announce: Callable[[], None] = lambda: None, *, present: bool = False
+    folder: Path,
+    machine: "Machine | None",
+    announce: Callable[[], None] = lambda: None,
+    *,
+    present: bool = False,
+    jobs: Sequence[tuple[Request, Path]] = (),
 ) -> "tuple[Machine | None, bool]":
     """Measure the jobs of a folder, write their records, then run the profilers.
 
@@ -46,6 +51,7 @@ def run_folder(
         machine: the machine of the previous job, or None.
         announce: called before each profiler.
         present: whether to measure backends as they are now, whatever their source was when the job was made.
+        jobs: what `read_requests` found in the folder, if that is known.
 
     Returns:
         The machine for the next job, None if there is none, and whether this process can measure another job.
@@ -57,7 +63,7 @@ def run_folder(
     from attn_exp.worker.measure import measure_and_keep, measure_interleaved
 
     began = time.perf_counter()
-    jobs = read_requests(folder)
+    jobs = jobs or read_requests(folder)
     if present:
         jobs = [(with_present_source(request), target) for request, target in jobs]
     first = jobs[0][0]
@@ -132,13 +138,13 @@ def serve(reply_fd: int) -> None:
         folder = Path(json.loads(name))
         replies.write(f"begin {name}\n")
         _log_into(folder)
-        requests = [request for request, _ in read_requests(folder)]
-        if is_outdated(requests):
+        jobs = read_requests(folder)
+        if is_outdated([request for request, _ in jobs]):
             replies.write(f"outdated {name}\n")
             return
-        if requests[0].device == "cpu":
+        if jobs[0][0].device == "cpu":
             limit_memory()
-        machine, fit = run_folder(folder, machine, partial(_announce, replies, name))
+        machine, fit = run_folder(folder, machine, partial(_announce, replies, name), jobs=jobs)
         sys.stdout.flush()
         sys.stderr.flush()
         replies.write(f"{'end' if fit else 'poisoned'} {name}\n")
