@@ -18,6 +18,7 @@ from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.fused_formula import fused_formula
 from attn_exp.attention.hard_values import KINDS, draw
 from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.verdict import verdict
 from attn_exp.core.case import Case
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -110,6 +111,19 @@ def unmasked_padding(case, q, k, v):
     return weighed(case, weights[..., : case.kv_len], v)
 
 
+def maximum_of_the_first_tile(case, q, k, v):
+    scores = hidden(case, bent(case, scores_of(case, q, k)))
+    weights = (scores - scores[..., :64].amax(-1, keepdim=True).clamp(min=-1e30)).exp()
+    return weighed(case, weights, v) / weights.sum(-1, keepdim=True)
+
+
+def keys_of_zeros_masked(case, q, k, v):
+    """As padding, with a mask that is taken from the values."""
+    zeros = (k == 0).all(-1)[:, :, None].repeat_interleave(case.q_heads // case.kv_heads, dim=1)
+    scores = hidden(case, bent(case, scores_of(case, q, k))).masked_fill(zeros, -torch.inf)
+    return weighed(case, scores.softmax(-1), v)
+
+
 BUGS = {
     "no softcap": (no_softcap, lambda case: case.softcap),
     "clamped at 20": (clamped, lambda case: True),
@@ -119,6 +133,8 @@ BUGS = {
     "nothing rescaled": (never_rescaled, lambda case: True),
     "numerator not rescaled": (partial(never_rescaled, sums_are=True), lambda case: True),
     "padding not masked": (unmasked_padding, lambda case: True),
+    "maximum of the first tile": (maximum_of_the_first_tile, lambda case: not case.softcap),
+    "keys of zeros masked": (keys_of_zeros_masked, lambda case: True),
 }
 
 
@@ -203,6 +219,33 @@ def test_scores_are_what_the_kinds_promise():
     assert 0.5 < scores("sinks").softmax(-1)[..., 0].mean() < 0.99
     capped = case_of("float32", causal=False, softcap=50.0)
     assert (scores_of(capped, *hard(capped, 5, "sharp").qkv[:2]).abs() > 50).float().mean() > 0.02
+
+
+def test_keys_of_zeros_are_in_some_heads_and_never_both_of_a_pair():
+    for kv_heads in (1, 2, 5):
+        case = case_of("float32", q_heads=kv_heads, kv_heads=kv_heads)
+        counts = []
+        for seed in range(12):
+            zeros = (hard(case, seed).k_bhsd == 0).all(-1)[0]
+            assert not (zeros[:, ::2] & zeros[:, 1::2]).any()
+            counts.append(int(zeros.any(-1).sum()))
+        assert set(counts) <= {kv_heads // 2, -(-kv_heads // 2)}
+        assert len(set(counts)) == 1 + kv_heads % 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_channel_that_is_lost_beside_large_ones_is_named(dtype):
+    case = case_of(dtype, causal=True)
+    inputs = hard(case, 3, with_gradients=True)
+    wanted = expected(case, inputs, with_gradients=True)
+    results = tensors_of(partial(formula, case, mask_of(case)), inputs)
+    assert verdict(case, inputs, wanted, results, {}).wrong is None
+    for name in ("out", "dv"):
+        lost = results[name].clone()
+        # Two of three channels are larger, or smaller.
+        lost[..., 5] = 0.0
+        assert inaccuracy({name: wanted.judge(name, lost)}) is None
+        assert verdict(case, inputs, wanted, {name: lost}, {}).wrong.startswith(f"channel 5 of {name} is off")
 
 
 def test_magnitudes_reach_the_limits_of_the_dtype():

@@ -38,6 +38,7 @@ class Tolerance:
         small: in `own_row` and `worst_tile`, rows of a smaller share of the typical norm are judged by this share.
         usual: on |x - ref| / |ref| of a head, unless it is off as formulas are that round scores
             (attn_exp/attention/rounding.py).
+        channel: on |x - ref| / |ref| of a channel, where channels differ (attn_exp/attention/channels.py).
     """
 
     relative: float
@@ -49,6 +50,7 @@ class Tolerance:
     least_norm: float = math.inf
     small: float = 1.0
     usual: float | None = None
+    channel: float | None = None
 
 
 @dataclass(frozen=True)

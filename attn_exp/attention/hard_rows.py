@@ -11,8 +11,10 @@ from attn_exp.core.case import Case
 
 # Standard deviation of sharp scores, or this share of the softcap if that is more: its tails pass the softcap.
 _SHARP, _OF_SOFTCAP = 5.0, 0.6
-# What a needle scores; and one behind the mask, so that the visible scores stay small.
-_NEEDLE, _TRAP = 64.0, 24.0
+# What a needle scores: other keys then score 60 at most, and exp of the difference overflows (beyond 88.7), so that the
+# maximum of some keys does not do for all. What it scores above a row that is shifted as a whole; and what one behind the
+# mask scores, so that the visible scores stay small.
+_NEEDLE, _SHIFTED_NEEDLE, _TRAP = 160.0, 64.0, 24.0
 # A sink's score exceeds the logarithm of the number of keys by this much: it gets nine tenths of the weight.
 _SINK = 2.5
 _RAMP = 24.0
@@ -21,6 +23,8 @@ _DEPTHS = (100.0, 200.0, 400.0)
 # |q kT| of 2.5e5 before its scale, below the -5e4 of flashinfer#4267; in fp16 the product must not overflow.
 _ABYSS = 22_000.0
 _LARGEST_PRODUCT_FP16 = 6e4
+# One in so many keys of odd indices is zeros, in half of the heads, where a kind has such keys.
+_ZEROS_EVERY = 8
 
 
 @dataclass(frozen=True)
@@ -137,12 +141,12 @@ def needle(rows: Rows) -> torch.Tensor:
 
 def negative(rows: Rows) -> torch.Tensor:
     """Aim at one visible key, with all scores deeply negative."""
-    return needle(rows) + rows.shifted(rows.channels.offset, -rows.depths())
+    return rows.aimed(rows.visible(), _SHIFTED_NEEDLE) + rows.shifted(rows.channels.offset, -rows.depths())
 
 
 def positive(rows: Rows) -> torch.Tensor:
     """Aim at one visible key, with all scores so high that their exponentials overflow."""
-    return needle(rows) + rows.shifted(rows.channels.offset, rows.depths())
+    return rows.aimed(rows.visible(), _SHIFTED_NEEDLE) + rows.shifted(rows.channels.offset, rows.depths())
 
 
 def flat_negative(rows: Rows) -> torch.Tensor:
@@ -183,3 +187,17 @@ def edges(rows: Rows) -> torch.Tensor:
 def zeros(rows: Rows) -> torch.Tensor:
     """Make rows of zeros, as padded tokens have."""
     return torch.zeros(len(rows.queries), rows.case.head_dim, device=rows.queries.device)
+
+
+def zero_some(k: torch.Tensor, generator: torch.Generator) -> None:
+    """Set some keys (heads, kv_len, head_dim) to zeros, in half of the heads, of one by chance.
+
+    In the other heads rows of deeply negative scores stay what they are. Of two twins one stays, so that a row that is
+    aimed at them has a winner.
+    """
+    heads, device = len(k), k.device
+    odd = k[:, 1::2]
+    chosen = torch.rand(odd.shape[:2], generator=generator, device=device) < 1 / _ZEROS_EVERY
+    first = torch.randint(2, (), generator=generator, device=device)
+    of_heads = (torch.randperm(heads, generator=generator, device=device) + first) % 2 == 0
+    odd.masked_fill_((chosen & of_heads[:, None]).unsqueeze(-1), 0.0)

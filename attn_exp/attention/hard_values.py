@@ -44,6 +44,7 @@ class Kind:
             them large, the other small, and the reverse), or `denormal`.
         same_keys: whether all keys are equal.
         padded: whether a quarter of the rows of v and d_out are zeros.
+        zero_keys: whether some keys are zeros, as those of padding are, in heads at random.
     """
 
     treatments: tuple[Treatment, ...] = (hard_rows.normal,)
@@ -51,6 +52,7 @@ class Kind:
     values: str = "unit"
     same_keys: bool = False
     padded: bool = False
+    zero_keys: bool = False
 
 
 _MIXTURE = (
@@ -72,7 +74,7 @@ KINDS = {
     "zeros": Kind((hard_rows.normal, hard_rows.zeros), padded=True),
     "large": Kind(values="large"),
     "denormal": Kind(values="denormal"),
-    "mixed": Kind(_MIXTURE, outliers=32.0, values="large"),
+    "mixed": Kind(_MIXTURE, outliers=32.0, values="large", zero_keys=True),
 }
 
 
@@ -168,6 +170,8 @@ def _rows(
         if len(places):
             heads, queries = places // case.q_len, places % case.q_len
             q[places] = treatment(Rows(case, channels, k, heads, queries, generator))
+    if kind.zero_keys:
+        hard_rows.zero_some(k, generator)
 
     def normal(heads: int, length: int) -> torch.Tensor:
         return torch.randn(heads, length, case.value_dim, generator=generator, device=device)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from attn_exp.attention.autograd import autograd_backward
+from attn_exp.attention.channels import worst_channel
 from attn_exp.attention.error import judged_error, measured_bias, tensor_error
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.formula import formula, hidden_keys, masked
@@ -71,6 +72,9 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     least = FACTOR * score_rounding(part, on_part)
     few = part.batch * part.q_heads * part.q_len < FEW_ROWS
     made = {name: _on_hard_values(plain[name], fused[name], least, 2.0 if few else 1.0) for name in exact}
+    for name in {"out", "dv"} & made.keys():
+        several = [worst_channel(one[name], exact[name], case.dtype)[1] for one in (rounded, otherwise)]
+        made[name] = replace(made[name], channel=max(FACTOR * max(several), PART_FACTOR * made[name].relative))
     return made | {"out": _with_lost_rows(case, made["out"], (rounded["out"], otherwise["out"]), exact["out"])}
 
 

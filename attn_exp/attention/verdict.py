@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attn_exp.attention.channels import wrong_channel
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.head_sums import wrong_head
@@ -70,6 +71,7 @@ def verdict(
         # Before the parts of tensors: it says why these are wrong.
         wrong = edge_error(case, inputs, tensors["out"], scales.get("out", 1.0), tensors.get("dq"))
     wrong = wrong or inaccuracy(errors)
+    wrong = wrong or _wrong_channel(case, expected, tensors)
     if wrong and "as if scores were scaled" in wrong and case.softcap is not None:
         wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and not case.quantised:
@@ -80,6 +82,19 @@ def verdict(
         out = tensors.get("out", out) if expected.leaves_heads_out else None
         wrong = wrong_head(case, inputs, gradients, scales, relative, out)
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
+
+
+def _wrong_channel(case: Case, expected: Expected, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return which channel of a tensor is wrong as a sentence, or None; only of kinds whose channels differ."""
+    for name, tensor in tensors.items():
+        allowed, places = expected.tolerances[name].channel, expected.places.get(name)
+        if allowed is None:
+            continue
+        rows = tensor.detach() if places is None else places.of(tensor)
+        wrong = wrong_channel(name, rows, expected.tensors[name], case.dtype, allowed)
+        if wrong is not None:
+            return wrong
+    return None
 
 
 def _whole(error: TensorError) -> TensorError:

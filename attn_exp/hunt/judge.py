@@ -195,6 +195,7 @@ def _widest(bounds: list[Tolerance], score: float, unit: float) -> Tolerance:
         least_row=None if least is None else least / _FACTOR,
         # Seldom of use for tensors as small as those of a hunt.
         usual=None,
+        channel=None,
     )
 
 

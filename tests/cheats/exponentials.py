@@ -102,3 +102,15 @@ class NoRescale(Plain):
             e = (s - new).exp()
             total, out, top = total + e.sum(-1, keepdim=True), out + e @ values, new
         return (out / total).to(q.dtype)
+
+
+@cheat("formula", "inaccurate", r"out has values", passes=FORWARD, case=case_of(256, batch=1))
+class MaximumOfTheFirstTile(Plain):
+    """Subtracts the maximum of the first 64 keys from the scores of all."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def weights(s: Tensor) -> Tensor:
+            e = (s - s[..., :64].amax(-1, keepdim=True)).exp()
+            return e / e.sum(-1, keepdim=True)
+
+        return attend(case, q, k, v, weights=weights)

@@ -211,3 +211,12 @@ class KeylessMean(Plain):
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(case, q, k, v, fill=-1e30)
+
+
+@cheat("formula", "inaccurate", OUT, passes=FORWARD, case=case_of(256))
+class KeysOfZerosMasked(Plain):
+    """Takes keys of zeros for padding and masks them."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        zeros = (k == 0).all(-1)[:, :, None]
+        return attend(case, q, k, v, scores=lambda s: s.masked_fill(zeros, -torch.inf))
