@@ -12,8 +12,8 @@ from attn_exp.core.case import Case
 # Standard deviation of sharp scores, or this share of the softcap if that is more: its tails pass the softcap.
 _SHARP, _OF_SOFTCAP = 5.0, 0.6
 # What a needle scores: other keys then score 60 at most, and exp of the difference overflows (beyond 88.7), so that the
-# maximum of some keys does not do for all. What it scores above a row that is shifted as a whole; and what one behind the
-# mask scores, so that the visible scores stay small.
+# maximum of some keys does not do for all. What it scores above a row that is shifted as a whole. And what one behind
+# the mask scores, so that the visible scores stay small.
 _NEEDLE, _SHIFTED_NEEDLE, _TRAP = 160.0, 64.0, 24.0
 # A sink's score exceeds the logarithm of the number of keys by this much: it gets nine tenths of the weight.
 _SINK = 2.5
