@@ -81,6 +81,30 @@ def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
     assert current.context.tracker.ends == ["FAILED"]
 
 
+class Dying:
+    """A worker that notes when it is killed, and when its end is waited for."""
+
+    def __init__(self, noted):
+        self.noted = noted
+
+    def interrupt(self):
+        self.noted.append("killed")
+
+    def close(self):
+        self.noted.append("waited for")
+
+
+@pytest.mark.parametrize(
+    ("status", "order"),
+    [("FINISHED", ["killed", "FINISHED", "waited for"]), ("KILLED", ["waited for", "KILLED", "waited for"])],
+)
+def test_a_finished_sweep_is_stored_while_its_worker_dies(current, status, order):
+    noted = []
+    current._worker, current.context.tracker.ends = Dying(noted), noted
+    current.close(status)
+    assert noted == order
+
+
 def test_two_choices_that_are_one_job_are_measured_once(current, tmp_path):
     worker = Measures()
     current._queue, current.ahead = JobQueue(worker, tmp_path), 1

@@ -146,22 +146,34 @@ class Session:
 
     def _close(self, status: EndStatus) -> None:
         self.progress.doing("ending")
-        if self._worker is not None:
-            self._worker.close()
-        if self.context is None:
+        context = self.context
+        if self._worker is not None and context is not None and status == "FINISHED":
+            # Waited for below: a process takes a while to give a GPU's memory back, and there are plots to draw.
+            self._worker.interrupt()
+        else:
+            self._stop()
+        if context is None:
             return
-        self.context.stop()
         try:
-            self._finish(status, self.context)
+            self._finish(status, context)
         except KeyboardInterrupt:
-            self.context.abandon("KILLED")
+            context.abandon("KILLED")
             raise
         except Exception:
             # Queued records are still stored, and no run is left RUNNING.
-            self.context.tracker.close("FAILED", [])
+            context.tracker.close("FAILED", [])
             raise
         finally:
-            self.context.alone.close()
+            self._stop()
+            remove_litter([*hidden_files(context.folder), *Path(tempfile.gettempdir()).glob("attn_exp_*")])
+            context.alone.close()
+
+    def _stop(self) -> None:
+        """Kill what still runs, wait for its end, and release the GPU."""
+        if self._worker is not None:
+            self._worker.close()
+        if self.context is not None:
+            self.context.stop()
 
     def open(self, config: DictConfig) -> SweepContext:
         """Return the context, which the first call opens. Raises UserError for mistakes, before any work."""
@@ -261,7 +273,6 @@ class Session:
         sweep = read_folder(folder, may_be_empty=True)
         results = sweep.results
         say = self.say
-        remove_litter([*hidden_files(folder), *Path(tempfile.gettempdir()).glob("attn_exp_*")])
         files = [folder / "command.txt"]
         try:
             files += write_tables(results, folder, self._columns)
