@@ -4,7 +4,7 @@
 # the names `compare` and `run`.
 import attn_exp.compare
 import attn_exp.run  # noqa: F401
-from attn_exp.api import compare, load, run
+from attn_exp.api import compare, load, run, time
 from attn_exp.core.version import __version__
 
-__all__ = ["__version__", "compare", "load", "run"]
+__all__ = ["__version__", "compare", "load", "run", "time"]

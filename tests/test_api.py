@@ -56,17 +56,17 @@ def test_a_strict_type_checker_sees_the_functions_and_what_they_return(tmp_path)
 def test_importing_the_package_imports_nothing_but_the_api():
     found = python("import sys, attn_exp; print(*sorted(name for name in sys.modules if 'attn_exp' in name))").split()
     assert {name.removeprefix("attn_exp") for name in found} == {
-        *("", ".api", ".api.read", ".api.run", ".compare", ".core", ".core.version", ".run"),
+        *("", ".api", ".api.read", ".api.run", ".api.time", ".compare", ".core", ".core.version", ".run"),
     }
 
 
 def test_compare_and_run_stay_functions_whatever_is_imported_later():
     code = """
 import attn_exp.compare.answer, attn_exp.run.session
-from attn_exp import compare, run
-print(callable(compare), callable(run))
+from attn_exp import compare, run, time
+print(callable(compare), callable(run), callable(time))
 """
-    assert python(code) == "True True\n"
+    assert python(code) == "True True True\n"
     assert attn_exp.run is attn_exp.api.run
     assert attn_exp.compare is attn_exp.api.compare
 

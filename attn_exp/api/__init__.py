@@ -1,6 +1,7 @@
-"""The Python API: run, load and compare sweeps. Imports nothing heavy before a function is called."""
+"""The Python API: run, load and compare sweeps, time functions of one's own. Imports nothing heavy before a call."""
 
 from attn_exp.api.read import compare, load
 from attn_exp.api.run import run
+from attn_exp.api.time import time
 
-__all__ = ["compare", "load", "run"]
+__all__ = ["compare", "load", "run", "time"]

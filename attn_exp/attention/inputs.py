@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from attn_exp.core.case import NORMAL, Case
+from attn_exp.core.case import GIVEN, NORMAL, Case
 
 # The largest finite e4m3 number (arXiv:2209.05433, table 1).
 E4M3_MAX = 448.0
@@ -87,7 +87,7 @@ class Inputs:
         v_bhsd: (batch, kv_heads, kv_len, value_dim).
         d_out_bhsd: the output's gradient, (batch, q_heads, q_len, value_dim).
         scales: the factors of codes, None for other dtypes.
-        kind: `normal`, or a kind of hard values (attn_exp/attention/hard_values.py).
+        kind: `normal`, a kind of hard values (attn_exp/attention/hard_values.py), or `given`.
     """
 
     q_bhsd: torch.Tensor
@@ -152,6 +152,8 @@ class Inputs:
 
 def distribution(case: Case, kind: str = NORMAL) -> str:
     """Describe the distribution of a case's inputs of a kind."""
+    if kind == GIVEN:
+        return "tensors that were given"
     if kind != NORMAL:
         return f"hard values: {kind}"
     return _QUANTISED if case.quantised else _DISTRIBUTION

@@ -18,6 +18,8 @@ HALVES = ("forward", "backward")
 PASSES = (*HALVES, "step")
 # The kind of inputs that are normally distributed; conf/inputs has the others.
 NORMAL = "normal"
+# The kind of tensors that a user gave, of which nothing is known.
+GIVEN = "given"
 
 # A larger number is a typo, not an experiment.
 _LARGEST = {

@@ -276,7 +276,7 @@ def outliers(timed: TimedPass) -> Value:
 @metric("TFLOP/s", rate=True, head="TFLOPS")
 def tflops(timed: TimedPass) -> Value:
     """Matrix products of the P unmasked pairs: fwd 2 Hq P (d_qk + d_v), bwd 2 Hq P (3 d_qk + 2 d_v), step both."""
-    return timed.work.flops / timed.seconds / 1e12
+    return timed.work.flops / timed.seconds / 1e12 or None
 
 
 @metric("TFLOP/s", rate=True)
@@ -290,13 +290,13 @@ def tflops_sdpa_convention(timed: TimedPass) -> Value:
 @metric("FLOP", name="flops")
 def block_flops(timed: TimedPass) -> Value:
     """Work of a [block](workloads.md), its attention included; blocks only."""
-    return timed.work.flops if timed.measured.work is not None else None
+    return (timed.work.flops or None) if timed.measured.work is not None else None
 
 
 @metric("FLOP")
 def attention_flops(timed: TimedPass) -> Value:
     """Work of the attention in a [block](workloads.md); blocks only."""
-    return timed.work.attention_flops if timed.measured.work is not None else None
+    return (timed.work.attention_flops or None) if timed.measured.work is not None else None
 
 
 @metric("byte")
@@ -344,7 +344,7 @@ def joules_per_call(timed: TimedPass) -> Value:
 @metric("TFLOP/s/W", rate=True, of_power=True, head="TFLOPS/W")
 def tflops_per_watt(timed: TimedPass) -> Value:
     """`tflops` relative to the mean power, the same as TFLOP per joule."""
-    return None if not timed.power_w else timed.work.flops / timed.seconds / 1e12 / timed.power_w
+    return None if not timed.power_w else timed.work.flops / timed.seconds / 1e12 / timed.power_w or None
 
 
 @metric("W", of_power=True)
@@ -426,4 +426,4 @@ def attention_work(case: Case, direction: str, *, saves_lse: bool) -> Work:
 
 
 def _share(value: float, ceiling: float | None) -> float | None:
-    return value / ceiling if ceiling else None
+    return (value / ceiling or None) if ceiling else None

@@ -25,7 +25,9 @@ from attn_exp.worker.environment import versions
 from attn_exp.worker.nvtx import marked
 
 if TYPE_CHECKING:
+    from attn_exp.backends.base import Backend
     from attn_exp.worker.guard import Guard
+    from attn_exp.workloads.base import Workload
 
 # The message of PyTorch's CPU allocator; on a GPU it raises torch.OutOfMemoryError.
 _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not enough memory")
@@ -65,6 +67,8 @@ class Attempt:
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
     guard: "Guard | None" = None
+    # A function and tensors of the user's own in place of those that the request names.
+    given: "tuple[Backend, Workload] | None" = None
     # Seconds of stages that ended inside the current one.
     _inner_s: float = 0.0
 

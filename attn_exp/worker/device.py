@@ -28,7 +28,7 @@ from attn_exp.worker.environment import environment
 from attn_exp.worker.memory import CudaMemory, DeviceMemory
 from attn_exp.worker.settings import Settings
 from attn_exp.worker.watch import Watch, watch_cpu, watch_gpu
-from attn_exp.workloads import workload_of
+from attn_exp.workloads.base import Workload
 
 if TYPE_CHECKING:
     from attn_exp.worker.guard import Guard
@@ -156,7 +156,9 @@ class Machine:
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 
-    def expected_for(self, request: Request, inputs: DifferentiableInputs, *, with_gradients: bool) -> Expected:
+    def expected_for(
+        self, request: Request, inputs: DifferentiableInputs, workload: Workload, *, with_gradients: bool
+    ) -> Expected:
         """Return the float32 reference and its tolerances, kept for the next rival of the same case."""
         key = (request.case, request.measuring.seed, request.measuring.inputs, with_gradients)
         if self.expected is None or self.expected[0] != key:
@@ -168,7 +170,7 @@ class Machine:
             normal = case.workload is None and request.measuring.inputs == NORMAL
             known = self.tolerances.get(shared) if normal else None
             with self.settings.again():
-                made = workload_of(case).expected(case, inputs, with_gradients=with_gradients, tolerances=known)
+                made = workload.expected(case, inputs, with_gradients=with_gradients, tolerances=known)
             if normal:
                 self.tolerances[shared] = made.tolerances
             self.expected = key, made

@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 import torch
 
 from attn_exp.attention.expected import Expected
-from attn_exp.attention.inputs import distribution
+from attn_exp.attention.inputs import Inputs, distribution
 from attn_exp.attention.probe import allowed_error, probe_errors, usual_size
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
+from attn_exp.core.case import GIVEN, NORMAL
 from attn_exp.core.judged import Form, TensorError
 from attn_exp.core.text import apart
 from attn_exp.worker.attempt import Attempt, Stopped
@@ -58,7 +59,7 @@ class Judgements:
         other = self.judge.fresh.written(seeded)
         if other:
             raise Stopped("inaccurate", f"{other} of the inputs that the calls read does not have the numbers given")
-        expected = self.machine.expected_for(self.attempt.request, inputs, with_gradients=self.attempt.with_gradients)
+        expected = self._expected(inputs)
         made = self._verdict(inputs, expected, results)
         add_judged(self.attempt, "first", _forms(results), expected, made, self._described())
         errors: dict[str, dict[str, TensorError]] = {"forward": {}, "backward": {}}
@@ -77,8 +78,15 @@ class Judgements:
         if self.attempt.request.case.workload is not None:
             judge_attention_alone(self.attempt, self.machine)
             return
+        if not isinstance(seeded, Inputs):
+            # A reference of the user's own may be of anything.
+            return
         request = self.attempt.request
-        OtherValues(self.attempt, self.machine, request, self.calls, self.judge, seeded).compare(HARD)
+        others = OtherValues(self.attempt, self.machine, request, self.calls, self.judge, seeded)
+        if request.measuring.inputs == GIVEN:
+            # Boundaries of masks, and the means of heads, are judged on values whose distribution is known.
+            others.compare(NORMAL)
+        others.compare(HARD)
 
     def timed(self) -> None:
         """Compare the drawn and the last call of each pass with one reference of their inputs.
@@ -86,13 +94,12 @@ class Judgements:
         Raises:
             Stopped: a result is inaccurate, or the backend wrote into its inputs.
         """
-        request = self.attempt.request
         with self.attempt.stage("accuracy"), self.machine.settings.again():
             seeded = self.seeded()
             written = self.judge.fresh.written(seeded)
             if written:
                 raise Stopped("inaccurate", f"the backend wrote into its input {written}")
-            kept = self.machine.expected_for(request, seeded, with_gradients=self.attempt.with_gradients)
+            kept = self._expected(seeded)
             timed = tuple(self.judge.passes)
             # A step reads other inputs than the forward and backward before it.
             for together in ([name for name in timed if name != "step"], [name for name in timed if name == "step"]):
@@ -160,6 +167,11 @@ class Judgements:
                 "inaccurate",
                 f"{direction}: the first call was within tolerance, call {kept.index} ({which}) was not: {why}",
             )
+
+    def _expected(self, inputs: Any) -> Expected:
+        """Return the reference of the inputs of the seed, which the machine keeps."""
+        gradients = self.attempt.with_gradients
+        return self.machine.expected_for(self.attempt.request, inputs, self.workload, with_gradients=gradients)
 
     def _verdict(self, inputs: Any, expected: Expected, results: Results, out: torch.Tensor | None = None) -> Verdict:
         return verdict(self.attempt.request.case, inputs, expected, results, self.calls.scales, out)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from attn_exp.backends.base import Backend
 from attn_exp.backends.compile import reset_dynamo
 from attn_exp.core.flags import clock_of, clocks_differ, telemetry_flags, timing_flags, window_flags
 from attn_exp.core.hardware import datasheet_peak
@@ -29,6 +30,7 @@ from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend, prepare
 from attn_exp.worker.secondary import secondary_timings, timer_for
 from attn_exp.worker.settled import settling
+from attn_exp.workloads.base import Workload
 
 # On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
 BURST_REST_S = 0.1
@@ -44,9 +46,15 @@ def measure(request: Request, machine: Machine) -> Record:
 def measure_and_keep(request: Request, machine: Machine) -> tuple[Record, PreparedBackend | None]:
     """Measure one job; also return the prepared calls for the profilers, None if the status is not `ok`."""
     attempt, kept = Attempt(request), list[PreparedBackend]()
-    with marked("job", request.job, request.device):
-        attempt.run(lambda: _measure(attempt, machine, kept))
+    _run(attempt, machine, kept)
     return attempt.record(machine), kept[0] if attempt.status == "ok" else None
+
+
+def measure_given(request: Request, machine: Machine, backend: Backend, workload: Workload) -> Record:
+    """Measure a function and tensors of the user's own in place of what the request names, and return the record."""
+    attempt = Attempt(request, given=(backend, workload))
+    _run(attempt, machine, [])
+    return attempt.record(machine)
 
 
 def measure_interleaved(requests: Sequence[Request], machine: Machine) -> list[Record]:
@@ -69,6 +77,11 @@ def measure_interleaved(requests: Sequence[Request], machine: Machine) -> list[R
             attempt.run(partial(_check_again, attempt, machine, prepared))
     _flag_clocks(attempts)
     return [attempt.record(machine) for attempt in attempts]
+
+
+def _run(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) -> None:
+    with marked("job", attempt.request.job, attempt.request.device):
+        attempt.run(lambda: _measure(attempt, machine, kept))
 
 
 def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) -> None:

@@ -79,7 +79,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     # what jobs make. A full collection would scan all imported modules for 14 ms.
     gc.collect(1)
     ledger = Ledger(machine.memory)
-    backend, workload = load_backend(request.backend), workload_of(case)
+    backend, workload = attempt.given or (load_backend(request.backend), workload_of(case))
     check_source(request)
     guard.check("while the backend was loaded")
     with attempt.stage("unsupported"):
@@ -104,7 +104,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         synchronize(device)
     with attempt.stage("accuracy"), ledger.others():
         # Before the backend runs: a backend that overwrites its inputs must not change the reference.
-        machine.expected_for(request, inputs, with_gradients=attempt.with_gradients)
+        machine.expected_for(request, inputs, workload, with_gradients=attempt.with_gradients)
         synchronize(device)
     with attempt.stage("first_call"):
         reset_counters()

@@ -1,0 +1,203 @@
+"""What `attn_exp.time` does: a request for a function and tensors that were given, and what came of it."""
+
+import functools
+import hashlib
+import marshal
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from attn_exp.api.choices import overrides_of
+from attn_exp.config.aside import hydra_aside
+from attn_exp.config.compose import compose_config, resolved_config
+from attn_exp.config.overrides import override_key
+from attn_exp.config.request import request_from_config
+from attn_exp.core.case import DTYPE_BYTES, E4M3, GIVEN, Case
+from attn_exp.core.errors import UserError, check_name, first_line
+from attn_exp.core.record import Record
+from attn_exp.core.record_file import FILE_NAME, write_record
+from attn_exp.core.request import Request
+from attn_exp.core.text import figures, html_table
+from attn_exp.results.result import Result, result_of
+from attn_exp.results.table import job_line
+from attn_exp.run.gpus import visible_gpus
+
+if TYPE_CHECKING:
+    import torch
+
+# What says how to measure; the tensors say the rest.
+CHOICES = ("stopping", "timer", "l2", "regime", "seed", "compile")
+_NAMES = ("q", "k", "v")
+
+
+@dataclass(frozen=True, repr=False)
+class Timed:
+    """What `attn_exp.time` found.
+
+    Attributes:
+        record: everything that was measured, samples included.
+        result: the same without samples, as those of a sweep.
+    """
+
+    record: Record
+    result: Result
+
+    @property
+    def status(self) -> str:
+        """`ok`, `inaccurate`, `error` or another of `docs/running_sweeps.md`."""
+        return self.record.status
+
+    @property
+    def reason(self) -> str | None:
+        """Why the status is not `ok`, in one sentence; None if it is."""
+        return self.record.reason
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics by pass and name, such as `forward/tflops`; empty unless the status is `ok`."""
+        return self.record.metrics
+
+    def time_us(self, direction: str = "forward") -> float:
+        """Return the median time of a call in microseconds.
+
+        Args:
+            direction: the pass, `forward`, `backward` or `step`.
+
+        Raises:
+            UserError: the status is not `ok`, or the pass was not measured.
+        """
+        if self.status != "ok":
+            raise UserError(f"{self.result.label} has no time, it is {self.status}: {self.reason}")
+        if direction not in self.record.passes:
+            raise UserError(f"{direction} was not measured: add it with passes=[{direction!r}]")
+        return self.record.metrics[f"{direction}/time_us"]
+
+    def __repr__(self) -> str:
+        return f"<{' '.join(job_line(self.result).split())}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"pass": direction} | {name: figures(self.metrics[f"{direction}/{name}"]) for name in _SHOWN}
+            for direction in (self.record.passes if self.status == "ok" else ())
+        ]
+        return html_table(repr(self), rows, total=len(rows))
+
+
+# The median and its 95 % confidence interval.
+_SHOWN = ("time_us", "time_low_us", "time_high_us")
+
+
+def measured(
+    function: "Callable[..., torch.Tensor]",
+    tensors: "tuple[torch.Tensor, ...]",
+    *,
+    causal: bool,
+    align: str,
+    scale: float | None,
+    reference: "Callable[..., torch.Tensor] | None",
+    passes: Sequence[str] | None,
+    name: str | None,
+    sweep: str | None,
+    folder: str | Path,
+    choices: Mapping[str, Any],
+) -> Timed:
+    """Judge and time a function of q, k and v; see `attn_exp.time`."""
+    if reference is not None and (causal or scale is not None):
+        raise UserError("reference= says what is right: leave causal= and scale= out")
+    case = _case(tensors, causal=causal, align=align)
+    label = name or re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
+    check_name("name", label)
+    if passes is None:
+        passes = ("forward", "backward") if any(one.requires_grad for one in tensors) else ("forward",)
+    marks = (_mark(function), scale, _mark(reference))
+    request = _request(case, label, tensors, passes, sweep or "time", choices, marks)
+    # Not before: mistakes are told before seconds of importing.
+    from attn_exp.worker.given import measure_tensors
+
+    try:
+        record = measure_tensors(request, function, tensors, scale=scale, reference=reference)
+    except ValueError as error:
+        raise UserError(f"the reference cannot be used: {first_line(error)}") from error
+    if sweep is None:
+        return Timed(record, result_of(record))
+    place = Path(folder) / sweep / request.job
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        write_record(record, place)
+    except OSError as error:
+        raise UserError(f"cannot write {place} ({error.strerror}): choose another folder=") from error
+    return Timed(record, result_of(record, place / FILE_NAME))
+
+
+def _case(tensors: "tuple[torch.Tensor, ...]", *, causal: bool, align: str) -> Case:
+    """Return the case of q, k and v. Raises UserError if they are not those of one."""
+    import torch
+
+    for name, tensor in zip(_NAMES, tensors, strict=True):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise UserError(f"{name} is a {type(tensor).__name__}: give a torch.Tensor")
+        if tensor.ndim != 4:
+            raise UserError(f"{name} has the shape {tuple(tensor.shape)}: give (batch, heads, length, dim)")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise UserError(f"{name} is on {tensor.device}: tensors on a CPU or an NVIDIA GPU can be timed")
+    q, k, v = tensors
+    dtype = str(q.dtype).removeprefix("torch.")
+    for name, tensor in (("k", k), ("v", v)):
+        if (tensor.dtype, tensor.device) != (q.dtype, q.device):
+            raise UserError(f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: give the same")
+    if dtype not in DTYPE_BYTES or dtype == E4M3:
+        known = ", ".join(one for one in DTYPE_BYTES if one != E4M3)
+        raise UserError(f"the tensors are {dtype}: give one of {known}")
+    if not (k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]):
+        shapes = ", ".join(f"{name} {tuple(one.shape)}" for name, one in zip(_NAMES, tensors, strict=True))
+        raise UserError(f"the shapes do not fit each other: {shapes}")
+    for name, tensor in zip(_NAMES, tensors, strict=True):
+        if not bool(tensor.detach().isfinite().all()):
+            raise UserError(f"{name} has values that are not finite, of which no result is right")
+    return Case(
+        batch=q.shape[0], q_heads=q.shape[1], kv_heads=k.shape[1], q_len=q.shape[2], kv_len=k.shape[2],
+        head_dim=q.shape[3], value_dim=v.shape[3], dtype=dtype, causal=causal, align=align,
+        layout="bshd" if q.transpose(1, 2).is_contiguous() and not q.is_contiguous() else "bhsd",
+    )  # fmt: skip
+
+
+def _mark(function: Any) -> Any:
+    """Return what tells functions of one name apart."""
+    if isinstance(function, functools.partial):
+        return _mark(function.func), repr(function.args), repr(function.keywords)
+    code = getattr(function, "__code__", None)
+    return marshal.dumps(code) if isinstance(code, CodeType) else type(function).__qualname__
+
+
+def _request(
+    case: Case,
+    label: str,
+    tensors: "tuple[torch.Tensor, ...]",
+    passes: Sequence[str],
+    sweep: str,
+    choices: Mapping[str, Any],
+    what: Iterable[Any],
+) -> Request:
+    """Return the request of a job with how to measure from the configuration, and all else from what was given."""
+    device = tensors[0].device.type
+    overrides = overrides_of(choices)
+    for override in overrides:
+        key = override_key(override)
+        if key.partition(".")[0] not in CHOICES:
+            known = ", ".join(CHOICES)
+            raise UserError(f"{key} is not how to measure: the tensors say the case, and the choices are {known}")
+    typed = [*overrides, f"passes=[{','.join(passes)}]", f"device={device}", f"sweep={sweep}"]
+    with hydra_aside():
+        config = resolved_config(compose_config(typed, sweep), typed)
+    plain = request_from_config(config, visible_gpus() if device == "cuda" else [])
+    measuring = replace(plain.measuring, inputs=GIVEN)
+    backend = {"_target_": "attn_exp.workloads.given.GivenFunction", "name": label}
+    strides = [tuple(one.stride()) for one in tensors]
+    identity = hashlib.sha256(repr([asdict(case), asdict(measuring), plain.compile, strides, *what]).encode())
+    return replace(
+        plain, job=f"{label}-{identity.hexdigest()[:10]}", model="given", case=case, backend=backend, source={},
+        measuring=measuring, label=f"{label} {case.label()}", profilers=(), config={"timer": config["timer"]},
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""Measure a function of the user's own on their own tensors, in their own process."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import torch
+
+from attn_exp.attention.autograd import Function
+from attn_exp.attention.inputs import Inputs
+from attn_exp.core.errors import first_line
+from attn_exp.core.record import Record
+from attn_exp.core.request import Request
+from attn_exp.worker.device import Machine
+from attn_exp.worker.measure import measure_given
+from attn_exp.worker.settings import Settings
+from attn_exp.workloads.base import Workload
+from attn_exp.workloads.given import GivenFunction, GivenReference, GivenTensors, Reference, scaled
+
+
+def measure_tensors(
+    request: Request,
+    function: Function,
+    tensors: tuple[torch.Tensor, ...],
+    *,
+    scale: float | None,
+    reference: Callable[..., torch.Tensor] | None,
+) -> Record:
+    """Measure `function` on q, k and v, and return the record.
+
+    Args:
+        request: the job; its case is that of the tensors.
+        function: of q, k and v.
+        tensors: q, k and v, which are only read.
+        scale: the factor of the scores; None for 1 / sqrt(head_dim).
+        reference: what is right; None for attention.
+
+    Raises:
+        ValueError: the reference cannot be used.
+    """
+    case, device = request.case, tensors[0].device
+    generator = torch.Generator(device).manual_seed(request.measuring.seed)
+    shape = (case.batch, case.q_heads, case.q_len, case.value_dim)
+    d_out = torch.randn(shape, generator=generator, device=device, dtype=tensors[0].dtype)
+    q, k, v = tensors
+    given = Inputs(q, k, v, d_out)
+    workload: Workload = GivenTensors(given)
+    if reference is not None:
+        workload = _judged_by(lambda precision: reference, request, given, counted=False)
+    elif scale is not None and scale != case.head_dim**-0.5:
+        workload = _judged_by(scaled(case, scale), request, given, counted=True)
+    with _own_stream(device):
+        machine = _machine(device)
+        try:
+            return measure_given(request, machine, GivenFunction(request.backend["name"], function), workload)
+        finally:
+            machine.settings.restore()
+            # They may take as much memory as the tensors.
+            machine.expected, machine.values = None, {}
+
+
+def _judged_by(right: Reference, request: Request, given: Inputs, *, counted: bool) -> GivenReference:
+    """Return the workload with a reference. Raises ValueError if that cannot be used."""
+    gradients = request.measuring.with_gradients
+    try:
+        return GivenReference(request.case, given, right, with_gradients=gradients, counted=counted)
+    except Exception as error:  # a reference may raise anything
+        raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+def _machine(device: torch.device) -> Machine:
+    """Return the machine of a device with the present settings: they may have been changed since it was opened."""
+    machine = _opened(device)
+    machine.settings, machine.guard = Settings.now(), None
+    return machine
+
+
+@cache
+def _opened(device: torch.device) -> Machine:
+    """Return the machine of a device, which measures its ceilings once in a process."""
+    return Machine.open(device.type)
+
+
+@contextlib.contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """Run on a stream of its own, as `Machine.open` sets one, and leave the program on the one that it had."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        present = torch.cuda.current_stream()
+        # What the program has enqueued writes the tensors, or takes time from what is measured.
+        torch.cuda.synchronize()
+        # CUDA graphs cannot be captured on the default stream.
+        torch.cuda.set_stream(torch.cuda.Stream())
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize()
+            torch.cuda.set_stream(present)
