@@ -49,7 +49,7 @@ LEAST_NORMAL = 16.0
 # A row of zeros is off by 1 of its norm. Of means of equal weights, some are smaller than others.
 LEAST_LOST, _SMALLEST_MEAN = 0.5, 0.3
 # Unit roundoff of float32, in which every backend sums.
-_ROUNDOFF = 2.0**-24
+ROUNDOFF = 2.0**-24
 _IN_16_BITS = ("bfloat16", "float16")
 
 
@@ -166,7 +166,7 @@ def summed_otherwise(case: Case) -> float:
     out. Source of the bound: Higham and Mary, SIAM J. Sci. Comput. 41 (2019), A2815.
     """
     terms = case.head_dim + case.kv_len + case.q_len * (case.q_heads // case.kv_heads)
-    return _ROUNDOFF * float(terms**0.5)
+    return ROUNDOFF * float(terms**0.5)
 
 
 def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:

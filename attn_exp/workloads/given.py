@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from attn_exp.attention.autograd import Function, autograd_backward
+from attn_exp.attention.error import tensor_error
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import reference_attention
-from attn_exp.attention.tolerance import bounds
+from attn_exp.attention.tolerance import FACTOR, ROUNDOFF, WORST_ROW_FACTOR, bounds
 from attn_exp.backends.base import Backend, Calls, calls_of
 from attn_exp.core.case import GIVEN, NORMAL, PASSES, Case
 from attn_exp.core.record import Work
@@ -102,7 +103,9 @@ class GivenReference:
             self._outcome(own, precision, with_gradients=with_gradients)
             for precision in (given.d_out.dtype, torch.float32, torch.float64)
         )
-        self._tolerances = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
+        nudged = self._outcome(_nudged(own), torch.float64, with_gradients=with_gradients)
+        plain = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
+        self._tolerances = {name: _with_condition(plain[name], nudged[name], exact[name], case) for name in exact}
 
     def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool, kind: str = NORMAL) -> Operands:
         """Return copies of the tensors with their strides."""
@@ -140,6 +143,27 @@ class GivenReference:
         if with_gradients:
             tensors |= dict(zip(inputs.gradient_names, autograd_backward(computing, out)(), strict=True))
         return tensors
+
+
+def _nudged(inputs: Operands) -> Operands:
+    """Return the inputs in float64, each number changed by up to one roundoff of float32."""
+    generator = torch.Generator(inputs.d_out.device).manual_seed(0)
+    precise = inputs.to(torch.float64)
+    with torch.no_grad():
+        for tensor in precise.operands:
+            noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device=tensor.device)
+            tensor.mul_(1 + (2 * noise - 1) * ROUNDOFF)
+    return precise
+
+
+def _with_condition(bound: Tolerance, nudged: torch.Tensor, exact: torch.Tensor, case: Case) -> Tolerance:
+    """Return a bound with room for how a reference amplifies roundings: large scores are rounded by more.
+
+    A score is a sum of head_dim products, each of which is rounded.
+    """
+    found = tensor_error(nudged, exact).relative or 0.0
+    room = FACTOR * case.head_dim**0.5 * found
+    return Tolerance(bound.relative + room, bound.worst_row + WORST_ROW_FACTOR / FACTOR * room)
 
 
 def scaled(case: Case, scale: float) -> Reference:
