@@ -10,7 +10,9 @@ import sweeps
 
 from attn_exp import compare
 from attn_exp.plots.all import charts
+from attn_exp.plots.process import done
 from attn_exp.plots.style import available
+from attn_exp.plots.task import Done, Task
 from attn_exp.results.read import read_folder
 from attn_exp.run import closing, drawing
 from attn_exp.run.drawing import Drawing, drawing_for
@@ -27,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drawn(folder: Path, processes: Drawing) -> tuple[list[Path], list[str]]:
     said: list[str] = []
+    closing.begin_plots(folder, processes)
     sweep = read_folder(folder)
     plots, _ = closing.plots_and_curves(sweep, closing.ranked_rivals(sweep, said.append), said.append, processes)
     return plots, said
@@ -71,6 +74,17 @@ def test_a_process_that_ends_costs_the_plots_and_nothing_else(folder: Path) -> N
     assert plots == [] and said == ["no plots: a process that draws them ended, or took too long"]
 
 
+def test_no_process_draws_through_a_link(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "s").symlink_to(folder)
+    (tmp_path / "plots").symlink_to(folder)
+    asked = Drawing(1)
+    asked.begin = lambda *_: pytest.fail("asked")  # type: ignore[method-assign,assignment]
+    closing.begin_plots(tmp_path, asked)
+    sweep, said = replace(read_folder(folder), place=str(tmp_path)), list[str]()
+    plots, _ = closing.plots_and_curves(sweep, closing.ranked_rivals(sweep, said.append), said.append, asked)
+    assert plots == [] and len(said) == 1 and "nothing is written through one" in said[0]
+
+
 def test_what_a_process_cannot_draw_is_said(tmp_path: Path) -> None:
     processes = Drawing(1)
     processes.start()
@@ -87,3 +101,9 @@ def test_nothing_is_started_beside_a_measurement_of_the_cpu(monkeypatch: pytest.
     assert beside is not None and beside._parts == 4
     monkeypatch.setattr(drawing, "allowed_cpus", lambda: range(2))
     assert drawing_for("cuda") is None
+
+
+def test_a_single_job_needs_no_plot(tmp_path: Path) -> None:
+    alone = sweeps.write(tmp_path / "s", [sweeps.job("math")])
+    assert done(Task(sweep=str(alone), into=str(tmp_path / "plots"), limit_s=9.0), 0, 1) == Done()
+    assert not (tmp_path / "plots").exists()

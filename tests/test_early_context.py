@@ -4,6 +4,7 @@ import ctypes
 import io
 import json
 import os
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -63,6 +64,24 @@ def test_a_driver_that_cannot_be_initialised_is_asked_nothing_more(driver):
     driver.code = 100
     create_context(ON_GPU)
     assert driver.asked == ["init"]
+
+
+def test_the_driver_is_not_asked_before_torch_s_libraries_are_loaded(monkeypatch, tmp_path):
+    (tmp_path / REQUEST_NAME).write_bytes(msgspec.yaml.encode(ON_GPU))
+    asked, loaded = threading.Event(), "a module that is imported later"
+    monkeypatch.setattr(early_context, "create_context", lambda request: asked.set())
+    monkeypatch.setattr(early_context, "_BEHIND_LIBRARIES", loaded)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{json.dumps(str(tmp_path))}\n"))
+    assert len(list(lines_of_input())) == 1
+    assert not asked.wait(0.05)
+    monkeypatch.setitem(sys.modules, loaded, sys)
+    assert asked.wait(20)
+
+
+def test_the_awaited_module_comes_behind_torch_s_libraries():
+    code = "import sys, torch; all_ = list(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+    assert early_context._BEHIND_LIBRARIES == "torch.overrides"
 
 
 def test_all_lines_arrive_whatever_the_first_one_leads_to(monkeypatch, tmp_path):

@@ -16,14 +16,17 @@ from attn_exp.compare.choice import Choice
 from attn_exp.core.errors import first_line
 from attn_exp.core.process import die_with_parent
 from attn_exp.plots.all import import_drawing, write_charts
-from attn_exp.plots.task import Done, Task
+from attn_exp.plots.task import FEWEST, Done, Task
 from attn_exp.results.read import read_folder
 
 
 def done(task: Task, part: int, parts: int) -> Done:
     """Draw one part of a task."""
     try:
-        comparison = compare_read(Choice(), [read_folder(Path(task.sweep))])
+        sweep = read_folder(Path(task.sweep))
+        if sum(result.status == "ok" for result in sweep.results) < FEWEST:
+            return Done()
+        comparison = compare_read(Choice(), [sweep])
         written = write_charts(comparison, Path(task.into), limit_s=task.limit_s, part=part, parts=parts)
     except Exception as error:  # libraries that draw may raise anything, and nothing here ends a sweep
         return Done(mistake=first_line(error))

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# A single job needs no plot, and is no rival.
+FEWEST = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:

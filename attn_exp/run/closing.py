@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import first_line
 from attn_exp.core.files import read_whole, unlinked, write_whole
+from attn_exp.plots.task import FEWEST
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
 from attn_exp.run.drawing import Drawing
@@ -21,8 +22,6 @@ FOLDER = "plots"
 REPORT = "report.html"
 # No further plot is started after so long: nobody should have to wait for plots that they did not ask for.
 LIMIT_S = 2.5
-# A single job needs no plot, and is no rival.
-FEWEST = 2
 _LONGEST = 300
 # Rows of the report: writing many thousands takes seconds, and `attn-exp compare` writes them when they are wanted.
 _ROWS = 1000
@@ -45,24 +44,28 @@ def ranked_rivals(sweep: Sweep, say: Callable[[str], None]) -> "Rivals | None":
         return None
 
 
+def begin_plots(folder: Path, drawing: Drawing) -> None:
+    """Have a sweep's plots drawn, unless its folder for them is a link, which `plots_and_curves` says."""
+    if not (folder / FOLDER).is_symlink():
+        drawing.begin(folder, folder / FOLDER, LIMIT_S)
+
+
 def plots_and_curves(
     sweep: Sweep, rivals: "Rivals | None", say: Callable[[str], None], drawing: Drawing | None = None
 ) -> tuple[list[Path], Sequence[Curve]]:
     """Draw the plots of ranked backends into their sweep's folder and return them with its curves.
 
-    Processes of their own draw if there are some, else this one does.
+    If processes of their own were asked to draw, by `begin_plots`, they are waited for, else this one draws.
     """
     if rivals is None:
         return [], []
     plots, drawn, into = list[Path](), list[Curve](), Path(sweep.place) / FOLDER
     try:
-        if drawing is not None:
-            drawing.begin(Path(sweep.place), unlinked(into), LIMIT_S)
         from attn_exp.plots.curves import curves
 
         drawn = curves(sweep.results)
         if drawing is not None:
-            plots = drawing.files(into)
+            plots = drawing.files(unlinked(into))
         else:
             from attn_exp.plots.all import write_charts
 

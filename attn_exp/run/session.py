@@ -21,12 +21,13 @@ from attn_exp.core.redaction import redacted
 from attn_exp.core.request import Request
 from attn_exp.core.text import coloured_table, filled, terminal_width
 from attn_exp.core.ticker import Ticker
+from attn_exp.plots.task import FEWEST
 from attn_exp.results.formats import FORMATS, rendered
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, user_path
 from attn_exp.results.table import check_columns, write_tables
-from attn_exp.run.closing import FEWEST, plots_and_curves, ranked_rivals, write_pages, write_report
+from attn_exp.run.closing import begin_plots, plots_and_curves, ranked_rivals, write_pages, write_report
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.drawing import Drawing, drawing_for
 from attn_exp.run.gpus import visible_gpus
@@ -269,6 +270,8 @@ class Session:
 
     def _finish(self, status: EndStatus, context: SweepContext) -> None:
         folder, tracker = context.folder, context.tracker
+        if self._drawing is not None and status == "FINISHED":
+            begin_plots(folder, self._drawing)
         self.progress.doing("reading the records")
         sweep = read_folder(folder, may_be_empty=True)
         results = sweep.results

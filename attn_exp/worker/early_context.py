@@ -1,7 +1,7 @@
 """Create the CUDA context of the first job's GPU while torch is being imported.
 
-Both take seconds on a GPU host: the import runs Python, and the driver does its part without Python's lock. The context
-is the device's primary one, which the CUDA runtime, and so PyTorch, uses as well.
+The import runs Python for a second, and the driver does its part without Python's lock. The context is the device's
+primary one, which the CUDA runtime, and so PyTorch, uses as well.
 """
 
 import ctypes
@@ -10,6 +10,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from typing import Any
 from attn_exp.core.request import Request, read_requests
 
 _DRIVER = "libcuda.so.1"
+# The driver loads libraries too: not while PyTorch's are, so that neither can wait for a lock that the other holds.
+# This module is imported behind them.
+_BEHIND_LIBRARIES, _POLL_S = "torch.overrides", 0.005
 
 
 def lines_of_input() -> Iterator[str]:
@@ -41,6 +45,8 @@ def _lines(first: "queue.SimpleQueue[str]") -> Iterator[str]:
 
 
 def _prepare(line: str) -> None:
+    while _BEHIND_LIBRARIES not in sys.modules:
+        time.sleep(_POLL_S)
     try:
         create_context(read_requests(Path(json.loads(line)))[0][0])
     except Exception:  # whatever is wrong with a job or a driver is said where the job is measured
