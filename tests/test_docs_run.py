@@ -119,7 +119,7 @@ def test_every_command_is_run_or_has_a_reason():
     run = ("backends", "compare", "duel", "explain", "log", "run")
     for words in WORDS:
         known = words[:3] == ("python", "-m", "attn_exp") or (words[0] == "attn-exp" and words[1] in run)
-        assert known or words[:2] == ("python", "examples/notebook.py") or reasons(words), words
+        assert known or reasons(words), words
     for fragment, reason in NOT_RUN.items():
         assert any(fragment in " ".join(words) for words in WORDS), f"no command has {fragment}"
         for name in re.findall(r"tests/[\w/.]+", reason):

@@ -66,11 +66,37 @@ def test_records_in_plain_python(home):
     assert all(float(row["time_us"]) == pytest.approx(float(row["median_of_samples_us"])) for row in rows)
 
 
-def test_the_notebook(home):
-    pytest.importorskip("pandas")
-    shutil.copytree(home / "multirun" / "from_python", home / "multirun" / "again")
-    output = ran([sys.executable, EXAMPLES / "notebook.py", "from_python", "again"], home)
-    assert "math" in output and "verdict" in output
+# Runs a notebook's cells in order, and says how each one's last value would be shown.
+_CELLS = """
+import ast, json, sys
+space = {"__name__": "__main__"}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        *body, last = ast.parse("".join(cell["source"])).body
+        if not isinstance(last, ast.Expr):
+            body, last = [*body, last], None
+        exec(compile(ast.Module(body, []), "cell", "exec"), space)
+        value = eval(compile(ast.Expression(last.value), "cell", "eval"), space) if last else None
+        forms = [form for form in ("_repr_html_", "_repr_svg_") if hasattr(value, form) and getattr(value, form)()]
+        print("shown:", type(value).__name__, *forms, repr(value) if isinstance(value, tuple) else "")
+"""
+
+
+def test_the_notebook_s_cells_run_in_order(tmp_path):
+    output = ran([sys.executable, "-c", _CELLS, EXAMPLES / "notebook.ipynb"], tmp_path)
+    shown = [line.split(maxsplit=3)[1:] for line in output.splitlines() if line.startswith("shown: ")]
+    assert [one[:2] for one in shown] == [
+        ["NoneType"], ["Sweep", "_repr_html_"], ["NoneType"], ["Chart", "_repr_svg_"], ["DataFrame", "_repr_html_"],
+        ["PosixPath"], ["Timed", "_repr_html_"], ["tuple", "('inaccurate',"],
+    ]  # fmt: skip
+    assert (tmp_path / "report.html").is_file() and (tmp_path / "multirun" / "notebook").is_dir()
+
+
+def test_the_notebook_was_run_and_none_of_its_cells_failed():
+    cells = [c for c in json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"] if c["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
+    assert set(kinds) == {"execute_result", "stream"} and len(kinds) >= len(cells) - 1
 
 
 def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
