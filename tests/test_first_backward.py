@@ -1,32 +1,53 @@
 """First backwards of new forwards against the repeated one that is timed."""
 
 import random
+import threading
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fakes import FakeGpu, make_request
 
+from attn_exp.core.judged import Judged
 from attn_exp.core.record import FirstBackward, PassRecord
 from attn_exp.worker import first_backward
 from attn_exp.worker.attempt import Attempt, Stopped
+from attn_exp.worker.cpu_time import CpuTimes
 from attn_exp.worker.device import Machine
 from attn_exp.worker.first_backward import check_first_backward
 
-FRESH = SimpleNamespace(state="the timed forward's", set_forward=lambda state: None, renew_gradient=lambda: None)
+FRESH = SimpleNamespace(state="any", set_forward=lambda state: None, renew=lambda: None, renew_gradient=lambda: None)
 
 
-def checked(first_us, repeated_us, host_us=0.0):
+def judge_of(first, forward=lambda: None, cpu=None):
+    """A judge whose new forwards and first backwards are these calls, and who writes down what it looks at."""
+    looked = []
+
+    def look(gradients, out):
+        looked.append(out)
+        return len(looked)
+
+    passes = {"backward": SimpleNamespace(cpu=cpu)}
+    return SimpleNamespace(
+        fresh=FRESH, passes=passes, looked=looked, look=look, forward=forward, backward_of=lambda out: first
+    )
+
+
+def checked(first_us, repeated_us, host_us=0.0, overwritten=False):
     """What is recorded of calls of so many microseconds on a fake GPU, whose host needs `host_us` to make one."""
     attempt, gpu = Attempt(make_request("fakes.Honest", passes=("forward", "backward"))), FakeGpu()
     attempt.passes["backward"] = PassRecord()
+    attempt.judged.append(Judged(call="hard", passes=("backward",), inputs="hard values", overwritten=overwritten))
 
     def call(us):
         return lambda: gpu.call(us(), host_us=host_us)()
 
-    judge = SimpleNamespace(fresh=FRESH, new_backward=lambda: call(first_us))
+    judge = judge_of(call(first_us), call(lambda: 1000.0))
     try:
-        check_first_backward(attempt, Machine("cpu", gpu=gpu), judge, call(repeated_us))
+        told = check_first_backward(attempt, Machine("cpu", gpu=gpu), judge, {"backward": call(repeated_us)})
+        attempt.notes = dict.fromkeys(told.values(), 1.0)
     except Stopped as stopped:
         attempt.status, attempt.reason = stopped.status, stopped.reason
     return attempt, attempt.passes["backward"].first_backward
@@ -59,6 +80,53 @@ def test_noise_is_no_difference():
             assert attempt.status == "ok"
 
 
+def test_other_forwards_lie_between_unless_the_output_is_overwritten():
+    after = {"that of a new forward, after 10 other forwards,", "the one that was timed, after 11 other forwards,"}
+    assert set(checked(lambda: 200.0, lambda: 200.0)[0].notes) == after | {
+        "that of a new forward",
+        "the one that was timed",
+    }
+    assert set(checked(lambda: 200.0, lambda: 200.0, overwritten=True)[0].notes) == {"that of a new forward"}
+
+
+@pytest.mark.parametrize("profilers", [(), ({"name": "torch"},)])
+def test_a_long_call_on_a_cpu_is_compared_with_the_timed_calls_and_not_repeated(profilers):
+    attempt = Attempt(replace(make_request("fakes.Honest", passes=("forward", "backward")), profilers=profilers))
+    attempt.passes["backward"] = PassRecord()
+    judge = judge_of(lambda: None, cpu=CpuTimes([30_000.0, 40_000.0, 50_000.0]))
+    judge.backward = lambda: "another"
+    calls = {"backward": lambda: pytest.fail("it is repeated")}
+    check_first_backward(attempt, Machine("cpu"), judge, calls)
+    found = attempt.passes["backward"].first_backward
+    assert (found.calls, found.repeated_us) == (1, 40_000.0) and found.first_us < 30_000.0
+    # It is freed before the new forward; a profiler needs one.
+    assert calls == ({"backward": "another"} if profilers else {})
+
+
+def test_cpu_time_is_that_of_all_threads_and_not_of_waiting():
+    times = CpuTimes()
+    for work in (lambda: time.sleep(0.05), lambda: spin(0.02), lambda: in_a_thread(lambda: spin(0.02))):
+        times.begin()
+        work()
+        times.end()
+    slept, spun, elsewhere = times.times_us
+    assert slept < 10_000 and min(spun, elsewhere) >= 20_000
+    assert CpuTimes([3.0]).quartile_us(1) is None
+    assert [CpuTimes([1.0, 2.0, 3.0]).quartile_us(quarter) for quarter in (1, 3)] == [1.0, 3.0]
+
+
+def spin(seconds):
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        pass
+
+
+def in_a_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(torch.OutOfMemoryError("CUDA out of memory"), "ok"), (RuntimeError("no more"), "error")]
 )
@@ -68,8 +136,8 @@ def test_without_memory_for_a_second_graph_nothing_is_compared_and_the_record_sa
 
     attempt, machine = Attempt(make_request("fakes.Honest", passes=("forward", "backward"))), Machine("cpu")
     attempt.passes["backward"] = PassRecord()
-    judge = SimpleNamespace(fresh=FRESH, new_backward=fails)
-    attempt.run(lambda: check_first_backward(attempt, machine, judge, lambda: None))
+    judge = judge_of(lambda: None, forward=fails)
+    attempt.run(lambda: check_first_backward(attempt, machine, judge, {"backward": lambda: None}) and None)
     assert attempt.status == status
     assert attempt.passes["backward"].first_backward == (FirstBackward(calls=0) if status == "ok" else None)
 

@@ -14,6 +14,7 @@ from fakes import CASE
 from attn_exp.attention.call_sums import Summing
 from attn_exp.attention.expected import expected
 from attn_exp.attention.fresh_inputs import FreshInputs, State, flip_signs, rows_of
+from attn_exp.attention.head_sums import LEAST_KEYS, fewest_keys
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.probe import Probe, allowed_error, draw_places, probe_errors, usual_size
 from attn_exp.attention.reference import reference
@@ -159,13 +160,16 @@ def test_sums_of_gradients_tell_those_that_were_kept_and_follow_the_signs_of_cha
     relative, summing = {name: bounds.relative for name, bounds in whole.items()}, Summing(case, read, {})
     dice = random.Random(4)
     _, *kept = reference(case, seeded, with_gradients=True).values()
+    with_sums_of_weights = case.value_dim >= 16 and fewest_keys(case) >= LEAST_KEYS
     for index in range(10):
         fresh.renew()
         fresh.renew_gradient()
         # Few patterns of rows cancel now and then.
         while not fresh.state.signs[rows_of("d_out")]:
             fresh.renew_gradient()
-        _, dq, dk, dv = reference(case, read, with_gradients=True).values()
+        out, dq, dk, dv = reference(case, read, with_gradients=True).values()
+        # Its sums are right.
+        level = dv.mean(2, keepdim=True).expand(dv.shape)
         turned = kept[2].clone()
         flip_signs(turned, fresh.state.signs["d_out"])
         batch = dice.randrange(case.batch)
@@ -176,8 +180,9 @@ def test_sums_of_gradients_tell_those_that_were_kept_and_follow_the_signs_of_cha
             ((dq, torch.zeros_like(dk), dv), "dkT k is not qT dq"),
             ((dq, dk.flip(2), dv), "dkT k is not qT dq"),
             ((dq.flip(2), dk, dv), "dkT k is not qT dq"),
+            ((dq, dk, level), "dvT v is not d_outT out" if with_sums_of_weights else None),
         ):
-            wrong = summing.wrong([summing.taken(batch, index, gradients)], relative)
+            wrong = summing.wrong([summing.taken(batch, index, gradients, out)], relative)
             assert (wrong is None) == (said is None), wrong
             if said:
                 assert wrong[0] == index and wrong[1].startswith(f"{said} in head ")
@@ -204,7 +209,7 @@ class LosesDkNowAndThen(Plain):
 
 
 def test_calls_whose_dk_alone_is_wrong_are_found_where_all_are_probed(monkeypatch):
-    monkeypatch.setattr("attn_exp.worker.judge._PROBES", 10_000)
+    monkeypatch.setattr("attn_exp.worker.looks._SUMS", 10_000)
     entry = Entry("", f"{__name__}.LosesDkNowAndThen", "", ("inaccurate",), None)
     found, _ = outcome(entry, shared_machine())
     assert found.status == "inaccurate"

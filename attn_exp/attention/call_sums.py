@@ -1,7 +1,7 @@
 """Sums of one timed backward, taken at once from what it read and returned: they need no reference.
 
-They are those of attn_exp/attention/head_sums.py: dv of all keys sums to d_out, and qT dq is dkT k. Of the latter,
-products with a few random vectors are compared, which cost as much as reading the tensors.
+They are those of attn_exp/attention/head_sums.py: dv of all keys sums to d_out, qT dq is dkT k, and dvT v is d_outT
+out. Of the latter two, products with a few random vectors are compared, which cost as much as reading the tensors.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.head_sums import LEAST_KEYS, LEAST_SUM, allowed_sum, fewest_keys
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, Scales
 from attn_exp.attention.probe import allowed_error
 from attn_exp.attention.sampling import fresh_dice
 from attn_exp.core.case import NORMAL, Case
@@ -33,12 +33,14 @@ class CallSums:
         of_values: of dv over all keys, and of d_out over all queries that see a key, (2, kv_heads, value_dim) in
             float32.
         of_scores: qT dq and dkT k times the vectors, (2, kv_heads, head_dim, vectors); None if they are not compared.
+        of_weights: d_outT out and dvT v times the vectors, (2, kv_heads, value_dim, vectors); None if they are not.
     """
 
     batch: int
     index: int
     of_values: torch.Tensor
     of_scores: torch.Tensor | None
+    of_weights: torch.Tensor | None = None
 
 
 class Summing:
@@ -57,23 +59,40 @@ class Summing:
         first, last = seen_keys(case, rows)
         self._seeing = rows[first <= last].to(device) if case.keyless else None
         self._vectors: torch.Tensor | None = None
+        self._of_values: torch.Tensor | None = None
         # Rounding is as large as sums of hard values, and as what cancels where keys are few.
-        if inputs.kind == NORMAL and case.head_dim >= _LEAST_DIM and fewest_keys(case) >= LEAST_KEYS:
-            signs = torch.randint(2, (case.head_dim, _VECTORS), generator=fresh_dice()) * 2 - 1
-            self._vectors = _numbers(signs.to(device, inputs.q_bhsd.dtype))
+        if inputs.kind == NORMAL and fewest_keys(case) >= LEAST_KEYS:
+            if case.head_dim >= _LEAST_DIM:
+                self._vectors = _signs(case.head_dim, inputs.q_bhsd)
+            if case.value_dim >= _LEAST_DIM:
+                self._of_values = _signs(case.value_dim, inputs.v_bhsd)
 
     @torch.no_grad()
-    def taken(self, batch: int, index: int, gradients: Sequence[torch.Tensor]) -> CallSums:
-        """Return the sums of a row of the batch of dq, dk and dv, as the inputs are now; nothing waits for them."""
+    def taken(
+        self, batch: int, index: int, gradients: Sequence[torch.Tensor], out: torch.Tensor | None = None
+    ) -> CallSums:
+        """Return the sums of a row of the batch of dq, dk and dv, as the inputs are now; nothing waits for them.
+
+        Args:
+            batch: the row of the batch.
+            index: which call of its pass it was.
+            gradients: dq, dk and dv.
+            out: the output whose backward it is, None where it is not known.
+        """
         dq, dk, dv = (torch.Tensor.detach(one)[batch] for one in gradients)
-        q, k = (one.detach()[batch] for one in (self._inputs.q_bhsd, self._inputs.k_bhsd))
-        d_out = self._inputs.d_out_bhsd[batch]
-        d_out = d_out if self._seeing is None else d_out[:, self._seeing]
+        q, k, v = (one.detach()[batch] for one in self._inputs.qkv)
+        every = self._inputs.d_out_bhsd[batch]
+        d_out = every if self._seeing is None else every[:, self._seeing]
         of_values = torch.stack([_sum(dv), self._of_groups(_sum(d_out))])
-        if self._vectors is None:
-            return CallSums(batch, index, of_values, None)
-        sides = (self._of_groups(_product(q, dq, self._vectors)), _product(dk, k, self._vectors))
-        return CallSums(batch, index, of_values, torch.stack(sides))
+        of_scores = of_weights = None
+        if self._vectors is not None:
+            sides = (self._of_groups(_product(q, dq, self._vectors)), _product(dk, k, self._vectors))
+            of_scores = torch.stack(sides)
+        if self._of_values is not None and out is not None:
+            made = torch.Tensor.detach(out)[batch]
+            sides = (self._of_groups(_product(every, made, self._of_values)), _product(dv, v, self._of_values))
+            of_weights = torch.stack(sides)
+        return CallSums(batch, index, of_values, of_scores, of_weights)
 
     @torch.no_grad()
     def wrong(self, several: Sequence[CallSums], relative: Mapping[str, float]) -> tuple[int, str] | None:
@@ -81,28 +100,27 @@ class Summing:
 
         Args:
             several: the sums of calls.
-            relative: the tolerances of `dq`, `dk` and `dv`.
+            relative: the tolerances of `dq`, `dk` and `dv`, and of `out`.
         """
         if not several:
             return None
-        scales = self._inputs.scales
-        of_d_out = 1.0 if scales is None else scales.d_out
+        scales = self._inputs.scales or Scales(1.0, 1.0, 1.0, 1.0)
+        made = {name: self._scales.get(name, 1.0) for name in ("out", "dq", "dk", "dv")}
         sums = torch.stack([one.of_values for one in several], 1)
-        of_dv, wanted = sums[0] * self._scales.get("dv", 1.0), sums[1] * of_d_out
-        size = torch.stack([self._size(one.batch) for one in several]) * (LEAST_SUM * of_d_out)
+        of_dv, wanted = sums[0] * made["dv"], sums[1] * scales.d_out
+        size = torch.stack([self._size(one.batch) for one in several]) * (LEAST_SUM * scales.d_out)
         errors = [(of_dv - wanted).norm(dim=-1) / wanted.norm(dim=-1).maximum(size).clamp(min=_TINY)]
         said, allowed = ["dv of all keys does not sum to d_out"], [allowed_error(relative["dv"])]
-        if self._vectors is not None:
-            sides = torch.stack([one.of_scores for one in several if one.of_scores is not None], 1).flatten(3)
-            by_name = [
-                (scales.q if scales else 1.0) * self._scales.get("dq", 1.0),
-                (scales.k if scales else 1.0) * self._scales.get("dk", 1.0),
-            ]
-            of_queries, of_keys = (side.float() * factor for side, factor in zip(sides, by_name, strict=True))
-            larger = of_queries.norm(dim=-1).maximum(of_keys.norm(dim=-1)).clamp(min=_TINY)
-            errors.append((of_queries - of_keys).norm(dim=-1) / larger)
+        of_scores = [one.of_scores for one in several if one.of_scores is not None]
+        if len(of_scores) == len(several):
+            errors.append(_apart(of_scores, scales.q * made["dq"], scales.k * made["dk"]))
             said.append("dkT k is not qT dq")
             allowed.append(allowed_sum(max(relative["dk"], relative["dq"])))
+        of_weights = [one.of_weights for one in several if one.of_weights is not None]
+        if len(of_weights) == len(several):
+            errors.append(_apart(of_weights, scales.d_out * made["out"], scales.v * made["dv"]))
+            said.append("dvT v is not d_outT out")
+            allowed.append(allowed_sum(max(relative["dv"], relative["out"])))
         worst, heads = torch.stack(errors).nan_to_num(math.inf, math.inf).max(-1)
         for what, most, of_calls, of_heads in zip(said, allowed, worst.tolist(), heads.tolist(), strict=True):
             for one, error, head in zip(several, of_calls, of_heads, strict=True):
@@ -123,6 +141,21 @@ class Summing:
         d_out = self._inputs.d_out_bhsd[batch]
         of_heads = torch.linalg.vector_norm(_wide(d_out), dim=(1, 2), dtype=torch.float32)
         return self._of_groups(of_heads.square()).sqrt()
+
+
+def _apart(several: Sequence[torch.Tensor], of_one: float, of_other: float) -> torch.Tensor:
+    """Return how far both sides of sums are apart, times a factor each, relative to the larger one: (calls, heads)."""
+    sides = torch.stack(list(several), 1).flatten(3).float()
+    one, other = sides[0] * of_one, sides[1] * of_other
+    larger = one.norm(dim=-1).maximum(other.norm(dim=-1)).clamp(min=_TINY)
+    off: torch.Tensor = (one - other).norm(dim=-1) / larger
+    return off
+
+
+def _signs(length: int, like: torch.Tensor) -> torch.Tensor:
+    """Return random vectors of signs, (length, vectors), in the numbers that products with a tensor are made in."""
+    signs = torch.randint(2, (length, _VECTORS), generator=fresh_dice()) * 2 - 1
+    return _numbers(signs.to(like.device, like.dtype))
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

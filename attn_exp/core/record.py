@@ -87,8 +87,8 @@ class FirstBackward:
     """Backwards that were each the first one of a new forward, and the repeated one that was timed, in turn.
 
     Attributes:
-        first_us: the median time of the first ones in microseconds, by the device's plain timer.
-        repeated_us: that of the repeated one.
+        first_us: the median time of the first ones in microseconds: between events, on a CPU the CPU time.
+        repeated_us: that of the repeated one, or of the timed calls where it was not repeated.
         calls: how many calls of each; 0 where the memory did not hold a second graph, so that nothing was compared.
     """
 

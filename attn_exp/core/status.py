@@ -75,10 +75,18 @@ STATUSES: dict[Status, StatusInfo] = {
     "implausible": StatusInfo(
         "faster than this machine can be, timed without a part of its work, or with a clock that was replaced",
         final=True,
-        set_by=("worker/limits.py", "worker/kernels.py", "worker/first_backward.py", "worker/guard.py"),
+        set_by=(
+            "worker/limits.py",
+            "worker/kernels.py",
+            "worker/first_backward.py",
+            "worker/forwards.py",
+            "worker/threads.py",
+            "worker/guard.py",
+        ),
         why="the time is below what the GPU's datasheet, 1.5 times the machine's matrix product, or the call's own "
-        "kernels allow, the call's stream does not wait for all of its work, a repeated backward does less than the "
-        "first one of a forward, or the backend replaced a clock or a function that judges it",
+        "kernels allow, the call's stream does not wait for all of its work, threads compute beside PyTorch's or after "
+        "a call, a repeated backward does less than the first one of a forward, a timed forward less than a later "
+        "one, or the backend replaced a clock or a function that judges it",
     ),
     "out_of_memory": StatusInfo(
         "the case does not fit",

@@ -1,35 +1,36 @@
-"""Compare the first backward of new forwards with the repeated ones that are timed.
+"""Compare the first backward of new forwards with the repeated ones that are timed, and look at their gradients.
 
-A training step makes one backward of each forward; a benchmark repeats that of one forward, whose graph may keep what
-the first one computed. So after the timing of a backward a few more are timed by the device's plain timer: of a new
-forward with other inputs, made and called, and the repeated one beside it.
+A training step makes one backward of each forward, and in a model of several layers other forwards lie between the two.
+A benchmark repeats the backward of one forward, whose graph may keep what the first one computed. So after the timing
+of a backward a few more are timed: of a new forward with other inputs, made and called, and the repeated one beside it.
 """
 
 import random
 import statistics
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from attn_exp.core.record import FirstBackward, PassRecord
+from attn_exp.core.record import FirstBackward
 from attn_exp.core.text import figures
-from attn_exp.timers import make_timer
-from attn_exp.timers.timed_call import Call, TimedCall
+from attn_exp.timers.timed_call import Call
 from attn_exp.worker.attempt import Attempt, Stopped, status_of
 from attn_exp.worker.device import Machine
+from attn_exp.worker.forwards import check_forwards
 from attn_exp.worker.judge import Judge
+from attn_exp.worker.one_call import OneCall
 
 # A first call is longer if it takes more than a repeated one by so much: a factor, and microseconds by device.
 _LONGER, _MARGIN_US = 1.1, {"cuda": 3.0, "cpu": 20.0}
 # A round is enough for calls of this length by device, two for shorter ones. If first calls seem longer, so many follow
 # that it is no accident: of 24 x 24 pairs 92 % are five standard deviations from a half (Mann and Whitney's test).
 _LONG_US, _ENOUGH, _MOST, _SHARE = {"cuda": 10_000.0, "cpu": 20_000.0}, 2, 24, 0.92
-# The stream is held until the host has enqueued a call.
-_HOLD_US, _LONGEST_HOLD_US, _HOLD_FACTOR = 1_000.0, 20_000.0, 1.5
+# Other forwards between the first new one and its backward: at least two, and as many more as take so long.
+_LEAST_BETWEEN, _MOST_BETWEEN, _BETWEEN_US = 2, 16, 10_000.0
 
 
-def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, repeated: Call) -> None:
-    """Time first and repeated backwards in turn, and record their medians.
+def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, calls: dict[str, Call]) -> dict[int, str]:
+    """Time first and repeated backwards in turn, look at their gradients, and record their medians.
 
     Where the memory does not hold a second graph nothing is compared, and the record says so.
 
@@ -37,87 +38,151 @@ def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, repea
         attempt: the job.
         machine: where it runs.
         judge: changes the inputs and makes new forwards.
-        repeated: the backward that was timed.
+        calls: has the backward that was timed, and then that or another one, or none if no profiler needs it.
+
+    Returns:
+        What each backward that was looked at is, by the number that the judge gave it.
 
     Raises:
-        Stopped: first backwards take longer than repeated ones.
+        Stopped: first backwards take longer than repeated ones, or forwards longer than those that were timed.
     """
-    clock, dice = _Clock(attempt, machine, judge), random.SystemRandom()
-    of_first, of_repeated = list[float](), list[float]()
-    beside, measured = judge.fresh.state, attempt.passes["backward"]
+    rounds = _Rounds(attempt, machine, judge, calls)
     with attempt.stage("accuracy"):
         try:
-            while len(of_first) < _MOST and not (of_first and _short(of_first, of_repeated, machine.device)):
-                first = judge.new_backward()
-                anew = judge.fresh.state
-                # In random order: a busy machine interrupts calls with a rhythm of its own, and the second one of a
-                # round finds memory warmer.
-                for is_first in dice.sample((False, True), 2):
-                    judge.fresh.set_forward(anew if is_first else beside)
-                    (of_first if is_first else of_repeated).append(clock.time_us(first if is_first else repeated))
-                del first
+            rounds.run()
         except Exception as error:  # whatever does not fit
             if status_of(error, "")[0] != "out_of_memory":
                 raise
-            attempt.passes["backward"] = _with(measured, FirstBackward(calls=0))
-            return
-    first_us, repeated_us = statistics.median(of_first), statistics.median(of_repeated)
-    attempt.passes["backward"] = _with(
-        measured, FirstBackward(first_us=first_us, repeated_us=repeated_us, calls=len(of_first))
-    )
-    if len(of_first) == _MOST and _share_longer(of_first, of_repeated, machine.device) > _SHARE:
+            _record(attempt, FirstBackward(calls=0))
+            return rounds.told
+        if attempt.request.profilers and "backward" not in calls:
+            calls["backward"] = judge.backward()
+    first_us, repeated_us = statistics.median(rounds.of_first), rounds.repeated_us
+    _record(attempt, FirstBackward(first_us=first_us, repeated_us=repeated_us, calls=len(rounds.of_first)))
+    if rounds.longer:
         reason = (
             f"backward: the first backward of a forward takes {figures(first_us)} us, the repeated ones that were "
             f"timed {figures(repeated_us)} us: what was computed by then was kept"
         )
         raise Stopped("implausible", reason)
+    check_forwards(attempt, judge, rounds.clock, rounds.of_forward)
+    return rounds.told
 
 
-def _with(measured: PassRecord, found: FirstBackward) -> PassRecord:
-    return replace(measured, first_backward=found)
+def _record(attempt: Attempt, found: FirstBackward) -> None:
+    attempt.passes["backward"] = replace(attempt.passes["backward"], first_backward=found)
 
 
-def _short(of_first: list[float], of_repeated: list[float], device: str) -> bool:
-    """Whether one of enough first calls is as short as repeated ones."""
-    shortest = min(of_repeated)
-    enough = 1 if shortest > _LONG_US[device] else _ENOUGH
-    return len(of_first) >= enough and min(of_first) <= _LONGER * shortest + _MARGIN_US[device]
+@dataclass
+class _Rounds:
+    """Rounds of a new forward, its first backward and the repeated one.
 
-
-def _share_longer(of_first: list[float], of_repeated: list[float], device: str) -> float:
-    """Return the share of all pairs in which the first call is longer."""
-    pairs = [first > _LONGER * again + _MARGIN_US[device] for first in of_first for again in of_repeated]
-    return sum(pairs) / len(pairs)
-
-
-class _Clock:
-    """Times single calls, each with a new gradient of the output and flushed caches before it.
-
-    Args:
-        attempt: the job, which names the caches' state.
+    Attributes:
+        attempt: the job.
         machine: where it runs.
-        judge: changes the gradient.
+        judge: changes the inputs.
+        calls: has the backward that was timed.
+        of_first: times of first backwards in microseconds.
+        of_repeated: those of the repeated one.
+        of_forward: those of new forwards.
+        told: what each backward that was looked at is, by its number.
     """
 
-    def __init__(self, attempt: Attempt, machine: Machine, judge: Judge) -> None:
-        self._gpu, self._judge, self._hold_us = machine.gpu, judge, _HOLD_US
-        # On a GPU the timer without a blocker: one that repeats a call, because it was not held, would lose the first.
-        self._timer = make_timer("cpu" if machine.gpu is None else "event", machine.gpu, attempt.request.measuring.l2)
+    attempt: Attempt
+    machine: Machine
+    judge: Judge
+    calls: dict[str, Call]
+    of_first: list[float] = field(default_factory=list)
+    of_repeated: list[float] = field(default_factory=list)
+    of_forward: list[float] = field(default_factory=list)
+    told: dict[int, str] = field(default_factory=dict)
 
-    def time_us(self, call: Call) -> float:
-        """Return the time of one call in microseconds."""
-        return self._timer.block(TimedCall(partial(self._run, call), self._before), 1).times_us[0]
+    def __post_init__(self) -> None:
+        self.clock, self._dice = OneCall(self.attempt, self.machine), random.SystemRandom()
+        self._beside = self.judge.fresh.state
+        # On a CPU the timed calls' own CPU time is known: a long call need not be repeated to be compared with.
+        cpu = self.judge.passes["backward"].cpu
+        self._timed_us = None if cpu is None else cpu.quartile_us(1)
+        if self._timed_us is not None and self._timed_us <= _LONG_US["cpu"]:
+            self._timed_us = None
+        written = [one.overwritten for one in self.attempt.judged if one.call == "hard"]
+        # Only the newest output of such a backend is one.
+        self._overwritten = not written or any(written)
 
-    def _before(self) -> None:
-        self._judge.fresh.renew_gradient()
-        if self._gpu is not None:
-            self._gpu.sleep_us(self._hold_us)
+    def run(self) -> None:
+        """Make rounds until a first call is as short as a repeated one, or enough of them are longer."""
+        while len(self.of_repeated) < _MOST and not (self.of_first and self._short()):
+            self._round()
 
-    def _run(self, call: Call) -> Any:
-        if self._gpu is None:
-            return call()
-        began = self._gpu.now_us()
-        result = call()
-        wanted = _HOLD_FACTOR * (self._gpu.now_us() - began)
-        self._hold_us = min(_LONGEST_HOLD_US, max(self._hold_us, wanted))
-        return result
+    @property
+    def repeated_us(self) -> float:
+        """The median time of the repeated backward."""
+        cpu = self.judge.passes["backward"].cpu
+        return statistics.median(self.of_repeated or (cpu.times_us if cpu else []))
+
+    @property
+    def longer(self) -> bool:
+        """Whether first calls take longer in nearly all pairs."""
+        pairs = [self._is_longer(first, again) for first in self.of_first for again in self.of_repeated]
+        return len(self.of_repeated) == _MOST and sum(pairs) > _SHARE * len(pairs)
+
+    def _is_longer(self, first: float, again: float) -> bool:
+        return first > _LONGER * again + _MARGIN_US[self.machine.device]
+
+    def _short(self) -> bool:
+        """Whether one of enough first calls is as short as repeated ones."""
+        shortest = min(self.of_repeated) if self.of_repeated else self._timed_us
+        assert shortest is not None
+        enough = 1 if shortest > _LONG_US[self.machine.device] else _ENOUGH
+        return len(self.of_first) >= enough and not self._is_longer(min(self.of_first), shortest)
+
+    def _round(self) -> None:
+        judge, fresh = self.judge, self.judge.fresh
+        kinds = [True, False]
+        if self._timed_us is not None and not self.of_first:
+            # Freed, so that the new forward may get its addresses: what a backward keeps by these is stale then.
+            kinds = [True]
+            del self.calls["backward"]
+        elif "backward" not in self.calls:
+            self.calls["backward"] = judge.backward()
+            self._beside = fresh.state
+            self.calls["backward"]()
+        out, forward_us = self.clock.forward(judge)
+        self.of_forward.append(forward_us)
+        anew = fresh.state
+        first = judge.backward_of(out)
+        others = 0 if self.of_first else self._others(forward_us)
+        # In random order: a busy machine interrupts calls with a rhythm of its own, and the second one of a round finds
+        # memory warmer.
+        for is_first in self._dice.sample(kinds, len(kinds)):
+            fresh.set_forward(anew if is_first else self._beside)
+            call, times = (first, self.of_first) if is_first else (self.calls["backward"], self.of_repeated)
+            told = "that of a new forward" if is_first else "the one that was timed"
+            told += f", after {others + (not is_first)} other forwards," if others else ""
+            looks = is_first or not self._overwritten
+            look = partial(self._look, told, out if is_first else None) if looks else _ignore
+            times.append(self.clock.time_us(call, fresh.renew_gradient, look))
+
+    def _others(self, forward_us: float) -> int:
+        """Make other forwards, as those of a model's other layers, and return how many.
+
+        Where the memory does not hold a third graph there are none.
+        """
+        if self._overwritten:
+            return 0
+        count = max(_LEAST_BETWEEN, min(_MOST_BETWEEN, int(_BETWEEN_US / max(1.0, forward_us))))
+        try:
+            for _ in range(count):
+                self.of_forward.append(self.clock.forward(self.judge)[1])
+        except Exception as error:  # whatever does not fit
+            if status_of(error, "")[0] != "out_of_memory":
+                raise
+            return 0
+        return count
+
+    def _look(self, told: str, out: Any, gradients: Any) -> None:
+        self.told[self.judge.look(gradients, out)] = told
+
+
+def _ignore(result: Any) -> None:
+    """Do not look at a result."""

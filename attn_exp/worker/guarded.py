@@ -6,9 +6,12 @@ none of it. `tests/test_guard.py` compares the names with those that the package
 
 # Names by the module or class that has them; `*` stands for all that a class defines.
 NAMES: dict[str, str] = {
-    "time": "monotonic monotonic_ns perf_counter perf_counter_ns process_time sleep time time_ns",
+    "time": (
+        "monotonic monotonic_ns perf_counter perf_counter_ns process_time process_time_ns sleep thread_time "
+        "thread_time_ns time time_ns"
+    ),
     "math": "ceil exp expm1 floor fsum inf isfinite isnan log prod sqrt",
-    "statistics": "fmean mean median stdev",
+    "statistics": "fmean mean median quantiles stdev",
     "secrets": "randbelow randbits token_bytes",
     "random": "Random SystemRandom random",
     "random.Random": "*",

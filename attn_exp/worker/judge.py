@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from attn_exp.attention.call_sums import Summing
 from attn_exp.attention.fresh_inputs import FreshInputs, State, every_channel, flip_signs
-from attn_exp.attention.inputs import DifferentiableInputs, Inputs
-from attn_exp.attention.probe import Probe, draw_places
+from attn_exp.attention.inputs import DifferentiableInputs
 from attn_exp.attention.verdict import malformed
 from attn_exp.backends.base import Calls
 from attn_exp.core.case import Case
@@ -23,11 +21,10 @@ from attn_exp.timers.graph import GraphTimer
 from attn_exp.timers.loop import Timer
 from attn_exp.timers.timed_call import TimedCall
 from attn_exp.worker.attempt import Stopped
+from attn_exp.worker.cpu_time import CpuTimes
 from attn_exp.worker.judged import form_of
-from attn_exp.worker.timed_pass import Kept, Results, TimedPass, form_only, poison, put
-
-# How many calls of a pass have a few of their rows looked at, and how many sets of rows these choose from.
-_PROBES, _PLACES = 8, 64
+from attn_exp.worker.looks import Looks
+from attn_exp.worker.timed_pass import Kept, Results, TimedPass, form_only, poison
 
 
 class Judge:
@@ -45,17 +42,16 @@ class Judge:
         gradients = tuple(inputs.gradient_names)
         self._names = {"forward": ("out",), "backward": gradients, "step": ("out", *gradients)}
         leaves = dict(zip(inputs.gradient_names, inputs.leaves, strict=True))
-        self._batch = case.batch
         self._shapes = {name: tuple(leaf.shape) for name, leaf in ({"out": inputs.d_out} | leaves).items()}
         # Seeded by the system, so that no seed that a backend sets foretells what is drawn.
         self._dice = random.Random(random.SystemRandom().getrandbits(128))
         self._has_graph: bool | None = None
         self.passes: dict[str, TimedPass] = {}
-        # Made now: copying indices to a GPU between timed calls would make the host wait for it.
-        read = calls.inputs or inputs
-        alone = isinstance(read, Inputs)
-        self._places = draw_places(case, inputs.d_out.device, _PLACES) if alone else []
-        self.summing = Summing(case, read, calls.scales) if isinstance(read, Inputs) else None
+        self.looks = Looks(case, calls.inputs or inputs, calls.scales)
+        # The output that the timed backward is of.
+        self._out: torch.Tensor | None = None
+        # Backwards after the timing.
+        self.later = TimedPass(self._names["backward"], {})
 
     def results(self, direction: str, returned: Any) -> Results:
         """Return what a call returned by name.
@@ -93,7 +89,8 @@ class Judge:
 
     def timed(self, direction: str, run: Callable[[], Any]) -> TimedCall:
         """Return a call as a timer makes it, with new inputs before each call and a look at each result."""
-        known = self.passes[direction] = TimedPass(self._names[direction], {})
+        on_cpu = self.fresh.tensors["d_out"].device.type == "cpu"
+        known = self.passes[direction] = TimedPass(self._names[direction], {}, cpu=CpuTimes() if on_cpu else None)
         first = True
 
         def before() -> None:
@@ -105,9 +102,13 @@ class Judge:
             # Not before a call that may be drawn: memory that holds NaN would tell a backend that it is.
             if known.wants_last:
                 poison(known.like.values(), self.fresh.tensors["d_out"].device)
+            if known.cpu is not None:
+                known.cpu.begin()
 
         def after(returned: Any) -> None:
             nonlocal first
+            if known.cpu is not None:
+                known.cpu.end()
             known.count += 1
             if not (known.draws or known.wants_last or first):
                 # All calls have the first one's form: a cheap look at each.
@@ -135,6 +136,8 @@ class Judge:
         known.count, known.drawn = 0, None
         known.probes.clear()
         known.sums.clear()
+        if known.cpu is not None:
+            known.cpu.clear()
 
     def _renew(self, direction: str, known: TimedPass) -> None:
         if direction == "forward":
@@ -155,20 +158,8 @@ class Judge:
             self.fresh.renew_gradient()
 
     def _probe(self, known: TimedPass, returned: Sequence[torch.Tensor]) -> None:
-        """Keep rows of a call's `out`, or of dq with sums of all gradients, if it is among those chosen at random."""
-        if len(returned) > 1 and "out" in known.names:
-            # A wrong output of a step has wrong gradients.
-            returned = returned[1:]
-        slot = self._dice.randrange(known.count)
-        if not self._places or slot >= _PROBES:
-            return
-        places = self._dice.choice(self._places)
-        put(
-            known.probes, _PROBES, slot, Probe(places, places.of(returned[0]).squeeze(0), self.fresh.state, known.count)
-        )
-        if len(returned) > 1 and self.summing is not None:
-            batch = self._dice.randrange(self._batch)
-            put(known.sums, _PROBES, slot, self.summing.taken(batch, known.count, returned))
+        """Look at a call if it is among those chosen at random."""
+        self.looks.perhaps(known, returned, self.fresh.state, self._out)
 
     def _look(self, direction: str, known: TimedPass, returned: Any) -> None:
         tensors = (returned,) if direction == "forward" else returned
@@ -198,17 +189,29 @@ class Judge:
         out = None if forward is None else forward.result
         if forward is not None:
             forward.result = None
-        return self._calls.backward(self._calls.forward() if out is None else out)
+        out = self._calls.forward() if out is None else out
+        self._out = torch.Tensor.detach(out).clone()
+        return self._calls.backward(out)
 
-    def new_backward(self) -> Callable[[], Any]:
-        """Return the backward of a new forward on other inputs; nobody times or judges that forward.
+    def forward(self) -> torch.Tensor:
+        """Return the output of a forward on the inputs as they are."""
+        out: torch.Tensor = self._calls.forward()
+        return out
 
-        The call also makes the backward, in which work could be done that no timed call shows. Not of codes: their
-        scales are those of an earlier backward, as with delayed scaling.
+    def backward_of(self, out: torch.Tensor) -> Callable[[], Any]:
+        """Return what makes and calls the backward of an output: work could be done while it is made, too.
+
+        That of codes is made at once: their scales are those of an earlier backward, as with delayed scaling.
         """
-        self.fresh.renew()
-        out, make = self._calls.forward(), self._calls.backward
+        make = self._calls.backward
         return make(out) if self._calls.scales else lambda: make(out)()
+
+    def look(self, gradients: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> int:
+        """Look at a backward after the timing, of `out` or else of the output that was timed; return its number."""
+        self.later.count += 1
+        returned = tuple(self.results("backward", gradients).values())
+        self.looks.at(self.later, returned, self.fresh.state, self._out if out is None else out)
+        return self.later.count
 
     def state(self, direction: str) -> State:
         """Return how the inputs differed for the results that are judged: a reference is needed of these.

@@ -1,8 +1,8 @@
 """Compare the calls of a job with references: the first, one on hard values, and the timed ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -20,7 +20,7 @@ from attn_exp.worker.device import HARD, Machine
 from attn_exp.worker.judge import Judge
 from attn_exp.worker.judged import add_judged, form_of, pass_of
 from attn_exp.worker.other_values import OtherValues
-from attn_exp.worker.timed_pass import Results
+from attn_exp.worker.timed_pass import Results, TimedPass
 from attn_exp.workloads.base import Workload
 
 
@@ -115,18 +115,44 @@ class Judgements:
         )
         for direction in passes:
             self._timed_pass(direction, inputs, expected, seeded, first)
-            self._probes(direction, seeded, first)
+            self._look(direction, seeded, first)
 
-    def _probes(self, direction: str, seeded: Any, first: Expected) -> None:
-        """Compare the few rows that were kept of other timed calls.
+    def later(self, told: Mapping[int, str]) -> None:
+        """Compare the backwards after the timing that were looked at.
+
+        Args:
+            told: what each of them was, by its number.
 
         Raises:
-            Stopped: they are inaccurate.
+            Stopped: one is inaccurate.
         """
-        name = "out" if direction == "forward" else "dq"
-        known, case = self.judge.passes[direction], self.attempt.request.case
-        if not known.probes:
+        if not self.judge.later.probes:
             return
+        with self.attempt.stage("accuracy"), self.machine.settings.again():
+            seeded = self.seeded()
+            first = self.machine.expected_for(self.attempt.request, seeded, with_gradients=self.attempt.with_gradients)
+            wrong = self._wrong_look("backward", self.judge.later, seeded, first)
+        if wrong:
+            raise Stopped("inaccurate", f"backward: {told[wrong[0]]} is wrong: {wrong[1]}")
+
+    def _look(self, direction: str, seeded: Any, first: Expected) -> None:
+        """Compare what was looked at of other timed calls.
+
+        Raises:
+            Stopped: it is inaccurate.
+        """
+        wrong = self._wrong_look(direction, self.judge.passes[direction], seeded, first)
+        if wrong:
+            index, why = wrong
+            raise Stopped(
+                "inaccurate", f"{direction}: the first call was within tolerance, call {index} was not: {why}"
+            )
+
+    def _wrong_look(self, direction: str, known: TimedPass, seeded: Any, first: Expected) -> tuple[int, str] | None:
+        """Return which call that was looked at is wrong, and what is wrong as a sentence, or None."""
+        if not known.probes:
+            return None
+        name, case = "out" if direction == "forward" else "dq", self.attempt.request.case
         relative = {of: bounds.relative for of, bounds in first.tolerances.items()}
         allowed, usual = allowed_error(relative[name]), usual_size(first.tensors[name])
         errors = probe_errors(case, seeded, known.probes, name, self.calls.scales.get(name, 1.0), usual)
@@ -135,18 +161,13 @@ class Judgements:
                 of, at_most = apart(error, allowed)
                 rows, where = probe.rows.shape[1], f"head {head % case.q_heads} of batch row {head // case.q_heads}"
                 what = "a row" if rows == 1 else f"{rows} rows"
-                self._stop_at(
-                    direction,
+                return (
                     probe.index,
                     f"{what} of {name} in {where}, drawn at random, {'is' if rows == 1 else 'are'} off by {of} of "
                     f"{'its' if rows == 1 else 'their'} norm, allowed is {at_most}",
                 )
-        wrong = self.judge.summing and self.judge.summing.wrong(known.sums, relative)
-        if wrong:
-            self._stop_at(direction, *wrong)
-
-    def _stop_at(self, direction: str, index: int, wrong: str) -> NoReturn:
-        raise Stopped("inaccurate", f"{direction}: the first call was within tolerance, call {index} was not: {wrong}")
+        summing = self.judge.looks.summing
+        return None if summing is None else summing.wrong(known.sums, relative)
 
     def _timed_pass(self, direction: str, inputs: Any, expected: Expected, seeded: Any, first: Expected) -> None:
         count = self.judge.passes[direction].count

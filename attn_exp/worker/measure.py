@@ -23,13 +23,16 @@ from attn_exp.timers.timed_call import TimedCall, as_timed
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.first_backward import check_first_backward
+from attn_exp.worker.forwards import time_forwards
 from attn_exp.worker.judge import Judge
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
 from attn_exp.worker.nvtx import marked
+from attn_exp.worker.one_call import OneCall
 from attn_exp.worker.prepare import PreparedBackend, prepare
 from attn_exp.worker.secondary import secondary_timings, timer_for
 from attn_exp.worker.settled import settling
+from attn_exp.worker.threads import check_threads
 from attn_exp.workloads.base import Workload
 
 # On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
@@ -111,8 +114,10 @@ def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) 
         attempt.guard.check("while it was timed")
     with prepared.scope():
         prepared.judgements.timed()
+        check_threads(attempt, prepared.judge, prepared.calls)
         if "backward" in prepared.judge.passes:
-            check_first_backward(attempt, machine, prepared.judge, prepared.calls["backward"])
+            told = check_first_backward(attempt, machine, prepared.judge, prepared.calls)
+            prepared.judgements.later(told)
 
 
 def _time_one(
@@ -141,6 +146,8 @@ def _time_one(
                 after_block=lambda position: machine.watch.look(),
             )
             machine.watch.end()
+            if direction == "forward" and attempt.with_gradients:
+                time_forwards(attempt, judge, OneCall(attempt, machine), call)
             judge.make_last(direction, timer, call)
         except CaptureFailed as error:
             raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
@@ -172,14 +179,17 @@ def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine
 
     timings = _sample_interleaved(entries, machine, direction, started)
     for (attempt, entry), timing in zip(entries, timings, strict=True):
-        attempt.run(partial(_make_last, judges[id(attempt)], direction, entry))
+        attempt.run(partial(_make_last, attempt, machine, judges[id(attempt)], direction, entry))
         attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
         _flag_telemetry(attempt, machine)
 
 
-def _make_last(judge: Judge, direction: str, entry: Entry) -> None:
+def _make_last(attempt: Attempt, machine: Machine, judge: Judge, direction: str, entry: Entry) -> None:
+    call = as_timed(entry.call)
     with entry.scope():
-        judge.make_last(direction, entry.timer, as_timed(entry.call))
+        if direction == "forward" and attempt.with_gradients:
+            time_forwards(attempt, judge, OneCall(attempt, machine), call)
+        judge.make_last(direction, entry.timer, call)
 
 
 def _sample_interleaved(

@@ -134,11 +134,12 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         )
     if wrong:
         raise Stopped("inaccurate", wrong)
+    # With what the first forward saved: `begin` makes another backward. Now, so that the next forward may get the same
+    # addresses: what a backward keeps by these is stale then.
+    runs.pop("backward", None)
     with calls.scope(), ledger.others():
         judgements.hard(seeded)
         del seeded
-    # With what the first forward saved: `begin` makes another backward.
-    runs.pop("backward", None)
     memory = ledger.own(inputs.d_out)
     return PreparedBackend(
         backend=backend,

@@ -10,6 +10,7 @@ from attn_exp.attention.call_sums import CallSums
 from attn_exp.attention.fresh_inputs import State
 from attn_exp.attention.probe import Probe
 from attn_exp.core.judged import Form
+from attn_exp.worker.cpu_time import CpuTimes
 
 Results = dict[str, torch.Tensor]
 _Kept = TypeVar("_Kept")
@@ -32,6 +33,19 @@ class Kept:
     forms: dict[str, Form]
 
 
+@dataclass(frozen=True)
+class PlainTimes:
+    """What timed calls take one by one.
+
+    Attributes:
+        times_us: in microseconds, by `OneCall`.
+        fixed_us: what fixed work took then.
+    """
+
+    times_us: list[float]
+    fixed_us: float
+
+
 @dataclass
 class TimedPass:
     """One pass's timed calls so far.
@@ -45,6 +59,8 @@ class TimedPass:
         result: what that call returned, with its graph.
         probes: of more calls chosen at random.
         sums: of the same calls of a backward.
+        cpu: the CPU time of the calls, None on a GPU.
+        plain: of a forward what it takes by itself, to be compared with later ones.
     """
 
     names: tuple[str, ...]
@@ -57,6 +73,8 @@ class TimedPass:
     result: Any = None
     probes: list[Probe] = field(default_factory=list)
     sums: list[CallSums] = field(default_factory=list)
+    cpu: CpuTimes | None = None
+    plain: PlainTimes | None = None
 
 
 def put(kept: list[_Kept], most: int, slot: int, one: _Kept) -> None:

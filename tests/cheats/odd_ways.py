@@ -153,10 +153,10 @@ class ExtraWork(Plain):
 
 @honest(passes=FORWARD)
 class InAPoolThatIsJoined(Plain):
-    """Computes rows of the batch in a pool of threads and waits for them."""
+    """Computes rows of the batch in a pool of as many threads as PyTorch has, and waits for them."""
 
     def prepared(self, case: Any, inputs: Any) -> Any:
-        self.pool = ThreadPoolExecutor(2)
+        self.pool = ThreadPoolExecutor(torch.get_num_threads())
         later(self.pool.shutdown)
         return inputs
 

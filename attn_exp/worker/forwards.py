@@ -1,0 +1,73 @@
+"""Compare forwards after the timing with those that were timed.
+
+A forward that is followed by nothing but forwards can leave out what only a backward needs, and do it once backwards
+come. Then its own time is too short, and the backward finds what it needs.
+"""
+
+import statistics
+import time
+
+from attn_exp.core.text import figures
+from attn_exp.timers.timed_call import TimedCall
+from attn_exp.worker.attempt import Attempt, Stopped
+from attn_exp.worker.judge import Judge
+from attn_exp.worker.one_call import OneCall
+from attn_exp.worker.timed_pass import PlainTimes
+
+# Timed forwards that a GPU makes once more, one by one; on a CPU the CPU time of timed calls is known.
+_CALLS = 4
+# Forwards are longer if each of several takes more than the timed ones' upper quartile by so much: a factor, beside how
+# much slower the device has become, and microseconds by device. So often, with pauses, before it counts.
+_LONGER, _MARGIN_US = 1.25, {"cuda": 3.0, "cpu": 50.0}
+_REPEATS, _AGAIN, _PAUSE_S = 3, 8, 0.3
+
+
+def time_forwards(attempt: Attempt, judge: Judge, clock: OneCall, call: TimedCall) -> None:
+    """Note what timed forwards take one by one, and how fast the device is.
+
+    Args:
+        attempt: the job.
+        judge: keeps it.
+        clock: of single calls.
+        call: the forward, as the timer makes it.
+    """
+    known = judge.passes["forward"]
+    with attempt.stage("accuracy"):
+        if known.cpu is not None:
+            times_us = list(known.cpu.times_us)
+        else:
+            times_us = [clock.time_us(call.run, call.before, call.after) for _ in range(_CALLS)]
+        known.plain = PlainTimes(times_us, clock.fixed_us())
+
+
+def check_forwards(attempt: Attempt, judge: Judge, clock: OneCall, new_us: list[float]) -> None:
+    """Compare forwards after the timing of a backward with those that were timed before.
+
+    Args:
+        attempt: the job.
+        judge: has the timed forwards' times, if there are any.
+        clock: of single calls.
+        new_us: the times of forwards after the timing.
+
+    Raises:
+        Stopped: they take longer.
+    """
+    forward = judge.passes.get("forward")
+    if forward is None or forward.plain is None or not new_us:
+        return
+    timed_us, margin_us = forward.plain.times_us, _MARGIN_US["cuda" if forward.cpu is None else "cpu"]
+    upper_us = statistics.quantiles(timed_us, n=4)[-1] if len(timed_us) > 1 else timed_us[0]
+    with attempt.stage("accuracy"):
+        for repeat in range(_REPEATS):
+            if repeat:
+                time.sleep(_PAUSE_S)
+                new_us = [clock.forward(judge)[1] for _ in range(_AGAIN)]
+            # Each time, because a machine's speed changes.
+            slower = max(1.0, clock.fixed_us() / forward.plain.fixed_us) if min(new_us) > upper_us else 1.0
+            if min(new_us) <= _LONGER * slower * upper_us + margin_us:
+                return
+    raise Stopped(
+        "implausible",
+        f"forward: a forward takes {figures(statistics.median(new_us))} us once backwards were timed, "
+        f"{figures(statistics.median(timed_us))} us when it was timed itself: what a backward needs was left out",
+    )
