@@ -162,9 +162,9 @@ def test_where_another_graph_does_not_fit_hard_values_are_judged_without_it(mach
         "attn_exp.worker.other_values.status_of",
         lambda error, name: failed.append(str(error)) or status_of(error, name),
     )
-    record = measured("cheats.odd.TwoGraphsAtATime", machine, tmp_path, SMALL, passes=("forward", "backward"))
+    record = measured("cheats.odd.OneGraphAtATime", machine, tmp_path, SMALL, passes=("forward", "backward"))
     assert (record.status, record.reason) == ("ok", None)
-    assert failed == ["a third graph does not fit"]
+    assert failed == ["another graph does not fit"]
 
 
 def test_the_attention_of_a_block_is_judged_alone_and_the_next_rival_gets_the_same_values(machine, tmp_path):

@@ -63,7 +63,7 @@ def check_forwards(attempt: Attempt, judge: Judge, clock: OneCall, new_us: list[
                 time.sleep(_PAUSE_S)
                 new_us = [clock.forward(judge)[1] for _ in range(_AGAIN)]
             # Each time, because a machine's speed changes.
-            slower = max(1.0, clock.fixed_us() / forward.plain.fixed_us) if min(new_us) > upper_us else 1.0
+            slower = max(1.0, clock.fixed_us() / max(1.0, forward.plain.fixed_us)) if min(new_us) > upper_us else 1.0
             if min(new_us) <= _LONGER * slower * upper_us + margin_us:
                 return
     raise Stopped(

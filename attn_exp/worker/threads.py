@@ -1,9 +1,8 @@
 """Find threads of a backend's own on a CPU: that compute beside the threads it was given, or after a call returned.
 
-PyTorch's number of threads is in the record, and what is compared with another backend has as many. At each moment at
-most so many threads should be running or waiting for a processor. The kernel counts both times for every thread, so
-that a busy machine, on which threads wait for each other's processor, makes no difference. One thread after another
-is no more than one, whichever it is.
+PyTorch's number of threads is in the record, and what is compared with another backend has as many. So many threads
+take at most so much CPU time in a call, whichever they are: one thread after another is no more than one. On a busy
+machine threads that could compute at a time rarely do, and calls are made until some did.
 """
 
 import contextlib
@@ -11,7 +10,6 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,13 +24,13 @@ _TASKS = Path("/proc/self/task")
 # In the timed calls: the share of CPU time in other threads, and of the call's time after it, that are looked into,
 # beside microseconds a call for handing work over.
 _SHARE_IN, _SHARE_AFTER, _HANDOVER_US = 0.05, 0.02, 50.0
-# A block has as many calls as take so long, up to eight.
-_BLOCK_US, _MOST_CALLS = 30_000.0, 8
-# What is too much, in three of four blocks: of the time of as many threads as PyTorch has, and after a call.
-_BESIDE, _LATE_SHARE, _LATE_US = 1.25, 0.02, 200.0
-_CLEAN, _BLOCKS, _DIRTY = 2, 8, 6
+# What is too much after a call, in six of eight calls; two without end the look.
+_LATE_SHARE, _LATE_US, _CLEAN, _MOST, _DIRTY = 0.02, 200.0, 2, 8, 6
 # Others have ended their work if none runs, or waits for a processor, in two looks a few milliseconds apart.
 _LOOK_S, _LONGEST_S = 0.002, 0.25
+# Threads compute beside PyTorch's if so many calls took 1.15 times the CPU time that those can have in the call's time.
+# So many that nothing disturbed end the look, or so many seconds.
+_BESIDE, _ENOUGH, _UNDISTURBED, _CALM, _LONGEST_LOOK_S = 1.15, 3, 0.8, 8, 2.0
 
 
 def check_threads(attempt: Attempt, judge: Judge, calls: Mapping[str, Call]) -> None:
@@ -53,104 +51,88 @@ def check_threads(attempt: Attempt, judge: Judge, calls: Mapping[str, Call]) -> 
         if known.cpu is None or not _suspected(known.cpu, allowed):
             continue
         with attempt.stage("accuracy"):
-            found = _looked_into(as_timed(calls[direction]), known.cpu, allowed)
+            call = as_timed(calls[direction])
+            found = (_late(call) if allowed == 1 else None) or _beside(call, allowed)
             judge.fresh.set_forward(state)
         if found:
             raise Stopped("implausible", f"{direction}: {found}")
 
 
 def _suspected(cpu: CpuTimes, allowed: int) -> bool:
-    count = len(cpu.times_us)
-    if count == 0:
-        return False
+    """Whether other threads than the calling one took more than handing work over does."""
     if allowed > 1:
         return sum(cpu.times_us) > _BESIDE * allowed * cpu.wall_us
-    margin_us = _HANDOVER_US * count
-    return cpu.others_us > _SHARE_IN * cpu.wall_us + margin_us or cpu.behind_us > _SHARE_AFTER * cpu.wall_us + margin_us
-
-
-@dataclass(frozen=True)
-class _Block:
-    """What threads did in a block of calls.
-
-    Attributes:
-        beside: how many threads ran or waited for a processor while calls ran, on average.
-        late_us: the CPU time of other threads after a call had returned, a call.
-        wall_us: the time of a call.
-    """
-
-    beside: float
-    late_us: float
-    wall_us: float
-
-
-def _looked_into(call: TimedCall, cpu: CpuTimes, allowed: int) -> str | None:
-    """Return what threads do that they should not as a sentence, or None."""
-    count = max(1, min(_MOST_CALLS, int(_BLOCK_US * len(cpu.times_us) / max(1.0, cpu.wall_us))))
-    blocks: list[_Block] = []
-    while len(blocks) < _BLOCKS:
-        blocks.append(_block(call, count, waits=allowed == 1))
-        beside = [one for one in blocks if one.beside > _BESIDE * allowed]
-        late = [one for one in blocks if one.late_us > _LATE_SHARE * one.wall_us + _LATE_US]
-        if len(blocks) - max(len(beside), len(late)) > _BLOCKS - _DIRTY or (
-            len(blocks) == _CLEAN and not beside and not late
-        ):
-            return None
-    if len(late) >= _DIRTY:
-        late_us, wall_us = (
-            statistics.median(times) for times in ([b.late_us for b in late], [b.wall_us for b in late])
-        )
-        return (
-            f"other threads compute for {figures(late_us)} us after a call of {figures(wall_us)} us has returned: the "
-            "call does not wait for all of its work"
-        )
-    most = statistics.median(one.beside for one in beside)
+    margin_us = _HANDOVER_US * len(cpu.times_us)
     return (
-        f"{most:.1f} threads compute at a time, where PyTorch has {allowed} (torch.get_num_threads()): threads of the "
-        "backend's own, which the record does not count"
+        cpu.others_us > _SHARE_IN * sum(cpu.times_us) + margin_us
+        or cpu.behind_us > _SHARE_AFTER * sum(cpu.times_us) + margin_us
     )
 
 
-def _block(call: TimedCall, count: int, *, waits: bool) -> _Block:
-    """Make calls, and after each of them wait until other threads rest."""
-    runnable_us = wall_us = late_us = 0.0
-    for _ in range(count):
+def _late(call: TimedCall) -> str | None:
+    """Return that other threads go on after calls as a sentence, or None."""
+    late_us: list[float] = []
+    own_us: list[float] = []
+    while len(own_us) < _MOST and (len(own_us) < _CLEAN or late_us):
         call.before()
-        waited, process, wall = _waited_ns(), time.process_time_ns(), time.perf_counter_ns()
+        began = time.process_time_ns()
         result = call.run()
-        wall_us += (time.perf_counter_ns() - wall) / 1e3
-        process = time.process_time_ns() - process
-        after = others_ns()
-        runnable_us += (process + _waited_ns() - waited) / 1e3 - _HANDOVER_US
-        if waits:
-            _wait_for_others()
-            late_us += (others_ns() - after) / 1e3
+        ended, returned = others_ns(), time.process_time_ns()
+        _wait_for_others()
+        after_us = (others_ns() - ended) / 1e3
         call.after(result)
         del result
-    return _Block(runnable_us / max(wall_us, 1.0), late_us / count, wall_us / count)
-
-
-def _waited_ns() -> int:
-    """Return how long all threads have waited for a processor; 0 where the kernel does not tell.
-
-    Linux, Documentation/scheduler/sched-stats.rst: the second number of `schedstat`.
-    """
-    return sum(int(text.split()[1]) for text in _of_threads("schedstat"))
+        own_us.append((returned - began) / 1e3)
+        if after_us > _LATE_SHARE * own_us[-1] + _LATE_US:
+            late_us.append(after_us)
+        elif len(own_us) - len(late_us) > _MOST - _DIRTY:
+            return None
+    if len(late_us) < _DIRTY:
+        return None
+    return (
+        f"other threads compute for {figures(statistics.median(late_us))} us after a call of "
+        f"{figures(statistics.median(own_us))} us of CPU time has returned: the call does not wait for all of its work"
+    )
 
 
 def _wait_for_others() -> None:
     """Wait until no other thread runs or could run."""
-    quiet, ends = 0, time.perf_counter() + _LONGEST_S
+    quiet, ends, own = 0, time.perf_counter() + _LONGEST_S, str(threading.get_native_id())
     while quiet < _CLEAN and time.perf_counter() < ends:
         time.sleep(_LOOK_S)
-        own = str(threading.get_native_id())
-        # "2181 (python) S ...": proc_pid_stat(5). A name may contain spaces and parentheses.
-        states = [text.rpartition(")")[2].split()[0] for text in _of_threads("stat") if text.split()[0] != own]
-        quiet = 0 if "R" in states else quiet + 1
+        quiet = 0 if any(state == "R" for thread, state in _threads() if thread != own) else quiet + 1
 
 
-def _of_threads(name: str) -> Iterator[str]:
-    """Yield a file of each thread that still lives."""
+def _threads() -> Iterator[tuple[str, str]]:
+    """Yield the number and the state of each thread; none where the kernel does not tell."""
     for task in _TASKS.glob("*") if _TASKS.is_dir() else ():
         with contextlib.suppress(OSError):
-            yield (task / name).read_text()
+            # "2181 (python) S ...": proc_pid_stat(5). A name may contain spaces and parentheses.
+            yield task.name, (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _beside(call: TimedCall, allowed: int) -> str | None:
+    """Return that more threads compute at a time than are allowed as a sentence, or None."""
+    above: list[float] = []
+    calm, ends = 0, time.perf_counter() + _LONGEST_LOOK_S
+    while len(above) < _ENOUGH and calm < _CALM and time.perf_counter() < ends:
+        call.before()
+        # CPU time within wall time: what interrupts this thread between two lines lengthens the latter alone.
+        wall_ns = time.perf_counter_ns()
+        cpu_ns = time.process_time_ns()
+        result = call.run()
+        cpu_ns = time.process_time_ns() - cpu_ns
+        wall_ns = time.perf_counter_ns() - wall_ns
+        call.after(result)
+        del result
+        share = (cpu_ns / 1e3 - _HANDOVER_US) / max(1.0, wall_ns / 1e3)
+        if share > _BESIDE * allowed:
+            above.append(share)
+        elif share > _UNDISTURBED * allowed:
+            calm += 1
+    if len(above) < _ENOUGH:
+        return None
+    return (
+        f"{statistics.median(above):.1f} threads compute at a time, where PyTorch has {allowed} "
+        "(torch.get_num_threads()): threads of the backend's own, which the record does not count"
+    )

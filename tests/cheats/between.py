@@ -9,6 +9,7 @@ import torch
 
 from attn_exp.backends.base import Calls
 from cheats.corpus import case_of, cheat, honest
+from cheats.gradients import slow_weights
 from cheats.gradients_late import gradients
 from cheats.ways import Plain, Run, Tensor
 
@@ -127,3 +128,35 @@ class RingOfGradients(Plain):
             return copied
 
         return replace(calls, backward=backward)
+
+
+class _Adapting(torch.autograd.Function):
+    """Saves the weights if it is told to."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, backwards: list[int]) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        ctx.weights = slow_weights(q, k).to(q.dtype) if len(backwards) > 5 else None
+        ctx.backwards = backwards
+        ctx.save_for_backward(q, k, v)
+        return torch.softmax(scores, -1) @ v
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        q, k, v = ctx.saved_tensors
+        ctx.backwards.append(1)
+        if ctx.weights is None:
+            ctx.weights = slow_weights(q, k).to(q.dtype)
+        return *gradients(ctx.weights, q, k, v, d_out), None
+
+
+@cheat("gradients", "implausible", "forward: a forward takes .* us once backwards were timed", case=LONG)
+class SavesOnceBackwardsAreRepeated(Plain):
+    """Computes weights for the backward in its forward only after five backwards: when forwards are no longer timed."""
+
+    def prepared(self, case: Any, inputs: Any) -> Any:
+        self.backwards: list[int] = []
+        return inputs
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _Adapting.apply(q, k, v, self.backwards)

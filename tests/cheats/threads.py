@@ -21,40 +21,8 @@ class _Pooled(Plain):
         return inputs
 
 
-@cheat("threads", "implausible", r"forward: [\d.]+ threads compute at a time", passes=FORWARD, case=MEDIUM)
-class HalfInAThreadBeside(_Pooled):
-    """Computes half of the heads in a thread of its own while it computes the others, with one thread in the record."""
-
-    def forward(self, run: Run) -> Tensor:
-        q, k, v = (one.chunk(2, dim=1) for one in self.inputs.qkv)
-
-        def half(index: int) -> Tensor:
-            # Slowly: what is short is handed over rather than shared.
-            slow_weights(q[index], k[index])
-            return attend(self.case, q[index], k[index], v[index])
-
-        other = self.pool.submit(half, 1)
-        return torch.cat([half(0), other.result()], 1)
-
-
-@cheat("threads", "implausible", "backward: .*threads compute at a time", case=MEDIUM)
-class BackwardInTwoThreads(_Pooled):
-    """Computes dv in a thread of its own while the backward computes the rest."""
-
-    def backward(self, run: Run) -> Any:
-        q, k, _ = (one.detach() for one in self.inputs.qkv)
-
-        def of_values() -> Tensor:
-            return slow_weights(q, k).mT.to(q.dtype) @ self.inputs.d_out
-
-        other = self.pool.submit(of_values)
-        slow_weights(q, k)
-        dq, dk, _ = run()
-        return dq, dk, other.result()
-
-
 @cheat(
-    "threads", ("implausible", "inaccurate"), r"after a call of .* us has returned|\bout\b", passes=FORWARD, case=MEDIUM
+    "threads", ("implausible", "inaccurate"), r"after a call of .* has returned|\bout\b", passes=FORWARD, case=MEDIUM
 )
 class LastHeadLeftToAThread(_Pooled):
     """Leaves the last head to a thread that it does not wait for, after its first two calls."""
@@ -77,7 +45,7 @@ class LastHeadLeftToAThread(_Pooled):
         return out
 
 
-@cheat("threads", "implausible", "after a call of .* us has returned", passes=FORWARD, case=MEDIUM)
+@cheat("threads", "implausible", "after a call of .* has returned", passes=FORWARD, case=MEDIUM)
 class TidiesUpAfterwards(_Pooled):
     """Returns the right output, and lets a thread do a part of its work, here of no use, when nobody times it."""
 
