@@ -45,6 +45,24 @@ class LastHeadLeftToAThread(_Pooled):
         return out
 
 
+@cheat("threads", ("implausible", "inaccurate"), r"after a call of .* has returned|\bdv", case=MEDIUM)
+class ValueGradientLeftToAThread(_Pooled):
+    """Leaves dv of one head to a thread that it does not wait for."""
+
+    def backward(self, run: Run) -> Any:
+        dq, dk, dv = run()
+        q, k = (one.detach()[-1:, -1:] for one in self.inputs.qkv[:2])
+        dv = dv.clone()
+        dv[-1:, -1:] = 0
+
+        def fill() -> None:
+            weights = slow_weights(q, k).to(q.dtype)
+            dv[-1:, -1:] = weights.mT @ self.inputs.d_out[-1:, -1:]
+
+        self.pool.submit(fill)
+        return dq, dk, dv
+
+
 @cheat("threads", "implausible", "after a call of .* has returned", passes=FORWARD, case=MEDIUM)
 class TidiesUpAfterwards(_Pooled):
     """Returns the right output, and lets a thread do a part of its work, here of no use, when nobody times it."""
