@@ -539,6 +539,7 @@ def test_telemetry_is_read_around_every_pass_and_a_power_cap_flagged(gpu_machine
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **both)
     # Read once more before each pass, to see whether the clock has settled.
     assert [reading["held_back_ns"]["power"] for reading in record.telemetry] == [1000, 3000, 5000]
+    assert (record.status, record.reason) == ("ok", None)
     assert record.flags == ("power_capped",)
 
 

@@ -102,7 +102,7 @@ class _Rounds:
         self._beside = self.judge.fresh.state
         # On a CPU the timed calls' own CPU time is known: a long call need not be repeated to be compared with.
         cpu = self.judge.passes["backward"].cpu
-        self._timed_us = None if cpu is None else cpu.quartile_us(1)
+        self._timed_us = None if cpu is None or self.clock.on_gpu else cpu.quartile_us(1)
         if self._timed_us is not None and self._timed_us <= _LONG_US["cpu"]:
             self._timed_us = None
         written = [one.overwritten for one in self.attempt.judged if one.call == "hard"]

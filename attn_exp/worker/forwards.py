@@ -33,7 +33,7 @@ def time_forwards(attempt: Attempt, judge: Judge, clock: OneCall, call: TimedCal
     """
     known = judge.passes["forward"]
     with attempt.stage("accuracy"):
-        if known.cpu is not None:
+        if known.cpu is not None and not clock.on_gpu:
             times_us = list(known.cpu.times_us)
         else:
             times_us = [clock.time_us(call.run, call.before, call.after) for _ in range(_CALLS)]
@@ -55,7 +55,7 @@ def check_forwards(attempt: Attempt, judge: Judge, clock: OneCall, new_us: list[
     forward = judge.passes.get("forward")
     if forward is None or forward.plain is None or not new_us:
         return
-    timed_us, margin_us = forward.plain.times_us, _MARGIN_US["cuda" if forward.cpu is None else "cpu"]
+    timed_us, margin_us = forward.plain.times_us, _MARGIN_US["cuda" if clock.on_gpu else "cpu"]
     upper_us = statistics.quantiles(timed_us, n=4)[-1] if len(timed_us) > 1 else timed_us[0]
     with attempt.stage("accuracy"):
         for repeat in range(_REPEATS):

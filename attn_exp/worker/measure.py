@@ -114,7 +114,8 @@ def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) 
         attempt.guard.check("while it was timed")
     with prepared.scope():
         prepared.judgements.timed()
-        check_threads(attempt, prepared.judge, prepared.calls)
+        if machine.gpu is None:
+            check_threads(attempt, prepared.judge, prepared.calls)
         if "backward" in prepared.judge.passes:
             told = check_first_backward(attempt, machine, prepared.judge, prepared.calls)
             prepared.judgements.later(told)

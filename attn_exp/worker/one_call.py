@@ -35,6 +35,11 @@ class OneCall:
         l2 = attempt.request.measuring.l2
         self._timer = None if machine.gpu is None else make_timer("event", machine.gpu, l2)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether calls are timed between events."""
+        return self._gpu is not None
+
     def forward(self, judge: Judge) -> tuple[Any, float]:
         """Return the output of a forward on new inputs, and its time in microseconds."""
         made: list[Any] = []
