@@ -130,7 +130,7 @@ class Judgements:
             return
         with self.attempt.stage("accuracy"), self.machine.settings.again():
             seeded = self.seeded()
-            first = self.machine.expected_for(self.attempt.request, seeded, with_gradients=self.attempt.with_gradients)
+            first = self._expected(seeded)
             wrong = self._wrong_look("backward", self.judge.later, seeded, first)
         if wrong:
             raise Stopped("inaccurate", f"backward: {told[wrong[0]]} is wrong: {wrong[1]}")
