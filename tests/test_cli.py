@@ -53,6 +53,15 @@ BAD = {
     "batch=[1,2": "the value of batch cannot be read",
     "-m batch={a": "the value of batch cannot be read",
     "-m +a=b=c": "the value of a cannot be read",
+    # hints that lead on
+    "sweep=größe": "sweep=größe cannot name a folder: begin with a letter or digit",
+    "model=größe": "the value of model cannot be read: letters such as those stand in quotes, model='\"größe\"'",
+    "backend=flash backend.rows=64": "the chosen backend has no key 'backend.rows': if its class takes rows, write ++",
+    "timer=cuda": "timer=cuda does not exist: `device`, the default on a GPU, times a call's work there; the choices",
+    "batch=null": "batch=null is not a whole number from 1 to",
+    "seq_len=0": "seq_len=0 is not a whole number from 1 to",
+    "--resolve": "--resolve can only be used with --cfg or --help",
+    "--experimental-rerun x": "--experimental-rerun is not supported: repeat the command with sweep=NAME",
     "seq_len=1)": "the value of seq_len cannot be read",
     "seq_len=1e3": "seq_len=1000.0 is not a whole number",
     "--hlep": "there is no flag --hlep: did you mean '--help'?",
@@ -74,7 +83,6 @@ BAD = {
     "batch=-1": "is not a whole number from 1 to",
     "batch=two": "is not a whole number from 1 to",
     "batch=1.5": "is not a whole number from 1 to",
-    "batch=null": "is not a whole number from 1 to",
     "batch=true": "is not a whole number from 1 to",
     "batch=[1,2]": "is not a whole number from 1 to",
     "seq_len=-5": "is not a whole number from 1 to",
@@ -163,6 +171,38 @@ def test_bad_input_stops_with_one_sentence_before_any_work(call, tmp_path, line)
     assert "Traceback" not in err
     assert out == ""
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"q_heads: [1\nb: : 2\n", ", line 2, is no YAML: expected ',' or ']', but got ':'"),
+        (b"q_heads: 3\nq_heads: 4\n", ", line 2, is no YAML: found duplicate key q_heads"),
+        (b"\tq_heads: 3\n", ", line 1, is no YAML: found character '\\t' that cannot start any token"),
+        (b"q_heads: \xff\xfe\n", "a file of your configuration is no text in UTF-8: save it as UTF-8"),
+        (b"- q_heads\n", "the chosen model is a list: each line of its file has the form key: value"),
+    ],
+)
+def test_a_mistake_in_a_file_of_one_s_own_is_one_sentence(call, tmp_path, content, said):
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_bytes(content)
+    for words in ([], ["duel", "a=flash", "b=math"]):
+        code, out, err = call(*words, "--config-dir", "conf", "model=mine")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert said in err and "Traceback" not in err
+
+
+def test_a_key_that_is_given_twice_is_told(call):
+    words = ("dry_run=true", "device=cpu", "batch=1", "batch=2", "seed=1", "seed=1")
+    code, out, err = call(*words)
+    assert (code, " b2 " in out) == (0, True)
+    assert err == "hint: batch is given twice, and batch=2 counts; for both: -m batch=1,2\n"
+
+
+def test_pages_of_hydra_that_nobody_reads_on_are_no_errors(tmp_path):
+    command = f"{sys.executable} -m attn_exp --info all | head -2"
+    ran = subprocess.run(command, shell=True, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (ran.stdout.splitlines()[0].startswith("Hydra"), ran.stderr) == (True, "")
 
 
 def test_a_folder_without_leave_is_told(call, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import sweeps
 from fakes import make_record, make_request
 
+from attn_exp.commands import run as run_module
 from attn_exp.core.record_file import write_record
 from attn_exp.results import read as read_module
 from attn_exp.results.result import Result
@@ -134,3 +135,26 @@ def test_the_end_of_a_sweep_decodes_each_record_once_for_tables_curves_and_plots
     assert len(whole) == len(set(whole))
     assert (tmp_path / "table.csv").is_file() and list((tmp_path / "plots").iterdir())
     assert current.context.tracker.ends == ["FINISHED"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "code"),
+    [
+        ([], "unavailable", 1),
+        ([], "unsupported", 0),
+        ([], "ok", 0),
+        (["-m"], "unavailable", 0),
+    ],
+)
+def test_one_case_that_another_attempt_may_measure_is_no_success(monkeypatch, tmp_path, words, status, code):
+    def measured(arguments, session):
+        session.progress.total = 1
+        session.context = SweepContext("s", tmp_path, Closed(), {}, print)
+        record = make_record()
+        changes = {} if status == "ok" else {"status": status, "reason": "because", "metrics": {}, "passes": {}}
+        session.finish(replace(record, **changes))
+        return 0
+
+    monkeypatch.setattr(run_module, "_measure", measured)
+    monkeypatch.setattr(Session, "close", lambda *_: None)
+    assert run_module.main([*words, "isolation=none", "backend=flash"]) == code

@@ -6,7 +6,7 @@ import cli
 import pytest
 
 from attn_exp.run import worker_process
-from attn_exp.run.worker_process import Outcome, Worker
+from attn_exp.run.worker_process import Outcome, Worker, _see
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +63,11 @@ def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert (16 << 20) < len(log) < (16 << 20) + 100
     assert log.startswith(b"first\n") and log.endswith(b"\nlast")
     assert b"\n... 25165835 bytes were left out here ...\n" in log
+
+
+def test_a_log_is_named_only_if_it_says_something(tmp_path):
+    assert _see(tmp_path / "worker.log") == "it printed nothing"
+    (tmp_path / "worker.log").write_text("")
+    assert _see(tmp_path / "worker.log") == "it printed nothing"
+    (tmp_path / "worker.log").write_text("CUDA error")
+    assert _see(tmp_path / "worker.log") == f"see {tmp_path}/worker.log"

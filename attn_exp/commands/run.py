@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.config.overrides import overridden, renamed
+from attn_exp.config.overrides import overridden, renamed, repeated
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
 from attn_exp.core.ticker import Ticker
@@ -24,10 +24,14 @@ _NO_JOBS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the arguments ask for; return 0, 2 after a mistake of the user's, or 130 after Ctrl-C."""
+    """Do what the arguments ask for; return 0, 2 after a mistake of the user's, or 130 after Ctrl-C.
+
+    It is 1 if `stop_on` ended the sweep, and if the one case that was asked for has no result that is final.
+    """
     # argparse wants flags before or after the overrides, not among them; people type them anywhere.
     arguments = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
     arguments, hints = renamed(arguments)
+    hints += repeated(arguments)
     if "--version" in arguments:
         print(f"attn_exp {__version__}")
         return 0
@@ -46,7 +50,9 @@ def _run(arguments: list[str]) -> int:
         code = _measure(arguments, session)
         if code:
             session.status = "FAILED"
-    return code
+    # A sweep has its other jobs; whoever asks for one case has nothing.
+    alone = session.progress.total == 1 and not {"-m", "--multirun"} & set(arguments)
+    return code or int(alone and session.lost > 0)
 
 
 def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "Path | None":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.conf import conf_folder, read_yaml
-from attn_exp.core.errors import UserError, nearest, no_config_dir
+from attn_exp.core.errors import UserError, check_name, nearest, no_config_dir
 
 
 def explain_error(error: Exception) -> str:
@@ -24,6 +24,8 @@ def explain_error(error: Exception) -> str:
     # Not at the top: `--help` of most commands needs no Hydra.
     from hydra.errors import OverrideParseException
 
+    if (unreadable := _unreadable(error)) is not None:
+        return unreadable
     text = f"{error}" if error.args and str(error) else f"{error.__cause__}"
     if isinstance(error, OverrideParseException):
         # `_sweep` explains the rest of its message.
@@ -33,6 +35,28 @@ def explain_error(error: Exception) -> str:
         if sentence:
             return sentence
     return " ".join(text.split())
+
+
+def is_mistake(error: Exception) -> bool:
+    """Return whether an error that Hydra raised is a mistake in a file or an override, and no bug."""
+    # Of Hydra's ValueErrors this is the only one that is the user's mistake.
+    return _unreadable(error) is not None or str(error).startswith("Config group override")
+
+
+def _unreadable(error: Exception) -> str | None:
+    """Explain a file of the user's own that is no YAML, is no text, or may not be read."""
+    from yaml import MarkedYAMLError, YAMLError
+
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}, is no YAML: {error.problem or error.context}"
+    if isinstance(error, YAMLError):
+        return f"a file is no YAML: {' '.join(str(error).split())}"
+    if isinstance(error, UnicodeDecodeError):
+        return "a file of your configuration is no text in UTF-8: save it as UTF-8"
+    if isinstance(error, PermissionError):
+        return f"{error.filename} may not be read: change its permissions, or choose another file"
+    return None
 
 
 def _no_folder(text: str) -> str | None:
@@ -51,7 +75,7 @@ def _unknown_option(text: str) -> str | None:
         options = options or sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
         if not option:
             return f"{group}= is empty: the choices are {', '.join(options)}"
-        near = nearest(option, options)
+        near = _DEVICE_TIMERS if (group, option) in _DEVICES else nearest(option, options)
         return f"{group}={option} does not exist: {near}the choices are {', '.join(options)}"
     match = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)
     if match:
@@ -59,6 +83,11 @@ def _unknown_option(text: str) -> str | None:
         return f"{group} is not chosen by default: write +{group}=..."
     match = re.search(r"Could not find '([^']+)'", text)
     return f"{match[1]} does not exist" if match else None
+
+
+# What somebody types who means where the work is measured.
+_DEVICES = {("timer", name) for name in ("cuda", "gpu")}
+_DEVICE_TIMERS = "`device`, the default on a GPU, times a call's work there; "
 
 
 def _unknown_key(text: str) -> str | None:
@@ -79,6 +108,9 @@ def _unknown_key(text: str) -> str | None:
     keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
     if key in keys:
         return f"the chosen {key.partition('.')[0]} has no key '{key}': write +{key}=VALUE to add it"
+    group, dot, option = key.partition(".")
+    if group == "backend" and dot:
+        return f"the chosen backend has no key '{key}': if its class takes {option}, write ++{key}=VALUE to add it"
     near = nearest(key, keys)
     top = sorted(name for name in keys if launcher or "." not in name)
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
@@ -129,6 +161,14 @@ def _grammar(text: str) -> str | None:
     if not match:
         return None
     key = re.match(r"[+~]*([A-Za-z_][\w./@-]*)=", match[1])
+    value = match[1].partition("=")[2]
+    if key and key[1] == "sweep":
+        try:
+            check_name("sweep", value)
+        except UserError as error:
+            return str(error)
+    if key and not match[1].isascii():
+        return f"the value of {key[1]} cannot be read: letters such as those stand in quotes, {key[1]}='\"{value}\"'"
     if key:
         return f"the value of {key[1]} cannot be read: write batch=1,8 or batch='range(1,9)'"
     if re.fullmatch(r"[\w-]+", match[1]):
@@ -174,6 +214,9 @@ def check_keys(config: Mapping[str, Any]) -> None:
     Args:
         config: the whole configuration as an unresolved dictionary, without its `hydra` node.
     """
+    for group in (*_CLOSED, "backend"):
+        if isinstance(config.get(group), list):
+            raise UserError(f"the chosen {group} is a list: each line of its file has the form key: value")
     known = declared_keys()
     given = [str(key) for key in config]
     for group in _CLOSED:

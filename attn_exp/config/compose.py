@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from attn_exp.config.check import check_keys
 from attn_exp.config.overrides import renamed, with_todays_keys
@@ -100,7 +101,7 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
             return compose("config", [*_search_path(own), *renamed(overrides)[0]])
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, PermissionError) as error:
         raise UserError(explain_error_of_one_case(error)) from error
 
 

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import difflib
 import io
+import logging
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -23,8 +24,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode, TaskFunction
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from attn_exp.config.check import explain_error
+from attn_exp.config.check import explain_error, is_mistake
 from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, no_config_dir
@@ -57,9 +59,8 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
             GlobalHydra.instance().clear()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain_error(error)) from error
-    except ValueError as error:
-        # This is the only ValueError of Hydra's that is the user's mistake; any other is a bug.
-        if not str(error).startswith("Config group override"):
+    except (ValueError, YAMLError, PermissionError) as error:
+        if not is_mistake(error):
             raise
         raise UserError(explain_error(error)) from error
 
@@ -120,7 +121,12 @@ def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace
     elif given.shell_completion:
         hydra.shell_completion(config_name=name, overrides=overrides)
     elif given.info:
-        hydra.show_info(given.info, config_name=name, overrides=overrides)
+        # Hydra logs these pages, and logging would print a traceback for each line that `head` does not read.
+        earlier, logging.raiseExceptions = logging.raiseExceptions, False
+        try:
+            hydra.show_info(given.info, config_name=name, overrides=overrides)
+        finally:
+            logging.raiseExceptions = earlier
     else:
         # A stored sweep (+experiment=) may set the mode; -m overrides it.
         mode = hydra.get_mode(config_name=name, overrides=overrides)

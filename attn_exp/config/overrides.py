@@ -29,6 +29,21 @@ def renamed(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, hints
 
 
+def repeated(arguments: Sequence[str]) -> list[str]:
+    """Return a hint for each key that is set twice with different values: Hydra takes the last one and says nothing."""
+    last: dict[str, str] = {}
+    hints: dict[str, str] = {}
+    for argument in arguments:
+        if argument.startswith("-") or "=" not in argument:
+            continue
+        key, value = override_key(argument), argument.partition("=")[2]
+        if last.setdefault(key, value) != value:
+            both = f"{last[key]},{value}"
+            hints[key] = f"hint: {key} is given twice, and {key}={value} counts; for both: -m {key}={both}"
+        last[key] = value
+    return list(hints.values())
+
+
 def with_todays_keys(config: Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """Return a configuration with today's names of keys, and a hint for each earlier one.
 

@@ -93,7 +93,8 @@ class Case:
         for name, largest in _LARGEST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-                raise UserError(f"{name}={value!r} is not a whole number from 1 to {largest:,}")
+                typed = "null" if value is None else repr(value)
+                raise UserError(f"{name}={typed} is not a whole number from 1 to {largest:,}")
         if self.q_heads % self.kv_heads:
             raise UserError(
                 f"kv_heads={self.kv_heads} does not divide q_heads={self.q_heads}: "

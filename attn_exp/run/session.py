@@ -66,6 +66,8 @@ class Session:
         each: Callable[[Record, Path], None] | None = None,
     ) -> None:
         self.status: EndStatus = "FINISHED"
+        # How many jobs ended without a result that another attempt may bring.
+        self.lost = 0
         self.progress = Progress(ticker=ticker)
         self.ahead = 0
         self.gpus = visible_gpus()
@@ -239,6 +241,7 @@ class Session:
     def finish(self, record: Record) -> None:
         """Count a job that has ended, and log it."""
         self.progress.finished(record)
+        self.lost += not record.final
         for name, profile in record.profiles.items():
             if profile.reason:
                 self.say(f"      profiler={name} {profile.status}: {profile.reason}")

@@ -284,12 +284,12 @@ class Worker:
             what = {"start": "the worker's start", "profile": "profiling"}.get(phase, "the job")
             return Outcome(folder, "timeout", f"{what} took longer than {limit} s and was killed", profiling)
         if code is None:
-            reason = f"the worker stopped answering and was killed: see {folder / LOG_NAME}"
+            reason = f"the worker stopped answering and was killed: {_see(folder / LOG_NAME)}"
             return Outcome(folder, "crashed", reason, profiling)
         when = " while profiling" if profiling else "" if began else " before it took the job"
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome(folder, "out_of_memory", f"the kernel killed the worker for memory{when}", profiling)
-        words = words or f"see {folder / LOG_NAME}"
+        words = words or _see(folder / LOG_NAME)
         return Outcome(folder, "crashed", f"the worker {how_it_ended(code)}{when}: {words}", profiling)
 
     def _last_words(self) -> str:
@@ -410,3 +410,11 @@ def _oom_kills() -> int:
         if counts:
             return counts[0]
     return 0
+
+
+def _see(log: Path) -> str:
+    """Return where a job's last words are, if it left any."""
+    try:
+        return f"see {log}" if log.stat().st_size else "it printed nothing"
+    except OSError:
+        return "it printed nothing"
