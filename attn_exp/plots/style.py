@@ -44,12 +44,16 @@ class Look:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: `name` is its file's, `title` what it shows, `caption` what a reader must know."""
+    """A chart: `name` is its file's, `title` what it shows, `caption` what a reader must know.
+
+    `below` is the height of the caption in inches.
+    """
 
     name: str
     title: str
     caption: str
     figure: "Figure"
+    below: float = 0.0
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the chart as NAME.svg and NAME.png into a folder and return their paths.
@@ -143,7 +147,7 @@ def finish(
     figure.draw_without_rendering()
     # Not "none", which leaves a placeholder for which each file would be drawn once more.
     figure.set_layout_engine(None)
-    return Chart(name, title, caption, figure)
+    return Chart(name, title, caption, figure, below)
 
 
 def _columns(lengths: Sequence[int], letters: float) -> int:
@@ -169,11 +173,14 @@ def svg(chart: Chart, *, bare: bool = False) -> str:
     A `bare` one is without title and caption, for a page that has them as its own text.
     """
     import matplotlib
+    from matplotlib.transforms import Bbox
 
     buffer = io.StringIO()
-    around: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05} if bare else {}
+    width, height = chart.figure.get_size_inches()
+    # Not "tight", which draws everything once more.
+    part: dict[str, Any] = {"bbox_inches": Bbox([[0, chart.below], [width, height - _TITLE]])} if bare else {}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name}), _without(chart, bare):
-        chart.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, **around)
+        chart.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, **part)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
