@@ -8,10 +8,12 @@ import sweeps
 from hypothesis import HealthCheck, given, settings
 from strategies import cases
 
-from attn_exp.commands.duel import main, rivals_of
+from attn_exp.commands.compare import main as compare_main
+from attn_exp.commands.duel import COMMAND, combinations, main, rivals_of
 from attn_exp.compare.duel_command import case_words, duels
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
+from attn_exp.core.errors import UserError
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.request import Compile
 from attn_exp.results.cell import ChosenMetric, cells_of
@@ -137,3 +139,64 @@ def test_the_command_really_runs_dry(tmp_path, capsys, monkeypatch):
     assert main([*words, "dry_run=true"]) == 0
     said = capsys.readouterr().out
     assert said.count(sweeps.CASE.label()) == 2
+
+
+def test_with_m_there_is_a_duel_for_each_combination_and_each_is_told_with_its_place(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["a=math,eager", "b=flash", "batch=1,1,2", "seq_len=64", "device=cpu", "dry_run=true"]
+    assert main(["-m", *words]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[2:4] for line in out.splitlines()[::2]] == [
+        ["a=math:", "b1"],
+        ["a=math:", "b2"],
+        ["a=eager:", "b1"],
+        ["a=eager:", "b2"],
+    ]
+    lines = err.splitlines()
+    assert [line.partition(",")[0].partition("]")[0] for line in lines] == ["[1/4", "[2/4", "[3/4", "[4/4"]
+    assert lines[0].endswith("attn-exp duel a=math b=flash batch=1 seq_len=64 device=cpu dry_run=True")
+    assert all("s left]" in line for line in lines[1:])
+    # Without -m the words are those of one duel, and mistakes in any of them end all.
+    assert main(words) == 2
+    assert main(["-m", "a=math", "batch=1,2"]) == 2
+    assert "needs two backends" in capsys.readouterr().err
+
+
+def test_a_grid_of_duels_is_as_long_as_a_sweep_may_be():
+    assert len(combinations(["a=flash", "b=math", "batch=range(1,4)", "seq_len=64,128"])) == 6
+    with pytest.raises(UserError, match="999,999 combinations, of 999,999 values of batch"):
+        combinations(["a=flash", "b=math", "batch=range(1,1000000)"])
+    with pytest.raises(UserError, match="write KEY=VALUE,VALUE"):
+        combinations(["a=flash", "b=math", "batch=1,("])
+
+
+def test_settle_runs_the_duels_that_the_comparison_proposes(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jobs = [
+        sweeps.job(name, us, 2.5 * us, of=sweeps.case(seq_len=length))
+        for length in (512, 1024)
+        for name, us in (("flash", 100.0), ("cudnn", 100.1), ("eager", 300.0))
+    ]
+    sweeps.write(
+        tmp_path / "s", [replace(one, request=replace(one.request, job=str(at))) for at, one in enumerate(jobs)]
+    )
+    ran, codes = [], iter((0, 1))
+    monkeypatch.setattr(
+        "attn_exp.commands.duel.COMMAND", replace(COMMAND, run=lambda given: ran.append(given.overrides) or next(codes))
+    )
+    assert compare_main(["s", "folder=.", "settle=true"]) == 1
+    assert [[*words[:2], words[-1]] for words in ran] == [
+        ["a=cudnn", "b=flash", "seq_len=512"],
+        ["a=cudnn", "b=flash", "seq_len=1024"],
+    ]
+    err = capsys.readouterr().err
+    assert "[1/2] attn-exp duel a=cudnn b=flash" in err and "1 of 2 duels could not be measured" in err
+
+
+def test_settle_without_ties_or_against_another_sweep_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweeps.write(tmp_path / "s", [sweeps.job("flash", 100.0, 250.0), sweeps.job("cudnn", 200.0, 500.0)])
+    assert compare_main(["s", "folder=.", "settle=true"]) == 0
+    assert "there is no duel to run" in capsys.readouterr().err
+    assert compare_main(["s", "folder=.", "against=t", "settle=true"]) == 2
+    assert "compare the sweep alone" in capsys.readouterr().err

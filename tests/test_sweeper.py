@@ -1,6 +1,7 @@
 import contextlib
 import copy
 import os
+import time
 from typing import ClassVar
 
 import pytest
@@ -324,3 +325,17 @@ def test_a_sweep_that_was_stopped_at_an_inaccurate_job_stops_there_again(tmp_pat
         assert "stopped at the first inaccurate job (stop_on), wrong-" in done.stdout
         assert sorted(name.split("-")[0] for name in records(tmp_path, "s")) == ["flash", "wrong"]
     assert run(*arguments, cwd=tmp_path).returncode == 0
+
+
+def test_a_grid_that_nobody_waits_for_is_refused_before_it_is_made(call):
+    began = time.monotonic()
+    code, out, err = call("-m", "batch=range(1,1000000000)", "causal=true,false", "device=cpu")
+    assert (code, out) == (2, "") and time.monotonic() - began < 5
+    assert "1,999,999,998 combinations, of 999,999,999 values of batch, are more than 100,000" in err
+    code, out, err = call("-m", "batch=range(1,9,3)", "device=cpu", "backend=math", "dry_run=true")
+    assert (code, err) == (0, "") and "3 jobs: 3 would run" in out
+
+
+def test_equal_jobs_are_one(call):
+    code, out, _ = call("-m", "batch=1,1,2", "backend=math,math", "device=cpu", "dry_run=true")
+    assert code == 0 and "2 jobs: 2 would run" in out

@@ -24,6 +24,7 @@ from attn_exp.core.ticker import Ticker
 if TYPE_CHECKING:
     from attn_exp.compare.choice import Choice
     from attn_exp.compare.comparison import Comparison
+    from attn_exp.compare.rivals import Rivals
     from attn_exp.compare.sheet import Picture
 
 NOTHING_TO_DRAW = "this comparison has nothing to draw"
@@ -34,6 +35,7 @@ def run(given: Arguments) -> int:
     """Compare, and print or write the result; return the exit code."""
     from attn_exp.compare.answer import answer
     from attn_exp.compare.changes import Changes
+    from attn_exp.compare.rivals import Rivals
 
     choice = choice_of(given)
     with Ticker() as ticker:
@@ -64,7 +66,24 @@ def run(given: Arguments) -> int:
                 file=sys.stderr,
             )
             return REGRESSION
+    if isinstance(comparison, Rivals) and choice.settle:
+        return _settle(comparison) or (SKIPPED if comparison.broken else 0)
     return SKIPPED if comparison.broken else 0
+
+
+def _settle(rivals: "Rivals") -> int:
+    """Run the duels that a comparison proposes; return the largest exit code."""
+    from attn_exp.commands.duel import COMMAND as DUEL
+    from attn_exp.run.many_duels import run_many
+
+    commands = list(dict.fromkeys(duel.command for duel in rivals.ties))
+    for command in commands:
+        if command.startswith("#"):
+            print(f"no duel: {command.lstrip('# ')}", file=sys.stderr)
+    duels = [shlex.split(command)[2:] for command in commands if not command.startswith("#")]
+    if not duels:
+        print("nothing is too close to call: there is no duel to run", file=sys.stderr)
+    return run_many(duels, DUEL.main)
 
 
 def choice_of(given: Arguments) -> "Choice":
@@ -139,6 +158,7 @@ COMMAND = Command(
         ("attn-exp compare new against=old fail_if_slower=3%", "against an earlier sweep"),
         ("attn-exp compare monday,tuesday,friday history=true", "where a level changed"),
         ("attn-exp compare first published=figures.csv", "compared with published figures"),
+        ("attn-exp compare first settle=true", "and run the duels of what is too close to call"),
         ("attn-exp compare first out=report.html plots=pictures", "a report, and pictures"),
     ),
     positional=Positional(
@@ -169,6 +189,8 @@ COMMAND = Command(
         _option("spread", "PERCENT", "what equal rows may differ by", default="the doctor's margin for the device"),
         _option("fail_if_slower", "PERCENT",
                 "exit with 1 if a cell is slower by at least PERCENT, or has no result any more"),
+        _option("settle", "true", "run the duels that the comparison proposes, one after another", default="false",
+                choices=("true", "false")),
         _option("anyway", "true", "compare sweeps of different devices or versions all the same", default="false",
                 choices=("true", "false")),
         FOLDER,
@@ -183,6 +205,6 @@ COMMAND = Command(
     ),
     run=run,
     renamed={"sweep": "SWEEP", "experiment": "mlflow_experiment"},
-    bare=("history", "anyway"),
+    bare=("history", "anyway", "settle"),
 )  # fmt: skip
 main = COMMAND.main

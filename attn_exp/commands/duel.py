@@ -2,20 +2,55 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
-from attn_exp.commands.options import CONFIG_DIR, Arguments, Command
-from attn_exp.core.errors import UserError
+from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
+from attn_exp.core.errors import UserError, first_line
+from attn_exp.core.values import truth
+from attn_exp.run.many_duels import run_many
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _COMPILE = re.compile(r"\.compile[.=]")
 
 
 def run(given: Arguments) -> int:
-    """Run a duel; return 0, or 1 if it could not be measured."""
-    rivals, shared = rivals_of(given.overrides)
+    """Run a duel, or with `-m` one for each combination; return 0, or 1 if one could not be measured."""
+    if not given.get("multirun"):
+        return _one(given.overrides, given.get("config_dir"), given.command)
+    every = combinations(given.overrides)
+    # The mistakes of all, before the first is measured.
+    for words in every:
+        rivals_of(words)
+    folder = given.get("config_dir")
+    flags = [] if folder is None else ["--config-dir", str(folder)]
+    return run_many(every, lambda words: _one(words, folder, (*words, *flags)))
+
+
+def _one(overrides: Sequence[str], own_choices: Path | None, command: Sequence[str]) -> int:
+    rivals, shared = rivals_of(overrides)
     from attn_exp.run.duel import run_duel
 
-    return run_duel(rivals, shared, given.get("config_dir"), given.command)
+    return run_duel(rivals, shared, own_choices, command)
+
+
+def combinations(overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the words of each combination of values (`batch=1,8`, `seq_len=range(64,257,64)`), each once.
+
+    Raises:
+        UserError: a word that Hydra cannot read, or too many combinations.
+    """
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from attn_exp.sweep.product import check_number
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        check_number(parsed)
+        return list(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(parsed, None)[0])))
+    except HydraException as error:
+        raise UserError(f"{first_line(error)}: write KEY=VALUE,VALUE or KEY=range(FROM,TO,STEP)") from error
 
 
 def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -64,7 +99,7 @@ def _option(option: str) -> str:
 
 COMMAND = Command(
     name="duel",
-    usage="[--config-dir FOLDER] a=BACKEND b=BACKEND [c=BACKEND ...] [a.OPTION=VALUE ...] [KEY=VALUE ...]",
+    usage="[-m] [--config-dir FOLDER] a=BACKEND b=BACKEND [c=BACKEND ...] [a.OPTION=VALUE ...] [KEY=VALUE ...]",
     about=(
         "Measures two or more backends of one case side by side in one process, one block each in turn (ABBA). Says "
         "which is faster, by how much, and whether the difference is large enough to tell."
@@ -73,8 +108,15 @@ COMMAND = Command(
         ("attn-exp duel a=flash b=cudnn batch=8 seq_len=4096", "two backends"),
         ("attn-exp duel a=flash b=math c=eager model=gpt2 causal=false", "three"),
         ("attn-exp duel a=eager b=eager b.compile=default", "one backend, compiled and not"),
+        ("attn-exp duel -m a=flash b=cudnn,math batch=1,8", "four duels, one after another"),
     ),
-    options=(CONFIG_DIR,),
+    options=(
+        Option(
+            name="multirun", value="true", read=truth, default="false", choices=("true", "false"), short="-m",
+            help="also -m: a duel for each combination of values with commas, or of a range(FROM,TO,STEP)",
+        ),
+        CONFIG_DIR,
+    ),
     overrides=(
         ("a=BACKEND b=BACKEND ...", "the backends, a letter each"),
         ("a.OPTION=VALUE", "an option of one backend, or a.compile=MODE"),
@@ -82,5 +124,6 @@ COMMAND = Command(
     ),
     exits=("0 there is a verdict", "1 fewer than two backends could be measured", "2 invalid command line"),
     run=run,
-)
+    bare=("multirun",),
+)  # fmt: skip
 main = COMMAND.main

@@ -221,9 +221,12 @@ class _Prepared:
         self.earlier = False
         self._positional = False
         self._truth = False
+        # Flags that may be one letter: -m.
+        self._long = {one.short: f"--{one.name}" for one in command.options if one.short and one.name in command.bare}
 
     def take(self, word: str) -> None:
         """Take the next word of the command line."""
+        word = self._long.get(word, word)
         match = _KEY.fullmatch(word.removeprefix("--"))
         dashes = word.startswith("--")
         bare = word.removeprefix("--").replace("-", "_")

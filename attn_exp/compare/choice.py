@@ -37,6 +37,7 @@ class Choice:
     spread: float | None = None
     fail_if_slower: float | None = None
     anyway: bool = False
+    settle: bool = False
     folder: str = "multirun"
     uri: str | None = None
     mlflow_experiment: str = "attn_exp"
@@ -45,13 +46,13 @@ class Choice:
 # How the text of each option becomes its value, for the command and the Python API.
 READERS: dict[str, Reader] = {field.name: text for field in fields(Choice)} | {
     **dict.fromkeys(("sweep", "against", "by"), names),
-    **dict.fromkeys(("history", "anyway"), truth),
+    **dict.fromkeys(("history", "anyway", "settle"), truth),
     **dict.fromkeys(("margin", "spread", "fail_if_slower"), share),
     "rows": rows,
     "format": one_of(tuple(FORMATS)),
 }
 # The Python API has arguments of its own for these, or does not need them.
-_OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots", "fail_if_slower")
+_OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots", "fail_if_slower", "settle")
 
 
 def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
@@ -64,6 +65,10 @@ def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
     if choice.fail_if_slower is not None and not choice.against:
         raise UserError("fail_if_slower= compares two sweeps: say which with against=NAME")
     check_ways(choice, against=bool(choice.against))
+    if choice.settle and (choice.against or choice.history or choice.published):
+        raise UserError(
+            "settle=true measures backends of a sweep side by side on this machine: compare the sweep alone"
+        )
     return choice
 
 

@@ -9,12 +9,12 @@ from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
 
-_MOST_ROWS = 12
+_MOST_ROWS = 8
 _MOST_TICKS = 9
 
 
 def lengths_chart(results: "Sequence[Result]") -> Chart | None:
-    """Draw the families that have several lengths, at most twelve with the most; None if there are none."""
+    """Draw the families that have several lengths, at most eight with the most; None if there are none."""
     every = families(measured(results, "tflops"))
     if not every:
         return None

@@ -53,9 +53,9 @@ class Progress:
         left = f", {self._left()}" if self.done else ""
         self._ticker.stage(f"[{self.done + self.kept + 1}/{self.total}] measuring {label}{left}", brief=True)
 
-    def doing(self, text: str) -> None:
-        """Show what is being done beside measuring."""
-        self._ticker.stage(text, brief=True)
+    def doing(self, text: str, share: float = 0.0) -> None:
+        """Show what is being done beside measuring, of which a share is done."""
+        self._ticker.stage(text, share, brief=True)
 
     def end(self) -> None:
         """Remove the line about the running job."""

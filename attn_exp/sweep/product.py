@@ -7,13 +7,14 @@ its configurations with Hydra's.
 import copy
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attn_exp.config.overrides import override_key
@@ -22,6 +23,8 @@ from attn_exp.core.request import Request
 
 # How many combinations are tried before a choice is taken to be impossible in all of them.
 _TRIES = 64
+# At a second a job these take more than a day.
+_MOST_JOBS = 100_000
 # Keys that a sweep has one value of.
 _SHARED = (
     *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots", "columns", "format", "quiet"),
@@ -158,6 +161,27 @@ def _top(override: Override) -> str:
     return re.split(r"[.\[@]", override.key_or_group, maxsplit=1)[0]
 
 
+def check_number(overrides: Iterable[Override]) -> None:
+    """Raise UserError if there are more combinations than anybody waits for, before any of them is made."""
+    numbers = {override.key_or_group: _number(override) for override in overrides}
+    total = math.prod(numbers.values())
+    if total > _MOST_JOBS:
+        largest = max(numbers, key=lambda key: numbers[key])
+        raise UserError(
+            f"{total:,} combinations, of {numbers[largest]:,} values of {largest}, are more than {_MOST_JOBS:,}: "
+            f"give fewer, for example {largest}=1,8,64 or {largest}=range(1,1000,100)"
+        )
+
+
+def _number(override: Override) -> int:
+    """Return how many values an override has, without making them."""
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        assert value.start is not None and value.stop is not None
+        return max(0, math.ceil((value.stop - value.start) / value.step))
+    return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1
+
+
 def check_shared(jobs: Sequence[Overrides]) -> None:
     """Raise UserError if a sweep has several values of a key in `_SHARED`."""
     for values in zip(*jobs, strict=True):
@@ -175,16 +199,22 @@ def varied_keys(jobs: Sequence[Overrides], prefix: str) -> tuple[str, ...]:
     return tuple(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
 
 
-def check_choices(request: MakeRequest, jobs: Sequence[tuple[str, ...]]) -> None:
+def check_choices(
+    request: MakeRequest, jobs: Sequence[tuple[str, ...]], said: Callable[[float], None] = lambda share: None
+) -> None:
     """Raise UserError for a value that is impossible in all combinations, before anything is started.
 
     One combination is composed for each value of each choice, not the whole product. If that one is impossible, others
-    with the same value are tried. Hydra's errors (an unknown key or option) pass through.
+    with the same value are tried. Hydra's errors (an unknown key or option) pass through. `said` is called with the
+    share of the choices that are checked.
     """
     axes = [list(dict.fromkeys(column)) for column in zip(*jobs, strict=True)]
     first = [axis[0] for axis in axes]
+    done, total = 0, sum(map(len, axes))
     for position, axis in enumerate(axes):
         for value in axis:
+            done += 1
+            said(done / total)
             made = request((*first[:position], value, *first[position + 1 :]))
             if not isinstance(made, UserError):
                 continue

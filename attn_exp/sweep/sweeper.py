@@ -23,7 +23,7 @@ from attn_exp.results.store import done_record
 from attn_exp.sweep.launchers import Launcher, make_launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.plan import gpu_of
-from attn_exp.sweep.product import Composer, check_choices, check_shared, varied_keys
+from attn_exp.sweep.product import Composer, check_choices, check_number, check_shared, varied_keys
 from attn_exp.sweep.task_function import SessionTask, dry_run_line
 
 Requests = dict[tuple[str, ...], Request | UserError]
@@ -46,8 +46,10 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
     loader = context.config_loader
     assert isinstance(loader, ConfigLoaderImpl)
     parser = OverridesParser.create(config_loader=loader)
-    batches = BasicSweeper.split_arguments(parser.parse_overrides(list(arguments)), None)
-    jobs = [tuple(overrides) for overrides in batches[0]]
+    overrides = parser.parse_overrides(list(arguments))
+    check_number(overrides)
+    # Equal combinations are one job: batch=1,1.
+    jobs = list(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(overrides, None)[0])))
     if not jobs:
         raise UserError("there is no job in this sweep: one of its choices has no value")
     check_shared(jobs)
@@ -78,7 +80,7 @@ class ProductSweep:
         """Check the choices, then run the jobs that are possible and not done, or list them if it is a dry run."""
         launcher = self._launcher(self._composer.case(self._jobs[0]))
         if is_dry_run(self._config):
-            check_choices(self._composer.request, self._jobs)
+            check_choices(self._composer.request, self._jobs, self._checking)
             self._list()
             return
         # Requests that the check makes are kept until the sweep uses them, and no longer: a sweep may have ten thousand
@@ -86,7 +88,9 @@ class ProductSweep:
         checked: Requests = {}
         request = self._composer.request
         check_choices(
-            lambda overrides: checked.get(overrides) or checked.setdefault(overrides, request(overrides)), self._jobs
+            lambda overrides: checked.get(overrides) or checked.setdefault(overrides, request(overrides)),
+            self._jobs,
+            self._checking,
         )
         self._session.progress.total = len(self._jobs)
         self._session.progress.options = varied_keys(self._jobs, "backend.")
@@ -98,6 +102,9 @@ class ProductSweep:
         for index, overrides, job in self._possible(checked):
             self._run(index, overrides, job)
         self._session.drain()
+
+    def _checking(self, share: float) -> None:
+        self._session.progress.doing("checking the choices", share)
 
     def _launcher(self, first: DictConfig) -> Launcher | None:
         """Return the launcher, or None if jobs run in this process. `device` then means the launcher's GPUs."""
@@ -157,12 +164,18 @@ class ProductSweep:
             settle: called with the record of each job that is done.
         """
         current = self._session
+        seen: set[str] = set()
         for index, overrides in enumerate(self._jobs):
             request = checked.pop(overrides, None) or self._composer.request(overrides)
             if isinstance(request, UserError):
                 current.impossible.append(f"{' '.join(overrides)}: {request}")
                 current.progress.total -= 1
                 continue
+            if request.job in seen:
+                # Two spellings of one job: batch=1,01.
+                current.progress.total -= 1
+                continue
+            seen.add(request.job)
             context = current.context
             done = done_record(request, context.folder / request.job) if context is not None else None
             if done is not None:
