@@ -18,7 +18,7 @@ import yaml
 from attn_exp.cli import COMMANDS, dispatch
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import COMMAND as DUEL
-from attn_exp.commands.duel import rivals_of
+from attn_exp.commands.duel import combinations, rivals_of
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.compare import FORMATS
 from attn_exp.compare.changes import VERDICTS
@@ -199,14 +199,11 @@ def test_every_duel_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
     typed = DUEL.parse(arguments)
-    rivals, shared = rivals_of(typed.overrides)
-    for own in rivals.values():
-        assert (
-            request_from_config(
-                resolved_config(compose_config([*own, *shared], "a", typed.get("config_dir"))), [GPU]
-            ).device
-            == "cuda"
-        )
+    for words in combinations(typed.overrides) if typed.get("multirun") else [typed.overrides]:
+        rivals, shared = rivals_of(words)
+        for own in rivals.values():
+            config = resolved_config(compose_config([*own, *shared], "a", typed.get("config_dir")))
+            assert request_from_config(config, [GPU]).device == "cuda"
 
 
 def sweeps_to_compare(folder):
