@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from strategies import cases
 
 from attn_exp.commands.compare import main as compare_main
-from attn_exp.commands.duel import COMMAND, combinations, main, rivals_of
+from attn_exp.commands.duel import COMMAND, main, rivals_of
 from attn_exp.compare.duel_command import case_words, duels
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
@@ -17,6 +17,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.request import Compile
 from attn_exp.results.cell import ChosenMetric, cells_of
+from attn_exp.sweep.product import parsed_combinations
 
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
 
@@ -163,11 +164,11 @@ def test_with_m_there_is_a_duel_for_each_combination_and_each_is_told_with_its_p
 
 
 def test_a_grid_of_duels_is_as_long_as_a_sweep_may_be():
-    assert len(combinations(["a=flash", "b=math", "batch=range(1,4)", "seq_len=64,128"])) == 6
+    assert len(parsed_combinations(["a=flash", "b=math", "batch=range(1,4)", "seq_len=64,128"])) == 6
     with pytest.raises(UserError, match="999,999 combinations, of 999,999 values of batch"):
-        combinations(["a=flash", "b=math", "batch=range(1,1000000)"])
+        parsed_combinations(["a=flash", "b=math", "batch=range(1,1000000)"])
     with pytest.raises(UserError, match="write KEY=VALUE,VALUE"):
-        combinations(["a=flash", "b=math", "batch=1,("])
+        parsed_combinations(["a=flash", "b=math", "batch=1,("])
 
 
 def test_settle_runs_the_duels_that_the_comparison_proposes(tmp_path, capsys, monkeypatch):

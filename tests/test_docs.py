@@ -18,7 +18,7 @@ import yaml
 from attn_exp.cli import COMMANDS, dispatch
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import COMMAND as DUEL
-from attn_exp.commands.duel import combinations, rivals_of
+from attn_exp.commands.duel import rivals_of
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.compare import FORMATS
 from attn_exp.compare.changes import VERDICTS
@@ -32,6 +32,7 @@ from attn_exp.core.nvml import GpuInfo
 from attn_exp.results.read import read_folder
 from attn_exp.results.table import csv_text
 from attn_exp.run import session
+from attn_exp.sweep.product import parsed_combinations
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -199,7 +200,7 @@ def test_every_duel_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
     typed = DUEL.parse(arguments)
-    for words in combinations(typed.overrides) if typed.get("multirun") else [typed.overrides]:
+    for words in parsed_combinations(typed.overrides) if typed.get("multirun") else [typed.overrides]:
         rivals, shared = rivals_of(words)
         for own in rivals.values():
             config = resolved_config(compose_config([*own, *shared], "a", typed.get("config_dir")))

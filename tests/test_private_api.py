@@ -391,6 +391,14 @@ def test_a_parsed_override_has_our_attributes(override):
     assert override("~dtype").is_delete() and override("hydra.verbose=true").is_hydra_override()
 
 
+def test_the_values_of_a_choice_can_be_counted(override):
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+
+    choice, spaced = override("batch=1,8").value(), override("batch=range(1,9,3)").value()
+    assert isinstance(choice, ChoiceSweep) and len(choice.list) == 2
+    assert isinstance(spaced, RangeSweep) and (spaced.start, spaced.stop, spaced.step) == (1, 9, 3)
+
+
 def test_overrides_are_applied_in_place(override):
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from omegaconf import OmegaConf

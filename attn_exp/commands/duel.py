@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
-from attn_exp.core.errors import UserError, first_line
+from attn_exp.core.errors import UserError
 from attn_exp.core.values import truth
 from attn_exp.run.many_duels import run_many
 
@@ -17,7 +17,9 @@ def run(given: Arguments) -> int:
     """Run a duel, or with `-m` one for each combination; return 0, or 1 if one could not be measured."""
     if not given.get("multirun"):
         return _one(given.overrides, given.get("config_dir"), given.command)
-    every = combinations(given.overrides)
+    from attn_exp.sweep.product import parsed_combinations
+
+    every = parsed_combinations(given.overrides)
     # The mistakes of all, before the first is measured.
     for words in every:
         rivals_of(words)
@@ -31,26 +33,6 @@ def _one(overrides: Sequence[str], own_choices: Path | None, command: Sequence[s
     from attn_exp.run.duel import run_duel
 
     return run_duel(rivals, shared, own_choices, command)
-
-
-def combinations(overrides: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the words of each combination of values (`batch=1,8`, `seq_len=range(64,257,64)`), each once.
-
-    Raises:
-        UserError: a word that Hydra cannot read, or too many combinations.
-    """
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    from attn_exp.sweep.product import check_number
-
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        check_number(parsed)
-        return list(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(parsed, None)[0])))
-    except HydraException as error:
-        raise UserError(f"{first_line(error)}: write KEY=VALUE,VALUE or KEY=range(FROM,TO,STEP)") from error
 
 
 def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attn_exp.config.overrides import override_key
-from attn_exp.core.errors import UserError
+from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.request import Request
 
 # How many combinations are tried before a choice is taken to be impossible in all of them.
@@ -161,7 +163,29 @@ def _top(override: Override) -> str:
     return re.split(r"[.\[@]", override.key_or_group, maxsplit=1)[0]
 
 
-def check_number(overrides: Iterable[Override]) -> None:
+def combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
+    """Return the overrides of each combination of values, each once: of batch=1,1 there is one.
+
+    Raises:
+        UserError: there are too many.
+    """
+    _check_number(overrides)
+    return list(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(list(overrides), None)[0])))
+
+
+def parsed_combinations(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the words of each combination of values (`batch=1,8`, `seq_len=range(64,257,64)`).
+
+    Raises:
+        UserError: a word that Hydra cannot read, or too many combinations.
+    """
+    try:
+        return combinations(OverridesParser.create().parse_overrides(list(words)))
+    except HydraException as error:
+        raise UserError(f"{first_line(error)}: write KEY=VALUE,VALUE or KEY=range(FROM,TO,STEP)") from error
+
+
+def _check_number(overrides: Iterable[Override]) -> None:
     """Raise UserError if there are more combinations than anybody waits for, before any of them is made."""
     numbers = {override.key_or_group: _number(override) for override in overrides}
     total = math.prod(numbers.values())

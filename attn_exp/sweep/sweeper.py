@@ -8,7 +8,6 @@ that are done, and lists the jobs if `dry_run=true`. Hydra finds it as the plugi
 from collections.abc import Callable, Iterator, Sequence
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
@@ -23,7 +22,7 @@ from attn_exp.results.store import done_record
 from attn_exp.sweep.launchers import Launcher, make_launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.plan import gpu_of
-from attn_exp.sweep.product import Composer, check_choices, check_number, check_shared, varied_keys
+from attn_exp.sweep.product import Composer, check_choices, check_shared, combinations, varied_keys
 from attn_exp.sweep.task_function import SessionTask, dry_run_line
 
 Requests = dict[tuple[str, ...], Request | UserError]
@@ -46,10 +45,7 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
     loader = context.config_loader
     assert isinstance(loader, ConfigLoaderImpl)
     parser = OverridesParser.create(config_loader=loader)
-    overrides = parser.parse_overrides(list(arguments))
-    check_number(overrides)
-    # Equal combinations are one job: batch=1,1.
-    jobs = list(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(overrides, None)[0])))
+    jobs = combinations(parser.parse_overrides(list(arguments)))
     if not jobs:
         raise UserError("there is no job in this sweep: one of its choices has no value")
     check_shared(jobs)
