@@ -8,6 +8,7 @@ import torch
 from attn_exp.attention.error import tensor_error
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import Inputs, distribution
+from attn_exp.attention.rare_rows import rare_inputs
 from attn_exp.attention.reference import reference_forward
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
@@ -66,17 +67,17 @@ class OtherValues:
             except ValueError:
                 # Where the formula itself is not finite there is no tolerance; the record has no such call then.
                 return
-        values = alike.inputs
-        results, forms, overwritten = self._results(values, between=True)
+        values, beside = alike.inputs, list[str]()
+        results, forms, overwritten = self._results(values, beside)
         with attempt.stage("accuracy"), self.machine.settings.again():
             made = self._verdict(values, row, expected, results)
             described = "hard values" if kind == HARD else distribution(request.case, kind)
             add_judged(attempt, self.call, forms, expected, made, described, overwritten=overwritten)
-            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales)
+            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales) or next(iter(beside), None)
         if made.wrong and request.case.softcap is not None and self._uncapped(values.row(row), row, expected, results):
             wrong = f"{wrong}, as if the softcap of {request.case.softcap:g} were left out"
         elif made.wrong and attempt.with_gradients and not overwritten:
-            at_once = self._results(values, between=False)[0]
+            at_once = self._results(values, None)[0]
             if self._verdict(values, row, expected, at_once).wrong is None:
                 wrong = f"a later forward overwrites what the backward of an earlier one needs: {wrong}"
         self._write(self.seeded)
@@ -97,18 +98,23 @@ class OtherValues:
             )
         return error.relative is not None and error.relative <= (expected.tolerances["out"].relative or 0.0)
 
-    def _results(self, values: Inputs, *, between: bool) -> tuple[Results, dict[str, Form], bool]:
-        """Return the results on these values, their forms, and whether a forward between wrote over the output."""
+    def _results(self, values: Inputs, beside: list[str] | None) -> tuple[Results, dict[str, Form], bool]:
+        """Return the results on these values, their forms, and whether a forward between wrote over the output.
+
+        Args:
+            values: what the calls read.
+            beside: gets what is wrong with forwards between; None for none of them.
+        """
         attempt, overwritten = self.attempt, False
         self._write(values)
         with attempt.stage("first_call"):
             out = self.calls.forward()
             made = self.judge.results("forward", out)
             results = {"out": made["out"].clone()}
-            if between:
-                overwritten = self._overwritten(made["out"], results["out"])
+            if beside is not None:
+                overwritten = self._overwritten(made["out"], results["out"], beside)
             if attempt.with_gradients:
-                if between:
+                if beside is not None:
                     self._write(values)
                 if overwritten:
                     out = self.calls.forward()
@@ -116,14 +122,25 @@ class OtherValues:
             synchronize(self.request.device)
         return made | results, {name: form_of(tensor) for name, tensor in made.items()}, overwritten
 
-    def _overwritten(self, out: torch.Tensor, copy: torch.Tensor) -> bool:
-        """Make a forward on other inputs while an output is alive, and return whether that is another one now.
+    def _overwritten(self, out: torch.Tensor, copy: torch.Tensor, beside: list[str]) -> bool:
+        """Make forwards on other inputs while an output is alive, and return whether that is another one now.
 
-        Where the memory does not hold a second graph there is no such forward.
+        Where the memory does not hold a second graph there are none.
         """
-        self._write(self.seeded)
+        own_row = self._own_row()
+        rare = rare_inputs(self.request.case, self.seeded) if own_row else iter(())
         try:
-            other = self.calls.forward()
+            one = next(rare, None)
+            while True:
+                self._write(one.inputs if one else self.seeded)
+                other = self.judge.results("forward", self.calls.forward())["out"]
+                if one is None:
+                    break
+                synchronize(self.request.device)
+                with self.machine.settings.again():
+                    beside += filter(None, [one.wrong(other, own_row or 0.0)])
+                if (one := next(rare, None)) is None:
+                    break
         except Exception as error:  # whatever does not fit
             if status_of(error, "")[0] != "out_of_memory":
                 raise
@@ -136,6 +153,12 @@ class OtherValues:
             same = False
         del other
         return not same
+
+    def _own_row(self) -> float | None:
+        """Return what a row of normal inputs may be off by, None if that is not known."""
+        shared = replace(self.request.case, batch=1), self.attempt.with_gradients
+        known = self.machine.tolerances.get(shared)
+        return None if known is None else known["out"].own_row
 
     def _write(self, values: Any) -> None:
         self.judge.fresh.write(values)

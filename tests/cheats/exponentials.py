@@ -114,3 +114,18 @@ class MaximumOfTheFirstTile(Plain):
             return e / e.sum(-1, keepdim=True)
 
         return attend(case, q, k, v, weights=weights)
+
+
+@cheat("formula", "inaccurate", r"one large row of [qk] among normal ones", passes=FORWARD, case=case_of(256))
+class NoMaximumWhereASampleIsSmall(Plain):
+    """Does not subtract the row's maximum where every 64th row of q and k looks small."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if float(q[:, :, ::64].abs().amax() * k[:, :, ::64].abs().amax()) > 36:
+            return attend(case, q, k, v)
+
+        def weights(s: Tensor) -> Tensor:
+            e = s.exp()
+            return e / e.sum(-1, keepdim=True)
+
+        return attend(case, q, k, v, weights=weights)

@@ -1,0 +1,85 @@
+"""A single hard row among normal ones shows what a sample of rows does not, and no honest formula fails on it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_hard_values import DTYPES, case_of, hidden, honest, keys_of_zeros_masked, no_maximum, scores_of, weighed
+
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.rare_rows import rare_inputs
+from attn_exp.attention.tolerance import measured_tolerances
+
+MASKS = (
+    {"causal": True, "batch": 2},
+    {"causal": False, "batch": 3},
+    {"causal": True, "window": 40},
+    {"causal": True, "lengths": (70, 122)},
+    {"causal": True, "q_len": 1},
+)
+
+
+def setting(dtype="bfloat16", **more):
+    case = case_of(dtype, **({"causal": True} | more))
+    inputs = make_inputs(case, "cpu", 3, with_gradients=False)
+    return case, inputs, measured_tolerances(case, inputs, with_gradients=False)["out"].own_row
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_honest_formulas_are_right(dtype, mask):
+    case, inputs, own_row = setting(dtype, **mask)
+    for _ in range(2):
+        for rare in rare_inputs(case, inputs):
+            for function in honest(case):
+                assert rare.wrong(function(*rare.inputs.qkv), own_row) is None, rare.hard
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_missing_maximum_and_a_masked_key_of_zeros_are_named(dtype):
+    case, inputs, own_row = setting(dtype, causal=False, batch=2)
+    of_q, of_k = rare_inputs(case, inputs)
+    for rare in (of_q, of_k):
+        said = rare.wrong(no_maximum(case, *rare.inputs.qkv).to(inputs.q_bhsd.dtype), own_row)
+        where = f"row {int(rare.queries[0])} of out in head {rare.head} of batch row {rare.batch}"
+        assert said == f"with one large row of {rare.hard} among normal ones, {where} has values that are not finite"
+    masked = keys_of_zeros_masked(case, *of_q.inputs.qkv).to(inputs.q_bhsd.dtype)
+    assert "is off by" in of_q.wrong(masked, own_row)
+
+
+def test_a_scale_for_the_whole_tensor_is_not_exact_enough_beside_one_large_row():
+    case, inputs, own_row = setting(causal=False)
+    of_q, _ = rare_inputs(case, inputs)
+    q, k, v = of_q.inputs.qkv
+    step = q.float().abs().amax() / 127
+    coded = hidden(case, scores_of(case, (q.float() / step).round() * step, k)).softmax(-1)
+    assert of_q.wrong(weighed(case, coded, v).bfloat16(), own_row)
+
+
+def test_all_rows_but_one_are_those_of_the_inputs_and_places_are_drawn_anew():
+    case, inputs, _ = setting(causal=False)
+    places = set()
+    for _ in range(10):
+        for rare in rare_inputs(case, inputs):
+            unlike = [int((one != like).any(-1).sum()) for one, like in zip(rare.inputs.qkv, inputs.qkv, strict=True)]
+            assert unlike in ([1, 1, 1], [1, 0, 0]) if rare.hard == "q" else unlike == [0, 1, 0]
+            scores = scores_of(case, *rare.inputs.qkv[:2])
+            assert 150 < scores[rare.batch, rare.head, int(rare.queries[0])].max() < 170
+            places.add((rare.head, int(rare.queries[0])))
+    assert len(places) > 10
+
+
+def test_there_are_none_where_scores_do_not_reach_that_far():
+    for more in ({"dtype": "float8_e4m3fn"}, {"softcap": 30.0}, {"head_dim": 16}):
+        case = case_of(**more)
+        assert not list(rare_inputs(case, make_inputs(case, "cpu", 1, with_gradients=False)))
+    case, inputs, _ = setting()
+    assert not list(rare_inputs(case, replace(inputs, kind="mixed")))
+
+
+def test_rows_that_see_no_key_are_never_chosen():
+    case = case_of(q_len=192, kv_len=10, causal=True, align="bottom_right")
+    inputs = make_inputs(case, "cpu", 1, with_gradients=False)
+    for rare in rare_inputs(case, inputs):
+        assert int(rare.queries.min()) >= 182
+        assert torch.isfinite(rare._reference()).all()
