@@ -1,5 +1,6 @@
 """attn_exp.run from Python: what it returns, says and leaves behind; choices as Python objects."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from attn_exp.api.sweep import Sweep
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.plots.all import KINDS
+from attn_exp.sweep.task_function import SessionTask
 
 # Small, on the CPU, in this process, where torch is imported once.
 QUICK = {
@@ -88,6 +90,24 @@ def test_a_dry_run_prints_the_jobs_and_returns_an_empty_sweep(tmp_path, capsys):
 def test_a_mistake_is_raised_in_one_sentence(tmp_path, overrides, choices, message):
     with pytest.raises(UserError, match=message):
         attn_exp.run(*overrides, sweep="wrong", folder=tmp_path / "wrong", **{**QUICK, **choices})
+
+
+def test_another_sweeper_gets_the_time_of_each_job_as_its_objective(tmp_path, monkeypatch, capsys):
+    """As hydra/sweeper=optuna does, which asks for one job after another."""
+    told = []
+    run_one = SessionTask.__call__
+
+    def listening(task, config):
+        told.append(run_one(task, config))
+        return told[-1]
+
+    monkeypatch.setattr(SessionTask, "__call__", listening)
+    choices = {**QUICK, "folder": tmp_path / "s"}
+    rows = []
+    attn_exp.run("hydra/sweeper=basic", "backend=math,flash", "softcap=null,2", sweep="s", each=rows.append, **choices)
+    assert [row.status for row in rows] == ["ok", "unsupported", "ok", "unsupported"]
+    times = [sum(row.metrics.get(f"{name}/time_us", math.inf) for name in ("forward", "backward")) for row in rows]
+    assert told == times and "[4/4] unsupported" in capsys.readouterr().err
 
 
 def test_what_a_reader_of_rows_raises_ends_the_sweep_and_keeps_the_rows(tmp_path):

@@ -42,6 +42,8 @@ class Progress:
     def finished(self, record: Record) -> None:
         """Print the line of a finished job."""
         self.done += 1
+        # Other sweepers do not say how many jobs there will be.
+        self.total = max(self.total, self.done + self.kept)
         width = len(str(self.total))
         left = f"  {self._left()}" if self.done + self.kept < self.total else ""
         line = coloured_status(job_line(result_of(record), self.options), record.status, self._notes)
@@ -50,8 +52,9 @@ class Progress:
 
     def running(self, label: str) -> None:
         """Show what is being measured."""
-        left = f", {self._left()}" if self.done else ""
-        self._ticker.stage(f"[{self.done + self.kept + 1}/{self.total}] measuring {label}{left}", brief=True)
+        position = self.done + self.kept + 1
+        left = f", {self._left()}" if self.done and position <= self.total else ""
+        self._ticker.stage(f"[{position}/{max(position, self.total)}] measuring {label}{left}", brief=True)
 
     def doing(self, text: str, share: float = 0.0) -> None:
         """Show what is being done beside measuring, of which a share is done."""
