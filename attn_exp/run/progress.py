@@ -39,11 +39,19 @@ class Progress:
         if not self.quiet:
             self._notes = self._print(text, self._notes)
 
+    def keep(self) -> None:
+        """Count a job that was done before."""
+        self.kept += 1
+        self._recount()
+
+    def _recount(self) -> None:
+        # Other sweepers do not say how many jobs there will be.
+        self.total = max(self.total, self.done + self.kept)
+
     def finished(self, record: Record) -> None:
         """Print the line of a finished job."""
         self.done += 1
-        # Other sweepers do not say how many jobs there will be.
-        self.total = max(self.total, self.done + self.kept)
+        self._recount()
         width = len(str(self.total))
         left = f"  {self._left()}" if self.done + self.kept < self.total else ""
         line = coloured_status(job_line(result_of(record), self.options), record.status, self._notes)

@@ -130,7 +130,7 @@ class Session:
 
     def keep(self, record: Record, request: Request) -> None:
         """Count a job that is done already, and log it if the tracker does not have it. `stop_on` may end the sweep."""
-        self.progress.kept += 1
+        self.progress.keep()
         self.log(record)
         if self.progress.kept % _KEPT_AT_ONCE == 0:
             # Records queue up in memory, with all of their samples, while the store is still being opened.
