@@ -31,7 +31,13 @@ def judge_of(first, forward=lambda: None, cpu=None):
 
     passes = {"backward": SimpleNamespace(cpu=cpu)}
     return SimpleNamespace(
-        fresh=FRESH, passes=passes, looked=looked, look=look, forward=forward, backward_of=lambda out: first
+        fresh=FRESH,
+        beside=FRESH.state,
+        passes=passes,
+        looked=looked,
+        look=look,
+        forward=forward,
+        backward_of=lambda out: first,
     )
 
 

@@ -99,7 +99,6 @@ class _Rounds:
 
     def __post_init__(self) -> None:
         self.clock, self._dice = OneCall(self.attempt, self.machine), random.SystemRandom()
-        self._beside = self.judge.fresh.state
         # On a CPU the timed calls' own CPU time is known: a long call need not be repeated to be compared with.
         cpu = self.judge.passes["backward"].cpu
         self._timed_us = None if cpu is None or self.clock.on_gpu else cpu.quartile_us(1)
@@ -145,7 +144,6 @@ class _Rounds:
             del self.calls["backward"]
         elif "backward" not in self.calls:
             self.calls["backward"] = judge.backward()
-            self._beside = fresh.state
             self.calls["backward"]()
         out, forward_us = self.clock.forward(judge)
         self.of_forward.append(forward_us)
@@ -155,7 +153,7 @@ class _Rounds:
         # In random order: a busy machine interrupts calls with a rhythm of its own, and the second one of a round finds
         # memory warmer.
         for is_first in self._dice.sample(kinds, len(kinds)):
-            fresh.set_forward(anew if is_first else self._beside)
+            fresh.set_forward(anew if is_first else judge.beside)
             call, times = (first, self.of_first) if is_first else (self.calls["backward"], self.of_repeated)
             told = "that of a new forward" if is_first else "the one that was timed"
             told += f", after {others + (not is_first)} other forwards," if others else ""

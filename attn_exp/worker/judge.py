@@ -48,8 +48,9 @@ class Judge:
         self._has_graph: bool | None = None
         self.passes: dict[str, TimedPass] = {}
         self.looks = Looks(case, calls.inputs or inputs, calls.scales)
-        # The output that the timed backward is of.
+        # The output that the timed backward is of, and the inputs of its forward; a later pass changes them.
         self._out: torch.Tensor | None = None
+        self.beside = self.fresh.state
         # Backwards after the timing.
         self.later = TimedPass(self._names["backward"], {})
 
@@ -190,7 +191,7 @@ class Judge:
         if forward is not None:
             forward.result = None
         out = self._calls.forward() if out is None else out
-        self._out = torch.Tensor.detach(out).clone()
+        self._out, self.beside = torch.Tensor.detach(out).clone(), self.fresh.state
         return self._calls.backward(out)
 
     def forward(self) -> torch.Tensor:
