@@ -35,7 +35,7 @@ drill: setup
 
 # Ten thousand mutated inputs of each kind. SEED says which; it is printed.
 fuzz: setup
-	ATTN_EXP_FUZZ=10000 $(BIN)/python -m pytest -q tests/test_fuzz.py --timeout 3600 --hypothesis-seed=$(SEED)
+	ATTN_EXP_FUZZ=10000 $(BIN)/python -m pytest -q tests/test_fuzz*.py --timeout 3600 --hypothesis-seed=$(SEED)
 
 # On a machine with an NVIDIA GPU, in an environment that has a CUDA build of torch.
 gpu-test:

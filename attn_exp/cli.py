@@ -6,6 +6,7 @@ Without a command the arguments are those of `run`. A command's module is import
 import contextlib
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -60,6 +61,10 @@ def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _interrupt)
     provide_home()
+    for stream in (sys.stdout, sys.stderr):
+        # Records and names have letters that an ASCII terminal has not; a command must not end over one.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     earlier = sys.argv[0].startswith("python -m attn_exp.")
     if sys.argv[1:2] == ["compare"]:
         # Thousands of records are millions of objects without a cycle: looking for some takes a sixth of the time.
@@ -84,6 +89,13 @@ def dispatch(arguments: Sequence[str], *, earlier: bool = False) -> int:
     `earlier` says that a module was called by its earlier name (`python -m attn_exp.compare`).
     """
     words = list(arguments)
+    try:
+        "".join(words).encode()
+    except UnicodeEncodeError:
+        # Bytes that are no text in this locale's encoding; they could be neither recorded nor printed.
+        said = f"an argument is no text in this locale ({sys.getfilesystemencoding()}): set LC_ALL=C.UTF-8"
+        print(f"attn-exp: {said}", file=sys.stderr)
+        return 2
     if words and set(words) <= _HELP:
         width = max(map(len, COMMANDS))
         print(_OVERVIEW.format(commands="\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())))

@@ -2,20 +2,53 @@
 
 import copy
 import json
-from typing import Any
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+EXAMPLES = int(os.environ.get("ATTN_EXP_FUZZ", "0"))
+
+
+def mutated(few: int = 100) -> settings:
+    """Settings of a test of mutations: as many examples as `make fuzz` asks for, else these few, each time the same."""
+    # Nothing may hang: ten seconds for one input are a hundred times what the slowest takes.
+    return settings(
+        max_examples=EXAMPLES or few,
+        derandomize=not EXAMPLES,
+        database=None,
+        deadline=10_000,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+Made = TypeVar("Made")
+
+
+def attempt(work: Callable[[], Made], *refusals: type[Exception]) -> tuple[Made | None, str | None]:
+    """Return what `work` returns, and None; or None, and the sentence of a refusal of these kinds. Others pass."""
+    try:
+        return work(), None
+    except refusals as refusal:
+        return None, str(refusal)
+
 
 ODD = st.one_of(
     st.none(),
     st.booleans(),
     st.sampled_from([0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**30]),
-    st.sampled_from([0.0, -0.0, -1.5, 1e-320, 1e308, 1e18, 0.1]),
+    st.sampled_from([0.0, -0.0, -1.5, 1e-320, 5e-324, 1e308, 1e18, 0.1]),
     st.sampled_from(["", "ok", "x" * 300, "../../x", "/etc/passwd", "a\nb", "\x00", "é", "\u202e", "${seed}", "nan"]),
+    st.sampled_from(
+        ["9" * 5000, "0-99999999999", "1,,2", "-", "forward", "cpu", "$x_1$", "[x](y)", "<svg>", "A" * 50_000]
+    ),
     st.integers(),
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=8),
     st.sampled_from([[], {}, [[]], [None], {"": None}, {"name": []}, [1, "a"], {"a": {"b": {"c": 1}}}]),
+    st.sampled_from([{"x" * 300: 1.0}, {"forward/time_us": 5e-324}, list(range(50)), [1e308, 1e308], [0.0]]),
 ).map(copy.deepcopy)  # the lists among them are changed later
 # What JSON and YAML know besides what `json.dumps` writes.
 _TOKENS = (

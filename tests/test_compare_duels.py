@@ -86,9 +86,11 @@ def test_a_backward_is_measured_with_its_forward_and_other_ways_of_measuring_are
 
 def test_options_and_backends_from_elsewhere_come_along(tmp_path):
     own = {"_target_": "my_module.MyAttention", "scale": None, "tiles": [64, 128], "deep": {"on": True}}
-    requests = asked(
-        command(tmp_path, sweeps.job("mine", options=own), sweeps.job("cudnn_graph", 9, options={"api": "wrapper"}))
-    )
+    trusted = "# if you trust the class my_module.MyAttention of the record: "
+    line = command(tmp_path, sweeps.job("mine", options=own), sweeps.job("cudnn_graph", 9, options={"api": "wrapper"}))
+    # A line that is pasted as it is imports nothing that a record names.
+    assert line.startswith(trusted)
+    requests = asked(line.removeprefix(trusted))
     by_name = {request.backend["name"]: request.backend for request in requests}
     assert by_name["mine"] == {"name": "mine", **own}
     assert by_name["cudnn_graph"]["api"] == "wrapper"
@@ -201,3 +203,31 @@ def test_settle_without_ties_or_against_another_sweep_says_so(tmp_path, capsys, 
     assert "there is no duel to run" in capsys.readouterr().err
     assert compare_main(["s", "folder=.", "against=t", "settle=true"]) == 2
     assert "compare the sweep alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "value", ["${oc.env:TOKEN}", "a\nb", "1;reboot", "$(reboot)", "a'b", "`id`", "x\\", "?(x)", "é", "# x"]
+)
+def test_words_of_a_record_that_mean_something_to_a_shell_or_hydra_make_no_command(tmp_path, value):
+    rivals = (
+        {"options": {"note": value}},
+        {"options": {value: 1}},
+        {"compile": Compile(mode="x", options={"a": value})},
+    )
+    for index, of in enumerate((*rivals, {"model": value}, {"measuring": {"timer": value}})):
+        try:
+            line = command(tmp_path / str(index), sweeps.job("flash", **of), sweeps.job("cudnn", **of))
+        except (IndexError, UserError):
+            # A name of two lines: no request, and if it is in a file, no record.
+            assert value == "a\nb"
+            continue
+        if "model" not in of:
+            assert line.startswith("# ") and "\n" not in line and "is no plain word" in line
+        assert value not in line.partition("since")[0]
+
+
+@pytest.mark.parametrize("name", ["../../../etc/x", "x" * 200, "sdpa_bench/../llama3_8b", "", ".", "/dev/zero"])
+def test_the_name_of_a_record_s_model_is_no_path(tmp_path, name):
+    line = command(tmp_path, *(sweeps.job(one, model=name) for one in ("flash", "cudnn")))
+    assert "model=" not in line and "model.q_heads=16" in line
+    asked(line)

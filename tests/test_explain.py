@@ -219,7 +219,7 @@ def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
         (["first", "plots="], "plots= is empty"),
         (["first", "folder=nowhere"], "there is no sweep 'first'"),
         (["0" * 32], "there is no database"),
-        (["a" * 300], "cannot be read (File name too long)"),
+        (["a" * 300], "has 300 characters: names and numbers have at most 200"),
         (["a**b"], "matches 'a**b'"),
         (["0" * 32, "uri=http://nowhere"], "Failed to resolve 'nowhere'; or give the job's folder"),
     ],

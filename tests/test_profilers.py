@@ -162,7 +162,7 @@ def test_a_hatchet_tree_is_a_table_with_rates():
         kernels_of(root, "sideways", 3)
 
 
-def test_lines_of_a_sampled_tree_come_with_what_they_wait_for():
+def test_lines_of_a_sampled_tree_come_with_what_they_wait_for(tmp_path):
     def line(place, samples, stalled, **stalls):
         metrics = {"num_samples": samples, "num_stalled_samples": stalled, **stalls}
         return {"frame": {"name": place}, "metrics": metrics, "children": []}
@@ -172,7 +172,8 @@ def test_lines_of_a_sampled_tree_come_with_what_they_wait_for():
     kernel = {"frame": {"name": "forward_kernel"}, "metrics": {}, "children": lines}
     without = line("elementwise", 5, 1)
     root = {"frame": {"name": "ROOT"}, "children": [{"frame": {"name": "forward"}, "children": [kernel, without]}]}
-    found = lines_of(root, "forward")
+    (tmp_path / "tree.hatchet").write_text(json.dumps([root]))
+    found = lines_of(read_tree(tmp_path / "tree.hatchet"), "forward")
     assert [(one.place[-2:], one.samples, one.share, one.stalled_share, one.stall) for one in found] == [
         ("40", 30, 0.75, 0.4, "wait"),
         ("41", 10, 0.25, 0.0, ""),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from attn_exp.config.overrides import renamed
-from attn_exp.core.errors import UserError, nearest, no_config_dir
+from attn_exp.core.errors import UserError, check_words, nearest, no_config_dir
 from attn_exp.core.redaction import redacted
 from attn_exp.core.values import Reader, text
 
@@ -138,6 +138,7 @@ class Command:
         Raises:
             UserError: an option that does not exist, a value that cannot be meant, too many or too few words.
         """
+        check_words(arguments)
         prepared = _Prepared(self)
         for word in arguments:
             prepared.take(word)

@@ -1,5 +1,6 @@
 """Duel commands: how to decide what two separate measurements leave open."""
 
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -8,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from attn_exp.core.case import NORMAL, PASSES, Case
-from attn_exp.core.conf import conf_folder, read_yaml
+from attn_exp.core.conf import choice, conf_folder
 from attn_exp.core.request import Compile
 from attn_exp.core.text import flat, word
 from attn_exp.results.cell import Cell
@@ -16,6 +17,10 @@ from attn_exp.results.result import Result
 
 # Sizes that a model defines; all other fields of a case are keys of their own.
 _OF_MODEL = ("q_heads", "kv_heads", "head_dim", "value_dim")
+# What neither a shell nor Hydra takes for more than it says.
+_PLAIN = re.compile(r"[\w.+~/:@=\[\]{}, -]*", re.ASCII)
+_SHOWN = 40
+_OURS = re.compile(r"attn_exp\.backends\.\w+\.[A-Z]\w*", re.ASCII)
 _DEFAULT_TIMER = {"cuda": "device", "cpu": "cpu"}
 
 
@@ -41,7 +46,9 @@ def duels(pairs: Sequence[tuple[Cell, Cell]]) -> tuple[Duel, ...]:
 def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     """Return the command that measures two backends side by side on the case of `a`, which is that of `b`.
 
-    It is a shell comment if there is no such command: all backends of a duel run in one worker with the same caches.
+    It is a shell comment if there is no such command, since all backends of a duel run in one worker with the same
+    caches; and if it would import a class that a record names, or has words with a meaning of their own for Hydra: a
+    record may be somebody else's, and what is printed here gets pasted.
     """
     if a.caches != b.caches:
         return _comment(f"{a.label} and {b.label} differ in caches=, which a duel sets for all its backends")
@@ -68,6 +75,13 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     else:
         words += [f"a.{word}" for word in _compile_words(a.compile)]
         words += [f"b.{word}" for word in _compile_words(b.compile)]
+    odd = next((one for one in words if not _PLAIN.fullmatch(one)), None)
+    if odd is not None:
+        return _comment(f"{a.label} and {b.label}: no command, since {odd[:_SHOWN]!r} of a record is no plain word")
+    targets = [str(one.backend.get("_target_")) for one in (a, b)]
+    foreign = dict.fromkeys(target for target in targets if not _OURS.fullmatch(target))
+    if foreign:
+        return _comment(f"if you trust the class {' and '.join(foreign)} of the record: {shlex.join(words)}")
     return shlex.join(words)
 
 
@@ -87,7 +101,7 @@ def _compile_words(compiled: Compile, added: str = "") -> list[str]:
 def case_words(case: Case, model: str) -> list[str]:
     """Return the overrides that compose to a case: its model's name if that defines its sizes, else the sizes."""
     words = [f"dtype={_dtypes().get(case.dtype, case.dtype)}"]
-    if _sizes(_yaml(f"model/{model}")) == {name: getattr(case, name) for name in _OF_MODEL}:
+    if _sizes(choice("model", model)) == {name: getattr(case, name) for name in _OF_MODEL}:
         words.append(f"model={model}")
     else:
         # Relative to the default model, whose value_dim follows head_dim and which has no embedding.
@@ -106,9 +120,9 @@ def case_words(case: Case, model: str) -> list[str]:
 def _rival(letter: str, result: Result) -> list[str]:
     """One rival's backend and those of its options that its YAML does not bring."""
     name, options = str(result.backend.get("name")), dict(result.backend)
-    own = _yaml(f"backend/{name}")
+    own = choice("backend", name)
     base = name if own else "eager"
-    known = own or _yaml("backend/eager")
+    known = own or choice("backend", "eager")
     words = [f"{letter}={base}"]
     words += [
         f"{letter}.{key}={word(value)}"
@@ -125,15 +139,7 @@ def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
     return {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
 
 
-def _yaml(name: str) -> dict[str, Any]:
-    """Return a choice of the configuration by `group/name`; empty if it does not exist."""
-    path = conf_folder() / f"{name}.yaml"
-    return read_yaml(path) if path.is_file() else {}
-
-
 @cache
 def _dtypes() -> dict[str, str]:
     """Return the choice of each data type: `bfloat16` is `bf16`."""
-    return {
-        str(_yaml(f"dtype/{path.stem}").get("name")): path.stem for path in (conf_folder() / "dtype").glob("*.yaml")
-    }
+    return {str(choice("dtype", path.stem).get("name")): path.stem for path in (conf_folder() / "dtype").glob("*.yaml")}

@@ -1,6 +1,7 @@
 """Compare a sweep with published figures, counting FLOPs as they do."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.sheet import Column, Sheet
 from attn_exp.core.case import DTYPES, PASSES, Case, case_columns
 from attn_exp.core.errors import UserError
+from attn_exp.core.files import read_whole
 from attn_exp.core.flops import flops_common_convention
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -145,18 +147,16 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
         UserError: the file cannot be read, or lacks a required column.
     """
     try:
-        with file.open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
-            names = set(reader.fieldnames or ())
-            for choices in _NEEDED:
-                if not names & set(choices):
-                    raise UserError(
-                        f"{file} has no column {' or '.join(choices)}: its first line must name the columns"
-                    )
-            rows = list(reader)
+        # Excel begins UTF-8 with a mark.
+        reader = csv.DictReader(io.StringIO(read_whole(file).decode("utf-8-sig"), newline=""))
+        names = set(reader.fieldnames or ())
+        for choices in _NEEDED:
+            if not names & set(choices):
+                raise UserError(f"{file} has no column {' or '.join(choices)}: its first line must name the columns")
+        rows = list(reader)
     except FileNotFoundError as error:
         raise UserError(f"there is no file {file}") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{file} cannot be read as CSV ({error}): give published=FILE.csv") from error
     figures, wrong, windows, deterministic = [], [], 0, 0
     for number, row in enumerate(rows, start=2):

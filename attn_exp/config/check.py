@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.conf import conf_folder, read_yaml
-from attn_exp.core.errors import UserError, check_name, nearest, no_config_dir
+from attn_exp.core.conf import choice, conf_folder, read_yaml
+from attn_exp.core.errors import UserError, check_name, first_line, nearest, no_config_dir
+
+# Between these and the library that raised there is no code of a job's.
+_COMPOSING = ("attn_exp.config.hydra_main", "attn_exp.config.compose", "attn_exp.sweep.product")
 
 
 def explain_error(error: Exception) -> str:
@@ -22,11 +25,16 @@ def explain_error(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     # Not at the top: `--help` of most commands needs no Hydra.
-    from hydra.errors import OverrideParseException
+    from hydra.errors import HydraException, OverrideParseException
+    from omegaconf.errors import OmegaConfBaseException
 
     if (unreadable := _unreadable(error)) is not None:
         return unreadable
-    text = f"{error}" if error.args and str(error) else f"{error.__cause__}"
+    text = f"{error}" if error.args and str(error) else f"{error.__cause__ or ''}"
+    known = isinstance(error, HydraException | OmegaConfBaseException) or text.startswith("Config group override")
+    if not known:
+        what = f"{type(error).__name__}: {first_line(error)}" if text else type(error).__name__
+        return f"Hydra cannot compose these overrides ({what}): groups take names, as in backend=flash,cudnn"
     if isinstance(error, OverrideParseException):
         # `_sweep` explains the rest of its message.
         text = f"Error parsing override '{error.override}'\n{text}"
@@ -35,12 +43,6 @@ def explain_error(error: Exception) -> str:
         if sentence:
             return sentence
     return " ".join(text.split())
-
-
-def is_mistake(error: Exception) -> bool:
-    """Return whether an error that Hydra raised is a mistake in a file or an override, and no bug."""
-    # Of Hydra's ValueErrors this is the only one that is the user's mistake.
-    return _unreadable(error) is not None or str(error).startswith("Config group override")
 
 
 def _unreadable(error: Exception) -> str | None:
@@ -57,6 +59,29 @@ def _unreadable(error: Exception) -> str | None:
     if isinstance(error, PermissionError):
         return f"{error.filename} may not be read: change its permissions, or choose another file"
     return None
+
+
+def is_of_composing(error: Exception) -> bool:
+    """Whether an exception says that the overrides cannot be composed: one of Hydra's and OmegaConf's own kinds.
+
+    Of any other kind (a TypeError for `profiler=[1]`, an assertion for `backend=${oc.select:x}`) are those that they
+    raise within, called by the modules that compose, and not by a job.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(error, UserError):
+        return False
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return True
+    ours, library, trace = "", False, error.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module.startswith("attn_exp."):
+            ours, library = module, False
+        library = library or module.split(".")[0] in ("hydra", "omegaconf")
+        trace = trace.tb_next
+    return library and ours in _COMPOSING
 
 
 def _no_folder(text: str) -> str | None:
@@ -119,8 +144,7 @@ def _unknown_key(text: str) -> str | None:
 def _profiler_option(key: str) -> str:
     """Explain an option of a profiler that is not chosen: its options exist only if it is."""
     name = key.split(".")[1]
-    path = conf_folder() / "profiler" / f"{name}.yaml"
-    own = sorted(_flat(path, "") - {"name", "_target_"}) if path.exists() else []
+    own = sorted(choice("profiler", name).keys() - {"name", "_target_"})
     options = f"; its options are {', '.join(own)}" if own else ""
     return f"there is no key '{key}': options of a profiler come with it, choose profiler={name}{options}"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from attn_exp.config.check import check_keys
 from attn_exp.config.overrides import renamed, with_todays_keys
@@ -43,6 +42,10 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
     renamed_config, hints = with_todays_keys({str(name): value for name, value in resolved.items()}, overrides)
     for hint in hints:
         _print_once(hint)
+    name = renamed_config.get("sweep")
+    if isinstance(name, int) and not isinstance(name, bool):
+        # Hydra reads sweep=2026 as a number.
+        renamed_config["sweep"] = str(name)
     return renamed_config
 
 
@@ -93,15 +96,16 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
         UserError: a mistake in the overrides or in a file.
     """
     from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
 
-    from attn_exp.config.check import explain_error_of_one_case
+    from attn_exp.config.check import explain_error_of_one_case, is_of_composing
 
     prepare_hydra(sweep)
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
             return compose("config", [*_search_path(own), *renamed(overrides)[0]])
-    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, PermissionError) as error:
+    except Exception as error:
+        if not is_of_composing(error):
+            raise
         raise UserError(explain_error_of_one_case(error)) from error
 
 

@@ -21,15 +21,12 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from hydra.types import RunMode, TaskFunction
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from attn_exp.config.check import explain_error, is_mistake
+from attn_exp.config.check import explain_error, is_of_composing
 from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.errors import UserError, no_config_dir
+from attn_exp.core.errors import UserError, check_words, no_config_dir
 
 _WIDTH = 100
 
@@ -45,6 +42,7 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
     Raises:
         UserError: a mistake in the arguments or in a configuration, in one sentence.
     """
+    check_words(arguments)
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
     given = parser.parse_args(list(arguments))
@@ -57,10 +55,8 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
             _do(hydra, parser, given, task)
         finally:
             GlobalHydra.instance().clear()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain_error(error)) from error
-    except (ValueError, YAMLError, PermissionError) as error:
-        if not is_mistake(error):
+    except Exception as error:
+        if not is_of_composing(error):
             raise
         raise UserError(explain_error(error)) from error
 

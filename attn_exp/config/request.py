@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +11,7 @@ import msgspec
 
 from attn_exp.core.case import NORMAL, PASSES, WORKLOADS, Case, case_from_config
 from attn_exp.core.catalogue import TimerChoice, about_backend, backend_options, input_kinds, timer_choice, timers
-from attn_exp.core.conf import conf_folder, read_yaml
+from attn_exp.core.conf import choice
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.redaction import held_secret
@@ -96,7 +95,7 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
         raise UserError(f"profiler.{name} has no class: choose profiler={name}, or set +profiler.{name}._target_=...")
     if not name.isidentifier() or name in PASSES:
         raise UserError(f"profiler.{name} cannot be the name of a profiler: use letters, digits and '_'")
-    for key, default in _defaults(conf_folder() / "profiler" / f"{name}.yaml", target).items():
+    for key, default in _defaults(name, target).items():
         value, kind = options.get(key), type(default)
         valid = type(value) is kind and (kind is not int or value > 0)
         if kind in _KINDS and not valid:
@@ -104,9 +103,9 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
     return {**options, "name": name}
 
 
-def _defaults(path: Path, target: str) -> dict[str, Any]:
+def _defaults(name: str, target: str) -> dict[str, Any]:
     """Return the options in the YAML of one of our profilers; none if the profiler or its class is the user's own."""
-    defaults = read_yaml(path) if path.exists() else {}
+    defaults = choice("profiler", name)
     return defaults if defaults.get("_target_") == target else {}
 
 
@@ -201,7 +200,7 @@ def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
     name = backend.get("name")
     if name is not None:
         check_name("backend.name", name)
-    ours = (conf_folder() / "backend" / f"{name}.yaml").exists()
+    ours = bool(choice("backend", str(name)))
     if name is None or (ours and not target.startswith("attn_exp.backends.")):
         name = re.split(r"[.:]", target)[-1].lower()
     check_name("backend.name", name)

@@ -12,6 +12,20 @@ def conf_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
+def choice(group: str, name: str) -> dict[str, Any]:
+    """Return a choice of one of the configuration's groups; empty if there is none of that name.
+
+    `name` may be a record's or typed: it is compared with the names of files, and never part of a path.
+    """
+    path = _choices(group).get(name)
+    return read_yaml(path) if path is not None else {}
+
+
+@cache
+def _choices(group: str) -> dict[str, Path]:
+    return {path.stem: path for path in (conf_folder() / group).glob("*.yaml")}
+
+
 @cache
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of the configuration once; every caller gets the same dictionary and must not change it.

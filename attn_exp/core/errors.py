@@ -13,7 +13,9 @@ import msgspec
 
 # What decoding a foreign file may raise, including endless nesting.
 NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
-_LONGEST = 101
+_LONGEST, _LONGEST_SHOWN = 101, 200
+# What no separator of paths, overrides and expressions divides.
+_ENDLESS = re.compile(rf"[^\s,=()\[\]{{}}'\"/:]{{{_LONGEST_SHOWN + 1},}}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -27,21 +29,59 @@ def check_name(key: str, name: Any) -> None:
         )
 
 
+def check_words(words: Iterable[str]) -> None:
+    """Raise UserError for a command line with a word that is neither a name nor a number, but endless."""
+    for word in words:
+        if found := _ENDLESS.search(word):
+            raise UserError(
+                f"{found[0][:20]}... has {len(found[0]):,} characters: names and numbers have at most {_LONGEST_SHOWN}"
+            )
+
+
+def odd_word(word: str) -> str | None:
+    """Return why a name cannot stand in a table's cell and in a tracker's keys, or None."""
+    if len(word) > _LONGEST_SHOWN:
+        return f"has {len(word):,} characters, and {_LONGEST_SHOWN} are the most"
+    return "has a line break or a tab" if "\t" in word or len(f"{word}.".splitlines()) > 1 else None
+
+
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path lies in a folder after following links."""
     # Unlike `Path.resolve`, this raises nothing for links that lead in circles.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
+# A word that is longer is repeated in part: it is a value that somebody typed or a file has. Paths are shorter.
+_LONGEST_WORD, _WORD_ENDS = 250, (100, 30)
+_LONGEST_MESSAGE, _MESSAGE_ENDS = 1500, (900, 200)
+
+
+def brief(said: object) -> str:
+    """Return a message whose endless words, and which itself, are shortened in the middle."""
+
+    def shortened(text: str, longest: int, ends: tuple[int, int]) -> str:
+        return text if len(text) <= longest else f"{text[: ends[0]]}...{text[-ends[1] :]}"
+
+    text = _WORD.sub(lambda found: shortened(found[0], _LONGEST_WORD, _WORD_ENDS), str(said))
+    return shortened(text, _LONGEST_MESSAGE, _MESSAGE_ENDS)
+
+
+_WORD = re.compile(rf"\S{{{_LONGEST_WORD},}}")
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: \S|$)")
 
 
 class UserError(Exception):
-    """A mistake of the user. The message is one sentence that says what to type instead."""
+    """A mistake of the user. The message is one sentence that says what to type instead, shortened by `brief`."""
+
+    def __str__(self) -> str:
+        return brief(super().__str__())
 
 
 class RecordError(ValueError):
     """A file that is no record: truncated, of another schema, or of another shape. The message names the file."""
+
+    def __str__(self) -> str:
+        return brief(" ".join(super().__str__().split()))
 
 
 def first_line(error: BaseException) -> str:

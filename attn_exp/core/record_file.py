@@ -3,25 +3,28 @@
 `write_record` is called by worker/__main__.py, and by run/job_queue.py and sweep/parallel.py for workers that died.
 """
 
-from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from attn_exp.core.case import PASSES
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError
 from attn_exp.core.files import read_whole, write_whole
 from attn_exp.core.record import SCHEMA, Record
-from attn_exp.core.request import Measuring
 from attn_exp.core.safe_text import printable_json
-from attn_exp.core.status import Status
+from attn_exp.core.soundness import check_environment, unsound
 
 # The files in a job's folder beside its request.
 FILE_NAME = "record.json"
 LOG_NAME = "worker.log"
 # The file that a duel adds to its folder.
 VERDICTS_NAME = "duel.json"
+# What of a record is no request and no environment, and not checked by itself.
+_PARTS = tuple(
+    field.name
+    for field in fields(Record)
+    if field.name not in ("request", "status", "metrics", "environment", "schema", "method_version")
+)
 
 
 def write_record(record: Record, folder: Path) -> None:
@@ -57,15 +60,17 @@ def decode_record(content: bytes, path: Path) -> Record:
     """Decode a record's file; `path` is for messages.
 
     Raises:
-        RecordError: it is not a record of this schema.
+        RecordError: it is not a record of this schema, or says what no record can (core/soundness.py).
     """
     try:
         record = msgspec.json.decode(printable_json(content), type=Record)
+        if record.schema != SCHEMA:
+            raise RecordError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
+        check_environment(record.environment)
+        wrong = _wrong(record)
     except (*NOT_DECODED, UserError) as error:
         raise RecordError(f"{path} is not a record: {error}") from error
-    if record.schema != SCHEMA:
-        raise RecordError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
-    if (wrong := _wrong(record)) is not None:
+    if wrong is not None:
         raise RecordError(f"{path} is not a record: {wrong}")
     return record
 
@@ -74,30 +79,16 @@ def _wrong(record: Record) -> str | None:
     for name, measured in record.passes.items():
         if any(len(timing.times_us) != len(timing.rounds) for timing in measured.timings):
             return f"the samples of {name} are not one a round index"
+        if any(not time > 0 for timing in measured.timings for time in timing.times_us):
+            return f"a sample of {name} is no time"
     request = record.request
-    return inconsistency(
-        record.status, request.backend, request.measuring, record.passes, record.environment, record.metrics
+    return unsound(
+        status=record.status,
+        names={"model.name": request.model, "device": request.device, "method_version": record.method_version},
+        backend=request.backend,
+        measuring=request.measuring,
+        passes=record.passes,
+        metrics=record.metrics,
+        flags=record.flags,
+        parts={name: getattr(record, name) for name in _PARTS},
     )
-
-
-def inconsistency(
-    status: Status,
-    backend: Mapping[str, Any],
-    measuring: Measuring,
-    passes: Iterable[str],
-    environment: Mapping[str, Any],
-    metrics: Mapping[str, float],
-) -> str | None:
-    """Return why a decoded record is inconsistent although each of its fields has the right type, or None."""
-    if not isinstance(backend.get("name"), str):
-        return "its backend has no name"
-    if not isinstance(environment.get("versions", {}), dict):
-        return "environment.versions is no object"
-    for name in passes:
-        if name not in PASSES:
-            return f"it has a pass {name!r}"
-    if status == "ok":
-        for name in measuring.passes:
-            if not metrics.get(f"{name}/time_us", 0.0) > 0:
-                return f"it is ok without a time of {name}"
-    return None

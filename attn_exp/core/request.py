@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from attn_exp.core.case import NORMAL, Case
-from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
+from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name, odd_word
 from attn_exp.core.files import read_whole
 from attn_exp.core.text import flat
 
@@ -126,9 +126,12 @@ class Request:
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise UserError for a name that leads out of a folder: requests and records may come from others."""
+        """Raise UserError for a name that leads out of a folder, or fits no table: they may come from others."""
         check_name("job", self.job)
         check_name("sweep", self.sweep)
+        for key, name in (("model.name", self.model), ("timer.name", self.measuring.timer)):
+            if odd := odd_word(name):
+                raise UserError(f"{key} {odd}: choose another")
 
 
 _Decoded = TypeVar("_Decoded")

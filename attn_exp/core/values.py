@@ -42,16 +42,23 @@ def rows(key: str, value: str) -> int | None:
     """Return a number of rows, None for `all`. Raises UserError for anything else."""
     if value == "all":
         return None
-    if not value.isdecimal() or int(value) < 1:
+    count = _whole(value)
+    if count is None or count < 1:
         raise UserError(f"{key}={value} is no number of rows: use {key}=20 or {key}=all")
-    return int(value)
+    return count
 
 
 def port(key: str, value: str) -> int:
     """Return a port's number. Raises UserError for anything else."""
-    if not value.isdecimal() or not 0 < int(value) < 65536:
+    number = _whole(value)
+    if number is None or not 0 < number < 65536:
         raise UserError(f"{key}={value} is no port: use a number from 1 to 65535, for example {key}=5001")
-    return int(value)
+    return number
+
+
+def _whole(value: str) -> int | None:
+    """Return a whole number of up to 15 digits; Python converts no more than 4,300."""
+    return int(value) if value.isdecimal() and len(value) <= 15 else None
 
 
 def one_of(choices: Sequence[str]) -> Reader:

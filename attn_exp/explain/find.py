@@ -41,8 +41,10 @@ def find(word: str, home: Path, uri: str | None) -> Found:
     """
     try:
         return _find(word, home, uri)
-    except OSError as error:
-        raise UserError(f"'{word[:_SHOWN]}' cannot be read ({error.strerror}): give a sweep or SWEEP/JOB") from error
+    except (OSError, ValueError) as error:
+        # ValueError: a zero byte.
+        said = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"'{word[:_SHOWN]}' cannot be read ({said}): give a sweep or SWEEP/JOB") from error
 
 
 def _find(word: str, home: Path, uri: str | None) -> Found:
@@ -60,7 +62,7 @@ def _find(word: str, home: Path, uri: str | None) -> Found:
         return _in_sweep(home / sweep, job)
     if not own.is_dir() and not (home / word).is_dir():
         # Only a job's name: take its latest measurement in any sweep.
-        plain = not any(mark in word for mark in "*?[")
+        plain = not any(mark in word for mark in "*?[/")
         places = sorted(home.glob(f"*/{word}*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime) if plain else []
         if places:
             return _in_sweep(places[-1].parent.parent, places[-1].parent.name)

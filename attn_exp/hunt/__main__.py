@@ -109,7 +109,7 @@ def _shown(find: Find, tester: Tester) -> Find:
         return replace(find, script=script)
     with tempfile.TemporaryDirectory(prefix="attn_exp-") as folder:
         path = Path(folder, "bug.py")
-        path.write_text(script.text)
+        path.write_text(script.text, encoding="utf-8")
         try:
             ran = subprocess.run(
                 [sys.executable, "-c", _WITHOUT.format(str(path))], capture_output=True, timeout=_SCRIPT_S, check=False

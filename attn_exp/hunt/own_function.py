@@ -117,7 +117,7 @@ def _needs_package(module: str) -> bool:
     if path is None or not str(path).endswith(".py") or importlib.util.find_spec(module) is None:
         return module.startswith("attn_exp") or path is None
     names: list[str] = []
-    for node in ast.walk(ast.parse(Path(path).read_text())):
+    for node in ast.walk(ast.parse(Path(path).read_bytes())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

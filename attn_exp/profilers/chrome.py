@@ -3,18 +3,25 @@
 import bisect
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
+
+from attn_exp.core.errors import first_line
 from attn_exp.core.profile import ProfiledKernel
 
 # The range around each call in a trace: this prefix and the pass. Launches outside of the ranges are not counted.
 PREFIX = "attn_exp:"
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
+_RANGE, _OPERATOR = "user_annotation", "cpu_op"
+# A figure beyond it is none.
+_LARGEST = 1e18
 # Kineto's names of a kernel's figures, and ours.
 _FIGURES = {
     "grid": "grid",
@@ -29,6 +36,32 @@ _FIGURES = {
 
 class TraceError(ValueError):
     """A file that is no trace of PyTorch's profiler, or lacks the ranges of our calls."""
+
+
+# Microseconds since the profiler's epoch, and a duration of less than four months.
+_Moment = Annotated[float, Meta(ge=-1e18, le=1e18)]
+_Duration = Annotated[float, Meta(ge=0, le=1e13)]
+
+
+class _Event(msgspec.Struct, gc=False):
+    """An event that is read: only these are checked, since others may be of any program in the process."""
+
+    name: str
+    ts: _Moment
+    cat: str
+    dur: _Duration = 0.0
+    tid: int | str | None = None
+    args: dict[str, Any] = {}
+
+    @property
+    def end(self) -> float:
+        return self.ts + self.dur
+
+    @property
+    def correlation(self) -> int | None:
+        """The number that a launch and its kernel share."""
+        number = self.args.get("correlation")
+        return number if isinstance(number, int) else None
 
 
 @dataclass(frozen=True)
@@ -61,17 +94,16 @@ def read_trace(path: Path, device: str) -> dict[str, PassTrace]:
     """Return each pass of a trace: kernels if `device` is `cuda`, operators if it is `cpu`.
 
     Raises:
-        TraceError: the file is no trace, or has none of our ranges.
+        TraceError: the file is no trace, has none of our ranges, or an event that it cannot have.
     """
     try:
-        events = json.loads(path.read_bytes())["traceEvents"]
-        whole = [event for event in events if event.get("ph") == "X"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TraceError(f"{path} is no Chrome trace: {error}") from error
+        whole = msgspec.convert(_read_events(path), list[_Event])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
+        raise TraceError(f"{path} is no Chrome trace: {first_line(error)}") from error
     calls: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in whole:
-        if event.get("cat") == "user_annotation" and event["name"].startswith(PREFIX):
-            calls[event["name"].removeprefix(PREFIX)].append((event["ts"], event["ts"] + event["dur"]))
+        if event.cat == _RANGE and event.name.startswith(PREFIX):
+            calls[event.name.removeprefix(PREFIX)].append((event.ts, event.end))
     if not calls:
         raise TraceError(f"{path} has no ranges named {PREFIX}...")
     # By the device, not by the trace's contents: operators must not replace kernels that CUPTI may not see.
@@ -79,34 +111,36 @@ def read_trace(path: Path, device: str) -> dict[str, PassTrace]:
     return {direction: make(direction, sorted(ranges), whole) for direction, ranges in calls.items()}
 
 
-def _kernels(direction: str, ranges: Sequence[tuple[float, float]], events: Iterable[dict[str, Any]]) -> PassTrace:
+def _read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a trace that are read here. Raises what reading and an odd structure may raise."""
+    events = json.loads(path.read_bytes())["traceEvents"]
+    used = (_RANGE, _OPERATOR, *_LAUNCHES, *_DEVICE)
+    return [one for one in events if isinstance(one, dict) and one.get("ph") == "X" and one.get("cat") in used]
+
+
+def _kernels(direction: str, ranges: Sequence[tuple[float, float]], events: Sequence[_Event]) -> PassTrace:
     """Assign kernels to a pass by their launch: the device may run them long after the range ended."""
-    events = list(events)
-    launched = {
-        event["args"]["correlation"]: event["ts"]
-        for event in events
-        if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {})
-    }
-    calls: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    launched = {event.correlation: event.ts for event in events if event.cat in _LAUNCHES}
+    calls: dict[int, list[_Event]] = defaultdict(list)
     for event in events:
-        if event.get("cat") in _DEVICE:
-            at = _inside(ranges, launched.get(event["args"].get("correlation")))
+        if event.cat in _DEVICE and event.correlation is not None:
+            at = _inside(ranges, launched.get(event.correlation))
             if at is not None:
                 calls[at].append(event)
-    by_name: dict[str, list[tuple[dict[str, Any], float | None]]] = defaultdict(list)
+    by_name: dict[str, list[tuple[_Event, float | None]]] = defaultdict(list)
     spans, gaps = [], []
     for own in calls.values():
-        own.sort(key=lambda event: event["ts"])
+        own.sort(key=lambda event: event.ts)
         end: float | None = None
         idle = 0.0
         for event in own:
-            gap: float | None = None if end is None else max(0.0, event["ts"] - end)
+            gap: float | None = None if end is None else max(0.0, event.ts - end)
             idle += gap or 0.0
-            by_name[event["name"]].append((event, gap))
-            end = max(end or 0.0, event["ts"] + event["dur"])
-        spans.append((end or 0.0) - own[0]["ts"])
+            by_name[event.name].append((event, gap))
+            end = event.end if end is None else max(end, event.end)
+        spans.append((end or 0.0) - own[0].ts)
         gaps.append(idle)
-    total = sum(event["dur"] for own in calls.values() for event in own)
+    total = sum(event.dur for own in calls.values() for event in own)
     kernels = [_row(direction, name, seen, len(ranges)) for name, seen in by_name.items()]
     kernels.sort(key=lambda kernel: -(kernel.time_us or 0.0))
     if not spans:
@@ -114,10 +148,10 @@ def _kernels(direction: str, ranges: Sequence[tuple[float, float]], events: Iter
     return PassTrace(tuple(kernels), total / len(ranges), fmean(spans), fmean(gaps))
 
 
-def _row(direction: str, name: str, seen: Sequence[tuple[dict[str, Any], float | None]], calls: int) -> ProfiledKernel:
-    time = sum(event["dur"] for event, _ in seen)
+def _row(direction: str, name: str, seen: Sequence[tuple[_Event, float | None]], calls: int) -> ProfiledKernel:
+    time = sum(event.dur for event, _ in seen)
     figures: dict[str, float | str] = {}
-    launches = [event.get("args", {}) for event, _ in seen]
+    launches = [event.args for event, _ in seen]
     arguments = launches[0]
     for key, ours in _FIGURES.items():
         # Launches of different shapes have no common value.
@@ -126,7 +160,10 @@ def _row(direction: str, name: str, seen: Sequence[tuple[dict[str, Any], float |
         # Kineto reports an occupancy of 0 for kernels with more shared memory than the default: it is unknown.
         if key in arguments and not (ours == "occupancy_percent" and not arguments[key]):
             value = arguments[key]
-            figures[ours] = "x".join(map(str, value)) if isinstance(value, list) else value
+            if isinstance(value, list):
+                figures[ours] = "x".join(map(str, value))
+            elif isinstance(value, str) or (type(value) in (int, float) and abs(value) < _LARGEST):
+                figures[ours] = value
     gaps = [gap for _, gap in seen if gap is not None]
     if gaps:
         figures["gap_before_us"] = fmean(gaps)
@@ -135,27 +172,27 @@ def _row(direction: str, name: str, seen: Sequence[tuple[dict[str, Any], float |
     )
 
 
-def _operators(direction: str, ranges: Sequence[tuple[float, float]], events: Iterable[dict[str, Any]]) -> PassTrace:
+def _operators(direction: str, ranges: Sequence[tuple[float, float]], events: Sequence[_Event]) -> PassTrace:
     """Return every operator with its own time, without that of the operators inside it."""
     own_us: dict[str, float] = defaultdict(float)
     whole_us: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    threads: dict[int | str | None, list[_Event]] = defaultdict(list)
     for event in events:
-        if event.get("cat") == "cpu_op" and _inside(ranges, event["ts"]) is not None:
-            threads[event.get("tid")].append(event)
+        if event.cat == _OPERATOR and _inside(ranges, event.ts) is not None:
+            threads[event.tid].append(event)
     for own in threads.values():
         # An enclosing operator starts earlier, or at the same time and ends later.
-        stack: list[dict[str, Any]] = []
-        for event in sorted(own, key=lambda event: (event["ts"], -event["dur"])):
-            while stack and stack[-1]["ts"] + stack[-1]["dur"] <= event["ts"]:
+        stack: list[_Event] = []
+        for event in sorted(own, key=lambda event: (event.ts, -event.dur)):
+            while stack and stack[-1].end <= event.ts:
                 stack.pop()
             if stack:
-                own_us[stack[-1]["name"]] -= event["dur"]
+                own_us[stack[-1].name] -= event.dur
             stack.append(event)
-            own_us[event["name"]] += event["dur"]
-            whole_us[event["name"]] += event["dur"]
-            counts[event["name"]] += 1
+            own_us[event.name] += event.dur
+            whole_us[event.name] += event.dur
+            counts[event.name] += 1
     total, calls = sum(own_us.values()), len(ranges)
     kernels = [
         ProfiledKernel(

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from attn_exp.core.errors import first_line
 from attn_exp.core.profile import ProfiledKernel
 
 _TIME = "time (ns)"
@@ -14,10 +17,23 @@ _STALLED = "num_stalled_samples"
 # A line is named `FILE:FUNCTION@LINE`.
 _LINE_MARK = "@"
 _STALL_PREFIX = "stalled_"
+_READ = (_TIME, _SAMPLES, _STALLED, "count", "flops", "bytes")
+# Sums and ratios of a few such numbers are finite.
+_LARGEST = 1e60
 
 
 class HatchetError(ValueError):
     """A file that is no tree of Proton's, or lacks the scope of a pass."""
+
+
+class _Frame(msgspec.Struct):
+    name: str
+
+
+class _Node(msgspec.Struct):
+    frame: _Frame
+    children: "list[_Node]" = []
+    metrics: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -39,17 +55,23 @@ class Line:
 def read_tree(path: Path) -> dict[str, Any]:
     """Return the root of the tree in a hatchet file.
 
+    Every node of it has a frame with a name, children and metrics, and the metrics that are read here are numbers.
+
     Raises:
         HatchetError: the file has no such tree.
     """
     try:
-        trees = json.loads(path.read_bytes())
-        root = trees[0]
-        root["children"], root["frame"]["name"]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise HatchetError(f"{path} is no hatchet tree: {error}") from error
-    assert isinstance(root, dict)
-    return root
+        # Every node is converted, so that nothing else has to look what a node is.
+        root = msgspec.convert(json.loads(path.read_bytes())[0], _Node)
+        tree = msgspec.to_builtins(root)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError, msgspec.ValidationError) as error:
+        raise HatchetError(f"{path} is no hatchet tree: {first_line(error)}") from error
+    assert isinstance(tree, dict)
+    for node in _nodes(tree):
+        for key, value in node["metrics"].items():
+            if _is_read(key) and not (type(value) in (int, float) and 0 <= value <= _LARGEST):
+                raise HatchetError(f"{path} is no hatchet tree: {key} of {node['frame']['name'][:80]} is {value!r:.40}")
+    return tree
 
 
 def kernels_of(root: dict[str, Any], direction: str, calls: int) -> tuple[ProfiledKernel, ...]:
@@ -87,7 +109,7 @@ def rates(root: dict[str, Any], direction: str) -> dict[str, float]:
     if not total_ns:
         return {}
     sizes = {"tflops": ("flops", 1e3), "gb_per_s": ("bytes", 1.0)}
-    metrics = scope.get("metrics", {})
+    metrics = scope["metrics"]
     return {name: metrics[key] / total_ns / unit for name, (key, unit) in sizes.items() if metrics.get(key)}
 
 
@@ -99,11 +121,11 @@ def lines_of(root: dict[str, Any], direction: str) -> tuple[Line, ...]:
     lines_by_samples: list[Line] = []
     for node in _nodes(_scope(root, direction)):
         below = [child for child in node["children"] if _LINE_MARK in child["frame"]["name"]]
-        lines = [child for child in below if _SAMPLES in child.get("metrics", {})]
+        lines = [child for child in below if _SAMPLES in child["metrics"]]
         total = sum(child["metrics"][_SAMPLES] for child in lines)
         lines_by_samples += [_line(direction, node, child, child["frame"]["name"], total) for child in lines]
         leaf = not node["children"] and _LINE_MARK not in node["frame"]["name"]
-        if leaf and node.get("metrics", {}).get(_SAMPLES):
+        if leaf and node["metrics"].get(_SAMPLES):
             lines_by_samples.append(_line(direction, node, node, "", node["metrics"][_SAMPLES]))
     return tuple(sorted(lines_by_samples, key=lambda line: -line.samples))
 
@@ -132,14 +154,21 @@ def _scope(root: dict[str, Any], direction: str) -> dict[str, Any]:
 
 
 def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield node
-    for child in node.get("children", ()):
-        yield from _nodes(child)
+    """Yield a node and all below it, parents first."""
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        waiting += reversed(one["children"])
 
 
 def _leaves(node: dict[str, Any], metric: str) -> Iterator[dict[str, Any]]:
     """Yield the lowest nodes that have a metric; sums above them would count twice."""
     for one in _nodes(node):
-        below = any(metric in child.get("metrics", {}) for child in one.get("children", ()))
-        if metric in one.get("metrics", {}) and not below:
+        below = any(metric in child["metrics"] for child in one["children"])
+        if metric in one["metrics"] and not below:
             yield one
+
+
+def _is_read(key: str) -> bool:
+    return key in _READ or key.startswith(_STALL_PREFIX)

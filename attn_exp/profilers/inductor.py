@@ -73,10 +73,10 @@ class Inductor:
         if not path.exists():
             return {}
         shutil.copy(path, subject.folder / BANDWIDTH)
-        codes = {graph.name: (graph.folder / CODE).read_text() for graph in graphs}
+        codes = {graph.name: (graph.folder / CODE).read_text(encoding="utf-8") for graph in graphs}
         bandwidths: dict[str, dict[str, Bandwidth]] = {}
-        for file, rows in read_bandwidth(path.read_text()).items():
-            text = Path(file).read_text() if Path(file).exists() else None
+        for file, rows in read_bandwidth(path.read_text(encoding="utf-8")).items():
+            text = Path(file).read_text(encoding="utf-8") if Path(file).exists() else None
             bandwidths |= {name: rows for name, code in codes.items() if code == text}
         return bandwidths
 
@@ -88,12 +88,12 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
     metrics: dict[str, float] = {}
     for graph in graphs:
         files += _keep_graphs(subject.folder, graph)
-        generated, external = read_generated((graph.folder / CODE).read_text())
+        generated, external = read_generated((graph.folder / CODE).read_text(encoding="utf-8"))
         for kernel in generated:
             name = f"sources/{graph.name}/{kernel.file_name}"
             path = subject.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(kernel.source)
+            path.write_text(kernel.source, encoding="utf-8")
             files.append(name)
             kernels.append(
                 row_of(

@@ -55,7 +55,7 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
         )
     if ran.returncode == 0:
         return None
-    cause = last_message(log.read_text(errors="replace")) or "it printed nothing"
+    cause = last_message(log.read_text(encoding="utf-8", errors="replace")) or "it printed nothing"
     return f"compiling it again {how_it_ended(ran.returncode)}: {cause}"
 
 

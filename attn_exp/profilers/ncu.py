@@ -91,7 +91,7 @@ class Ncu:
             if error.remedied:
                 raise Unavailable(str(error)) from error
             return Profile(status="failed", reason=str(error), files=subject.kept(LOG_NAME))
-        (subject.folder / _RAW).write_text(seen.text)
+        (subject.folder / _RAW).write_text(seen.text, encoding="utf-8")
         files = (_TABLE, _RAW, LOG_NAME, *((_REPORT,) if self.report else ()))
         try:
             launches = read_launches(seen.text)
@@ -154,7 +154,7 @@ class Ncu:
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, env=plain_environment()
             )
         # The first line is the command itself.
-        output = (folder / LOG_NAME).read_text(errors="replace").partition("\n")[2]
+        output = (folder / LOG_NAME).read_text(encoding="utf-8", errors="replace").partition("\n")[2]
         if ran.returncode < 0:
             raise NcuError(f"ncu {how_it_ended(ran.returncode)}", remedied=False)
         if ran.returncode or not report.exists():

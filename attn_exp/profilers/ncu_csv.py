@@ -8,6 +8,8 @@ from dataclasses import dataclass
 _PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 # The base units that we request (`--print-units base`), some of which still come with a prefix.
 _SCALED = ("byte", "hz", "cycle", "inst")
+# Sums and products of a few such numbers are finite.
+_LARGEST = 1e60
 _SECONDS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
 
 
@@ -29,9 +31,12 @@ def read_launches(text: str) -> list[Launch]:
     """Return the launches in the order in which they ran; other lines of the program are skipped.
 
     Raises:
-        CsvError: there is no header, or a row is too short.
+        CsvError: it is no CSV, there is no header, a row is too short, or a value cannot be a counter's.
     """
-    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    except csv.Error as error:
+        raise CsvError(f"ncu's table is no CSV: {error}") from error
     start = next((index for index, row in enumerate(rows) if "Kernel Name" in row), None)
     if start is None:
         raise CsvError("ncu printed no table of kernels")
@@ -47,11 +52,12 @@ def read_launches(text: str) -> list[Launch]:
         if not row[place["Kernel Name"]]:
             units = row  # the second row
             continue
-        values = {
-            name: number * _factor(unit)
-            for name, cell, unit in zip(header, row, units, strict=True)
-            if "__" in name and (number := _number(cell)) is not None
-        }
+        values = {}
+        for name, cell, unit in zip(header, row, units, strict=True):
+            if "__" in name and (number := _number(cell)) is not None:
+                values[name] = number * _factor(unit)
+                if not 0 <= values[name] <= _LARGEST:
+                    raise CsvError(f"{name[:80]} is {cell[:40]} in ncu's table")
         grid, block = (row[place[name]] if name in place else "" for name in ("Grid Size", "Block Size"))
         launches.append(Launch(row[place["Kernel Name"]], grid, block, values))
     return launches

@@ -78,7 +78,7 @@ def as_imported(place: str) -> str:
 
 
 def _write(lines: list[Line], path: Path) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Line)])
         writer.writerows(astuple(line) for line in lines)

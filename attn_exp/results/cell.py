@@ -12,6 +12,8 @@ from attn_exp.core.text import SHORT
 from attn_exp.results.result import Result
 
 _METRICS_SHOWN = 12
+# Nothing is known of a value with such a half-width of its logarithm, and ratios of two such still are numbers.
+_WIDEST = 100.0
 
 
 @dataclass(frozen=True)
@@ -139,4 +141,4 @@ def _time_half(result: Result, direction: str) -> float | None:
     low, high = (result.metrics.get(f"{direction}/time_{bound}_us") for bound in ("low", "high"))
     if low is None or high is None or not 0 < low <= high:
         return None
-    return math.log(high / low) / 2
+    return min((math.log(high) - math.log(low)) / 2, _WIDEST)

@@ -174,15 +174,13 @@ def _is_pattern(word: str) -> bool:
 def _folders(word: str, home: Path) -> list[Path]:
     if _is_pattern(word):
         return [path for path in _sweeps(home) if fnmatch.fnmatchcase(path.name, word)]
-    own = home / word
-    if own.is_dir():
-        return [own]
-    return [Path(word)] if word and Path(word).is_dir() else []
+    # A name that is too long for a file, or has a zero byte, is none; `Path.is_dir` raises.
+    return [path for path in (home / word, Path(word)) if word and os.path.isdir(path)][:1]
 
 
 def _sweeps(home: Path) -> list[Path]:
     """Return the sweeps' folders, the oldest first."""
     try:
         return sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    except OSError:
+    except (OSError, ValueError):
         return []

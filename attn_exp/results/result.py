@@ -14,9 +14,10 @@ from attn_exp.core.case import Case
 from attn_exp.core.catalogue import About, recorded_about
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
 from attn_exp.core.record import SCHEMA, Disagreement, Record
-from attn_exp.core.record_file import FILE_NAME, inconsistency, read_record
+from attn_exp.core.record_file import FILE_NAME, read_record
 from attn_exp.core.request import Compile, Measuring, backend_label, settings
 from attn_exp.core.safe_text import printable_json
+from attn_exp.core.soundness import check_environment, unsound
 from attn_exp.core.source import short
 from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import unique_labels
@@ -138,7 +139,26 @@ def decode(content: bytes, path: Path) -> Result:
         compiled = _compile(bytes(request.compile)) if request.compile else Compile()
         measuring = _measuring(bytes(request.measuring))
         environment = _environment(bytes(lean.environment)) if lean.environment else {}
-        wrong = inconsistency(lean.status, backend, measuring, lean.passes, environment, lean.metrics)
+        canaries = _figures(bytes(lean.canaries)) if lean.canaries else {}
+        ceilings = _figures(bytes(lean.ceilings)) if lean.ceilings else {}
+        wrong = unsound(
+            status=lean.status,
+            names={"model.name": request.model, "device": request.device, "method_version": lean.method_version},
+            backend=backend,
+            measuring=measuring,
+            passes=lean.passes,
+            metrics=lean.metrics,
+            flags=lean.flags,
+            parts={
+                "canaries": canaries,
+                "ceilings": ceilings,
+                "passes": lean.passes,
+                "reason": lean.reason or "",
+                "profiles": dict.fromkeys(lean.profiles, 0.0),
+                "started_at": lean.started_at,
+                "finished_at": lean.finished_at,
+            },
+        )
         if wrong is not None:
             raise RecordError(f"{path} is not a record: {wrong}")
         timings = [timing for measured in lean.passes.values() for timing in measured.timings[:1]]
@@ -158,8 +178,8 @@ def decode(content: bytes, path: Path) -> Result:
             metrics=lean.metrics,
             flags=lean.flags,
             environment=environment,
-            canaries=_figures(bytes(lean.canaries)) if lean.canaries else {},
-            ceilings=_figures(bytes(lean.ceilings)) if lean.ceilings else {},
+            canaries=canaries,
+            ceilings=ceilings,
             l2=timings[0].l2 if timings else "",
             kernels={
                 direction: _kernel_names(measured.kernels)
@@ -299,7 +319,9 @@ def _figures(raw: bytes) -> dict[str, float]:
 
 @lru_cache(_KEPT)
 def _environment(raw: bytes) -> dict[str, Any]:
-    return msgspec.json.decode(raw, type=dict[str, Any])
+    environment = msgspec.json.decode(raw, type=dict[str, Any])
+    check_environment(environment)
+    return environment
 
 
 def _schema(content: bytes) -> int | None:

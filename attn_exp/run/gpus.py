@@ -1,12 +1,15 @@
 """The GPUs of this host that may be used, and a lease so that two processes never time on the same one."""
 
+import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from attn_exp.core.errors import UserError
 from attn_exp.core.nvml import GpuInfo, list_gpus
 
 
@@ -61,5 +64,22 @@ def try_lease(gpus: list[GpuInfo]) -> Lease | None:
 
 
 def _lock_path(gpu: GpuInfo) -> Path:
-    # A lock for all users of the machine would need a shared, writable folder, so each user has locks of their own.
-    return Path(tempfile.gettempdir()) / f"attn_exp-{os.getuid()}-{gpu.uuid}.lock"
+    return private_folder() / f"{gpu.uuid}.lock"
+
+
+def private_folder() -> Path:
+    """Return this user's folder for locks; all processes of the user find the same, and no other user can write there.
+
+    A lock for all users of the machine would need a folder that all can write to: others could hold locks for ever, or
+    put links in their places.
+
+    Raises:
+        UserError: something else is in its place, possibly somebody else's.
+    """
+    folder = Path(tempfile.gettempdir()) / f"attn_exp-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    there = folder.lstat()
+    if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid() or there.st_mode & 0o022:
+        raise UserError(f"{folder} is not a folder that only you can write to: remove it, or set TMPDIR=FOLDER")
+    return folder

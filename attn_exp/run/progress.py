@@ -78,7 +78,7 @@ class Progress:
                 print(text, file=stream, flush=True)
         except OSError:
             # The reader of the output has left, or its disk is full; the sweep goes on.
-            return open(os.devnull, "w")
+            return open(os.devnull, "w", encoding="utf-8")
         return stream
 
     def _left(self) -> str:

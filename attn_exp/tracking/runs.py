@@ -114,7 +114,7 @@ def _log_files(client: "MlflowClient", run: "Run", record: Record, folder: Path)
             if place.is_relative_to(temporary) and not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.symlink_to(path.absolute())
-        Path(temporary, "samples.csv").write_text(samples_csv(record))
+        Path(temporary, "samples.csv").write_text(samples_csv(record), encoding="utf-8")
         try:
             # Not through the client's method, which requests the new run again: a tenth of a job's cost.
             get_artifact_repository(run.info.artifact_uri, client.tracking_uri).log_artifacts(temporary)

@@ -120,7 +120,7 @@ def _poisoned(device: str) -> bool:
 
 def serve(reply_fd: int) -> None:
     """Measure the folders that arrive on standard input, each as a line of JSON, until it ends."""
-    replies = os.fdopen(reply_fd, "w", buffering=1)
+    replies = os.fdopen(reply_fd, "w", buffering=1, encoding="utf-8")
     lines = lines_of_input()
     # Imports make objects that stay: looking through them again and again for garbage takes a tenth of the time.
     gc.disable()
