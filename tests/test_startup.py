@@ -52,7 +52,7 @@ def test_a_terminal_hears_at_once_that_something_starts_and_a_file_does_not():
 def test_the_first_line_on_a_terminal_comes_before_anything_is_composed(monkeypatch):
     said = []
     monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: said.append("worker"))
-    monkeypatch.setattr(Ticker, "stage", lambda self, text, **_: said.append(text))
+    monkeypatch.setattr(Ticker, "stage", lambda self, text, *_, **__: said.append(text))
     monkeypatch.setattr("attn_exp.commands.run._measure", lambda arguments, session: said.append("composed") or 0)
     assert main(["device=cpu"]) == 0
     assert said[:3] == ["worker", "composing the jobs", "composed"]
