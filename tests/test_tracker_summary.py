@@ -35,6 +35,12 @@ LATER = sweeps.NOON + 9
 SPEEDS = {"flash": 0.2, "cudnn": 0.1, "math": 0.8}
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A busy machine draws slowly.
+    monkeypatch.setattr(closing, "LIMIT_S", 60.0)
+
+
 def rows(*lengths: int, sweep: str = "first") -> list[Record]:
     """A sweep whose winner is cudnn: twice as fast as flash, eight times as math."""
     found = []
