@@ -16,15 +16,24 @@ for (const table of document.querySelectorAll("table.sortable")) {
   const rows = [...body.rows].map((row) => ({ row, texts: [...row.cells].map((cell) => cell.textContent) }));
   const count = table.closest("section").querySelector(".count");
   const inputs = [];
+  // A browser takes seconds to lay out ten thousand rows: the others are a click away.
+  let order = rows, most = 1000;
+  const all = document.createElement("button");
+  all.type = "button";
+  all.textContent = "show all rows";
+  all.addEventListener("click", () => { most = Infinity; show(); });
+  table.parentElement.before(all);
   const show = () => {
     const wanted = inputs.map((input) => input.value.trim());
-    let shown = 0;
-    for (const { row, texts } of rows) {
+    let found = 0;
+    for (const { row, texts } of order) {
       const kept = wanted.every((one, index) => !one || matches(texts[index], one));
-      row.hidden = !kept;
-      shown += kept;
+      row.hidden = !kept || found >= most;
+      found += kept;
     }
-    if (count) count.textContent = shown === rows.length ? `${shown} rows` : `${shown} of ${rows.length} rows`;
+    const first = found > most ? `, the first ${most} shown` : "";
+    count.textContent = (found === rows.length ? `${found} rows` : `${found} of ${rows.length} rows`) + first;
+    all.hidden = found <= most;
   };
   const filters = table.tHead.insertRow();
   heads.forEach((head, index) => {
@@ -46,7 +55,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
           : (a.value === null) - (b.value === null) || a.text.localeCompare(b.text);
         return (down ? -order : order) || a.at - b.at;
       });
-      body.append(...keyed.map(({ one }) => one.row));
+      order = keyed.map(({ one }) => one);
+      show();
+      for (const { row } of order) body.append(row);
     });
     const input = document.createElement("input");
     input.type = "search";
