@@ -43,15 +43,16 @@ def test_the_peak_does_not_depend_on_the_passes_or_on_the_jobs_before(machine):
 
 
 def test_clock_power_and_energy_are_those_of_the_timing(machine):
-    record = measure(gpu_request(SDPA["flash"], CASE, "flash", **LONG), machine)
+    # Of calls that are mostly flushes and new inputs the energy is not known.
+    case = replace(CASE, batch=16)
+    record = measure(gpu_request(SDPA["flash"], case, "flash", **LONG), machine)
     for direction in ("forward", "backward"):
         window = record.passes[direction].window
         assert (window.source, window.lost) == ("nvml", False), window
         assert 0.3 * machine.environment["max_sm_clock_mhz"] < window.clock_mhz
         assert window.energy_from == "counter", window.note
         assert 0.2 < window.power_w / machine.environment["power_limit_w"] < 1.1
-        # The rest of it is the flushes and new inputs between the calls.
-        assert 0.4 < window.call_share < 1.0
+        assert 0.6 < window.call_share < 1.0
         joules = record.metrics[f"{direction}/joules_per_call"]
         assert joules == pytest.approx(window.power_w * record.metrics[f"{direction}/time_us"] / 1e6)
 
