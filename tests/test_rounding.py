@@ -110,3 +110,13 @@ def test_single_precision_and_codes_have_no_such_limit():
         inputs = make_inputs(case, "cpu", 5, with_gradients=False)
         found = expected(case, inputs, with_gradients=False).tolerances["out"]
         assert found.usual is None
+
+
+def test_later_rows_under_a_causal_mask_are_not_hidden_by_the_first():
+    case, inputs, wanted = setting(causal=True, kv_heads=4, q_len=512, kv_len=512, batch=1)
+    right = wanted.tensors["out"]
+    noise = torch.randn(384, 64, generator=torch.Generator().manual_seed(1)) * right[0, 1, 128:].norm(dim=-1)[:, None]
+    out = right.clone()
+    out[0, 1, 128:] += noise * (0.009 / 64**0.5)
+    assert (out - right)[0, 1].norm() < wanted.tolerances["out"].usual * right[0, 1].norm()
+    assert loose_head(case, inputs, wanted, {"out": out.bfloat16()}).startswith("out in head 1 of batch row 0")

@@ -19,6 +19,8 @@ _LEAST_NOISE = 0.1
 _LEAST_NORM = 1e-2
 # A row of less than this share of the typical norm is small; of less than the other, it may be rounded to zeros.
 _SMALL, _LEAST_OF_TYPICAL = 0.5, 1e-4
+# Rows of a smaller share of the typical norm weigh as if they had this one.
+_LEAST_WEIGHED = 0.1
 _BHSD = 4
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -91,6 +93,17 @@ class Rows:
     along: torch.Tensor
     typical: float
     largest: float
+
+
+def weighed_rows(name: str, tensor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return rows of `out` over the norms of the reference's, and other tensors as they are.
+
+    Where a query sees few keys the norm of its output is large, and under a causal mask hides the error of later rows.
+    """
+    if name != "out":
+        return tensor
+    norm = reference.norm(dim=-1, keepdim=True)
+    return tensor / norm.clamp(min=_LEAST_WEIGHED * float(norm.square().mean().sqrt()) + _TINY)
 
 
 def of_rows(rows: Rows, small: float) -> torch.Tensor:

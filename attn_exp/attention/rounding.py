@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from attn_exp.attention.error_parts import UNIT
+from attn_exp.attention.error_parts import UNIT, weighed_rows
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
@@ -59,12 +59,15 @@ def loose_head(case: Case, inputs: Inputs, expected: Expected, tensors: Mapping[
         known = known or [
             _rounded_otherwise(case, inputs, head, with_gradients=list(beyond) != ["out"]) for head in heads
         ]
-        got, right = (torch.cat([one[index].flatten() for one in chosen if one]) for index in (0, 1))
+        whole = [one for one in chosen if one]
+        got, right = (
+            torch.cat([weighed_rows(name, one[index], one[1]).flatten() for one in whole]) for index in (0, 1)
+        )
         directions = [
             torch.cat(
                 [
-                    _rows(name, one[way][name], expected, at, group).flatten()
-                    for one, at in zip(known, heads, strict=True)
+                    weighed_rows(name, _rows(name, one[way][name], expected, at, group), like).flatten()
+                    for one, at, (_, like) in zip(known, heads, whole, strict=True)
                 ]
             )
             for way in range(2)
@@ -98,10 +101,13 @@ def _worst_head(
         return None
     places, unit = expected.places.get(name), expected.units.get(name, UNIT)
     rows = tensor.detach() if places is None else places.of(tensor)
-    off, norms = torch.stack([
-        torch.stack([(one.float() - right).square().sum((-1, -2)), right.square().sum((-1, -2))])
-        for one, right in zip(rows, reference, strict=True)
-    ], 1).flatten(1).cpu().double()  # fmt: skip
+    several = []
+    for one, right in zip(rows, reference, strict=True):
+        like = weighed_rows(name, right, right)
+        several.append([
+            part.square().sum((-1, -2)) for part in (weighed_rows(name, one.float(), right) - like, like)
+        ])  # fmt: skip
+    off, norms = (torch.cat(parts).cpu().double() for parts in zip(*several, strict=True))
     # A head of which nothing is left but rounding has no relative error.
     off = off.masked_fill_(norms <= reference[0, 0].numel() * unit.least**2, 0.0)
     share = (

@@ -13,7 +13,7 @@ import torch
 from attn_exp.attention.autograd import autograd_backward
 from attn_exp.attention.channels import worst_channel
 from attn_exp.attention.error import judged_error, measured_bias, tensor_error
-from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.error_parts import Tolerance, weighed_rows
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.fp8_formula import fp8_formula
 from attn_exp.attention.fused_formula import FEW_ROWS, fused_formula, score_rounding
@@ -85,7 +85,8 @@ def _with_usual(
     fused = fused_formula(part, on_part, with_gradients=len(exact) > 1)
     unit, widened = torch.finfo(on_part.q_bhsd.dtype).eps, {}
     for name, whole in made.items():
-        found = tensor_error(fused[name], exact[name]).relative or 0.0
+        right = weighed_rows(name, exact[name], exact[name])
+        found = tensor_error(weighed_rows(name, fused[name].to(right.dtype), exact[name]), right).relative or 0.0
         sums = 0.0
         if name in ("dk", "dv") and case.q_heads > case.kv_heads:
             sums = 1 + (case.q_heads // case.kv_heads + 1) / 2
