@@ -103,7 +103,8 @@ def weighed_rows(name: str, tensor: torch.Tensor, reference: torch.Tensor) -> to
     if name != "out":
         return tensor
     norm = reference.norm(dim=-1, keepdim=True)
-    return tensor / norm.clamp(min=_LEAST_WEIGHED * float(norm.square().mean().sqrt()) + _TINY)
+    weighed: torch.Tensor = tensor / norm.clamp(min=_LEAST_WEIGHED * float(norm.square().mean().sqrt()) + _TINY)
+    return weighed
 
 
 def of_rows(rows: Rows, small: float) -> torch.Tensor:
