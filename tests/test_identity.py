@@ -65,8 +65,8 @@ REFUSED = {
 }
 # Statuses that another try may change, by sweep: these jobs run again.
 TRIED_AGAIN = {"failed": {"segfaults": "crashed", "raises": "error", "exits": "crashed", "hangs": "timeout"}}
-# How many choices the commands combine; of `timers` several are one job, and `stopped` ends before its last one.
-CHOICES = {"timers": 16, "stopped": 3}
+# How many choices the commands combine: `stopped` ends before its last one. Of `timers` several are one job, told once.
+CHOICES = {"stopped": 3}
 GPUS = [GpuInfo(index=index, uuid=f"GPU-{index}", name="NVIDIA H200") for index in range(2)]
 JOB = re.compile(r"\b[\w.+-]+-[0-9a-f]{10}\b")
 
