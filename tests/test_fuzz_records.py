@@ -132,7 +132,7 @@ def test_a_mutated_record_stops_no_reader_and_changes_no_other(
         # Whoever reads the whole file refuses what the others refuse.
         assert record is None or not sweep.broken
         if record is not None:
-            assert all(isinstance(value, str) for value in (params(record) | tags(record)).values())
+            assert all(isinstance(value, str) for value in (params(record.request) | tags(record)).values())
             assert all(math.isfinite(value) and len(name) <= 250 for name, value in metrics(record).items())
             assert run_name(record) and samples_csv(record)
         else:
