@@ -145,7 +145,8 @@ def test_the_doctor_speaks_at_once_and_all_along(tmp_path, monkeypatch):
         # Half a second, and what an interpreter needs here to start.
         assert time.monotonic() - began < 3.0
         assert process.stderr.readline().startswith("opening the device")
-        assert process.stderr.readline().startswith("check 4, twice the work")
+        # A check that takes less than a second has no line.
+        assert process.stderr.readline().startswith("check ")
     finally:
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)

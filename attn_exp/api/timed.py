@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import marshal
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -169,7 +168,12 @@ def _mark(function: Any) -> Any:
     if isinstance(function, functools.partial):
         return _mark(function.func), repr(function.args), repr(function.keywords)
     code = getattr(function, "__code__", None)
-    return marshal.dumps(code) if isinstance(code, CodeType) else type(function).__qualname__
+    return _mark_of_code(code) if isinstance(code, CodeType) else type(function).__qualname__
+
+
+def _mark_of_code(code: CodeType) -> Any:
+    constants = [_mark_of_code(one) if isinstance(one, CodeType) else one for one in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, repr(constants)
 
 
 def _request(

@@ -90,7 +90,7 @@ COMMAND = Command(
         ("attn-exp duel a=flash b=cudnn batch=8 seq_len=4096", "two backends"),
         ("attn-exp duel a=flash b=math c=eager model=gpt2 causal=false", "three"),
         ("attn-exp duel a=eager b=eager b.compile=default", "one backend, compiled and not"),
-        ("attn-exp duel -m a=flash b=cudnn,math batch=1,8", "four duels, one after another"),
+        ("attn-exp duel -m a=flash b=math,eager batch=1,8", "four duels, one after another"),
     ),
     options=(
         Option(

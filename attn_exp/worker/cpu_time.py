@@ -2,7 +2,7 @@
 
 import statistics
 from dataclasses import dataclass, field
-from time import perf_counter_ns, process_time_ns, thread_time_ns
+from time import process_time_ns, thread_time_ns
 
 # With fewer calls there are no quartiles.
 _LEAST_CALLS = 2
@@ -14,16 +14,13 @@ class CpuTimes:
 
     Attributes:
         times_us: in microseconds, in the calls' order.
-        wall_us: the sum of the calls' wall times.
         others_us: the CPU time that other threads than the calling one took in calls.
         behind_us: that which they took between two calls, from the end of one to the begin of the next.
     """
 
     times_us: list[float] = field(default_factory=list)
-    wall_us: float = 0.0
     others_us: float = 0.0
     behind_us: float = 0.0
-    _wall_ns: int = 0
     _process_ns: int = 0
     _others_ns: int = 0
     _ended: bool = False
@@ -31,7 +28,7 @@ class CpuTimes:
     def clear(self) -> None:
         """Forget the calls so far."""
         self.times_us.clear()
-        self.wall_us = self.others_us = self.behind_us = 0.0
+        self.others_us = self.behind_us = 0.0
         self._ended = False
 
     def begin(self) -> None:
@@ -39,13 +36,12 @@ class CpuTimes:
         before, self._others_ns = self._others_ns, others_ns()
         if self._ended:
             self.behind_us += (self._others_ns - before) / 1e3
-        self._process_ns, self._wall_ns = process_time_ns(), perf_counter_ns()
+        self._process_ns = process_time_ns()
 
     def end(self) -> None:
         """Add the call that has just returned."""
-        wall_ns, process_ns = perf_counter_ns(), process_time_ns()
+        process_ns = process_time_ns()
         before, self._others_ns = self._others_ns, others_ns()
-        self.wall_us += (wall_ns - self._wall_ns) / 1e3
         self.times_us.append((process_ns - self._process_ns) / 1e3)
         self.others_us += (self._others_ns - before) / 1e3
         self._ended = True

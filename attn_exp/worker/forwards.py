@@ -66,8 +66,8 @@ def check_forwards(attempt: Attempt, judge: Judge, clock: OneCall, new_us: list[
             slower = max(1.0, clock.fixed_us() / max(1.0, forward.plain.fixed_us)) if min(new_us) > upper_us else 1.0
             if min(new_us) <= _LONGER * slower * upper_us + margin_us:
                 return
-    raise Stopped(
-        "implausible",
+    reason = (
         f"forward: a forward takes {figures(statistics.median(new_us))} us once backwards were timed, "
-        f"{figures(statistics.median(timed_us))} us when it was timed itself: what a backward needs was left out",
+        f"{figures(statistics.median(timed_us))} us when it was timed itself: what a backward needs was left out"
     )
+    raise Stopped("implausible", reason)

@@ -25,7 +25,7 @@ NAMES: dict[str, str] = {
         "Generator Size Tensor _scaled_mm abs all allclose amax aminmax any arange "
         "are_deterministic_algorithms_enabled argmax argsort as_strided as_tensor baddbmm bfloat16 bincount "
         "bitwise_and bitwise_or bitwise_xor bmm bool broadcast_to cat ceil clamp clone count_nonzero cumsum device div "
-        "dtype einsum empty empty_like empty_strided equal exp finfo flatten flip float16 float32 float64 "
+        "dtype einsum empty empty_like empty_strided equal exp eye finfo flatten flip float16 float32 float64 "
         "float8_e4m3fn floor from_numpy frombuffer full full_like gather get_default_dtype "
         "get_float32_matmul_precision "
         "get_num_threads iinfo index_select inf int16 int32 int64 int8 is_grad_enabled isclose isfinite isin isinf "
@@ -37,7 +37,7 @@ NAMES: dict[str, str] = {
         "sqrt squeeze stack strided sub sum tanh tensor topk transpose tril triu uint8 unique "
         "use_deterministic_algorithms vdot where zeros zeros_like"
     ),
-    "torch.linalg": "norm vector_norm",
+    "torch.linalg": "norm solve vector_norm",
     "torch.autograd": "Function grad",
     "torch.autograd.profiler": "profile",
     "torch.autograd.profiler.profile": "*",
@@ -69,9 +69,9 @@ NAMES: dict[str, str] = {
         "minimum mm movedim mul mul_ nan_to_num nan_to_num_ nansum narrow nbytes ndim ne neg neg_ negative new_empty "
         "new_tensor new_zeros nonzero norm normal_ numel permute positive pow prod random_ ravel repeat "
         "repeat_interleave requires_grad requires_grad_ reshape roll rot90 round scatter scatter_ select shape sign "
-        "sin size softmax sort split sqrt square squeeze std stride sub sub_ sum swapaxes t take_along_dim tanh tile "
-        "to tolist topk transpose tril triu trunc type unbind unflatten unfold unsqueeze untyped_storage values var "
-        "view view_as where zero_"
+        "sin size softmax sort split sqrt square square_ squeeze std stride sub sub_ sum swapaxes t take_along_dim "
+        "tanh tile to tolist topk transpose tril triu trunc type unbind unflatten unfold unsqueeze untyped_storage "
+        "values var view view_as where zero_"
     ),
 }
 # Built-in functions that programs replace for their own output or imports; no number depends on them.

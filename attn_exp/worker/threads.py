@@ -1,8 +1,7 @@
-"""Find threads of a backend's own on a CPU: that compute beside the threads it was given, or after a call returned.
+"""Find threads of a backend's own on a CPU that go on computing when a call has returned.
 
-PyTorch's number of threads is in the record, and what is compared with another backend has as many. So many threads
-take at most so much CPU time in a call, whichever they are: one thread after another is no more than one. On a busy
-machine threads that could compute at a time rarely do, and calls are made until some did.
+Whether more threads than PyTorch's compute within a call is not looked for: the kernel adds up a running thread's CPU
+time once a tick, milliseconds apart, so that short calls seem to have had dozens of them.
 """
 
 import contextlib
@@ -28,15 +27,12 @@ _SHARE_IN, _SHARE_AFTER, _HANDOVER_US = 0.05, 0.02, 50.0
 _LATE_SHARE, _LATE_US, _CLEAN, _MOST, _DIRTY = 0.02, 200.0, 2, 8, 6
 # Others have ended their work if none runs, or waits for a processor, in two looks a few milliseconds apart.
 _LOOK_S, _LONGEST_S = 0.002, 0.25
-# Threads compute beside PyTorch's if so many calls took 1.15 times the CPU time that those can have in the call's time.
-# So many that nothing disturbed end the look, or so many seconds.
-_BESIDE, _ENOUGH, _UNDISTURBED, _CALM, _LONGEST_LOOK_S = 1.15, 3, 0.8, 8, 2.0
 
 
 def check_threads(attempt: Attempt, judge: Judge, calls: Mapping[str, Call]) -> None:
     """Look into the passes whose timed calls had other threads compute.
 
-    With more than one of PyTorch's threads, work after a call is not looked for: these threads wait by spinning.
+    With more than one of PyTorch's threads nothing is looked for: these threads wait by spinning.
 
     Args:
         attempt: the job.
@@ -44,24 +40,23 @@ def check_threads(attempt: Attempt, judge: Judge, calls: Mapping[str, Call]) -> 
         calls: the timed calls of each pass.
 
     Raises:
-        Stopped: more threads compute than PyTorch has, or some after a call has returned.
+        Stopped: threads compute after a call has returned.
     """
-    allowed, state = torch.get_num_threads(), judge.fresh.state
+    if torch.get_num_threads() > 1:
+        return
+    state = judge.fresh.state
     for direction, known in judge.passes.items():
-        if known.cpu is None or not _suspected(known.cpu, allowed):
+        if known.cpu is None or not _suspected(known.cpu):
             continue
         with attempt.stage("accuracy"):
-            call = as_timed(calls[direction])
-            found = (_late(call) if allowed == 1 else None) or _beside(call, allowed)
+            found = _late(as_timed(calls[direction]))
             judge.fresh.set_forward(state)
         if found:
             raise Stopped("implausible", f"{direction}: {found}")
 
 
-def _suspected(cpu: CpuTimes, allowed: int) -> bool:
+def _suspected(cpu: CpuTimes) -> bool:
     """Whether other threads than the calling one took more than handing work over does."""
-    if allowed > 1:
-        return sum(cpu.times_us) > _BESIDE * allowed * cpu.wall_us
     margin_us = _HANDOVER_US * len(cpu.times_us)
     return (
         cpu.others_us > _SHARE_IN * sum(cpu.times_us) + margin_us
@@ -109,30 +104,3 @@ def _threads() -> Iterator[tuple[str, str]]:
         with contextlib.suppress(OSError):
             # "2181 (python) S ...": proc_pid_stat(5). A name may contain spaces and parentheses.
             yield task.name, (task / "stat").read_text().rpartition(")")[2].split()[0]
-
-
-def _beside(call: TimedCall, allowed: int) -> str | None:
-    """Return that more threads compute at a time than are allowed as a sentence, or None."""
-    above: list[float] = []
-    calm, ends = 0, time.perf_counter() + _LONGEST_LOOK_S
-    while len(above) < _ENOUGH and calm < _CALM and time.perf_counter() < ends:
-        call.before()
-        # CPU time within wall time: what interrupts this thread between two lines lengthens the latter alone.
-        wall_ns = time.perf_counter_ns()
-        cpu_ns = time.process_time_ns()
-        result = call.run()
-        cpu_ns = time.process_time_ns() - cpu_ns
-        wall_ns = time.perf_counter_ns() - wall_ns
-        call.after(result)
-        del result
-        share = (cpu_ns / 1e3 - _HANDOVER_US) / max(1.0, wall_ns / 1e3)
-        if share > _BESIDE * allowed:
-            above.append(share)
-        elif share > _UNDISTURBED * allowed:
-            calm += 1
-    if len(above) < _ENOUGH:
-        return None
-    return (
-        f"{statistics.median(above):.1f} threads compute at a time, where PyTorch has {allowed} "
-        "(torch.get_num_threads()): threads of the backend's own, which the record does not count"
-    )
