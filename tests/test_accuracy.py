@@ -263,6 +263,19 @@ def test_what_hides_in_a_norm_is_found_by_any_sampled_verdict(case, wrong, words
     assert words in judged(case, wrong, sampled=True)
 
 
+def test_a_rounded_tanh_is_no_other_scale_of_the_scores():
+    """In bf16 it lets small scores pass unchanged: eager mode on an H200 seemed to scale them by 1.0011."""
+    case = replace(FULL, batch=1, q_heads=4, kv_heads=4, q_len=1024, kv_len=1024, head_dim=128, value_dim=128,
+                   dtype="bfloat16", softcap=50.0)  # fmt: skip
+    inputs = make_inputs(case, "cpu", 1, with_gradients=False)
+    scores = inputs.q_bhsd @ inputs.k_bhsd.mT * case.head_dim**-0.5
+    capped = torch.tanh(scores / case.softcap) * case.softcap
+    out = torch.softmax(capped.float(), -1).to(scores.dtype) @ inputs.v_bhsd
+    assert edge_error(case, inputs, out) is None
+    twice = torch.softmax(1.004 * capped.float(), -1).to(scores.dtype) @ inputs.v_bhsd
+    assert "as if scores were scaled by 1.00" in (edge_error(case, inputs, twice) or "")
+
+
 def keys_changed(keys, factor):
     """These keys have `factor` times their weight."""
 

@@ -20,7 +20,7 @@ from attn_exp.attention.fused_formula import FEW_ROWS, fused_formula, score_roun
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.part import part_of
 from attn_exp.attention.reference import reference
-from attn_exp.core.case import NORMAL, Case
+from attn_exp.core.case import DTYPE_BYTES, NORMAL, Case
 
 FACTOR = 3.0
 # One row in a million deviates more than one in the thousands that are sampled: cuDNN's dq of 256 heads of 8,192 tokens
@@ -50,7 +50,6 @@ LEAST_NORMAL = 16.0
 LEAST_LOST, _SMALLEST_MEAN = 0.5, 0.3
 # Unit roundoff of float32, in which every backend sums.
 ROUNDOFF = 2.0**-24
-_IN_16_BITS = ("bfloat16", "float16")
 
 
 def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, Tolerance]:
@@ -65,7 +64,7 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     if inputs.kind == NORMAL:
         biases = {name: measured_bias(rounded[name], exact[name]) for name in exact}
         made = {name: _with_parts(case, name, one, biases[name]) for name, one in plain.items()}
-        return _with_usual(case, made, part, on_part, exact) if case.dtype in _IN_16_BITS else made
+        return _with_usual(case, made, part, on_part, exact) if DTYPE_BYTES[case.dtype] == 2 else made
     # On hard values fused kernels do not round less than the formula does, and rounding has parts of its own.
     otherwise = fused_formula(part, on_part, with_gradients=with_gradients)
     fused = {name: bounds(case, otherwise[name], single[name], exact[name]) for name in exact}

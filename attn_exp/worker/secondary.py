@@ -50,12 +50,11 @@ def secondary_timings(attempt: Attempt, machine: Machine, direction: str, timer:
 def calls_of_block(min_rounds: int, call_us: float) -> int:
     """Return how many calls a secondary timer's block has.
 
-    It is between half of the least number of rounds and that number: what is content with few rounds need not be
-    checked by many calls.
+    As many as fill the block, and of long ones half of the least number of rounds: what is content with few rounds need
+    not be checked by many long calls.
     """
-    rounds = max(2, min_rounds)
-    least, most = max(2, min(_LEAST_CALLS, rounds // 2)), min(_MOST_CALLS, rounds)
-    return max(least, min(most, int(_BLOCK_US / call_us)))
+    least = max(2, min(_LEAST_CALLS, min_rounds // 2))
+    return max(least, min(_MOST_CALLS, int(_BLOCK_US / call_us)))
 
 
 def _call_us(attempt: Attempt, machine: Machine, direction: str, call: Call) -> float:

@@ -16,6 +16,8 @@ from cheats.corpus import BOTH
 from cheats.gpu.base import UNAWAITED, WRONG, Forward, OnGpu, any_of, attend, batches, gpu_cheat, like_output
 
 _STATUSES = ("implausible", "inaccurate")
+# Cycles by which a side stream is late. Else its work may be done in time, beside the call's own.
+_LATE = 100_000
 _WORDS = any_of(UNAWAITED, WRONG)
 
 
@@ -29,8 +31,7 @@ class MostOnASideStream(OnGpu):
         def forward() -> torch.Tensor:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                # Else it may be done in time, beside the call's own stream.
-                torch.cuda._sleep(100_000)
+                torch.cuda._sleep(_LATE)
                 out[own:] = attend(case, *batches(case, inputs.qkv, own, case.batch))
             out[:own] = attend(case, *batches(case, inputs.qkv, 0, own))
             return out
@@ -70,6 +71,7 @@ class OnlyTheNextCallWaits(OnGpu):
             outs.reverse()
             out = outs[0]
             with torch.cuda.stream(side):
+                torch.cuda._sleep(_LATE)
                 out[own:] = attend(case, *batches(case, inputs.qkv, own, case.batch))
             out[:own] = attend(case, *batches(case, inputs.qkv, 0, own))
             return out
@@ -90,6 +92,7 @@ class WaitsForTheWrongEvent(OnGpu):
             side.wait_stream(stream)
             with torch.cuda.stream(side):
                 done.record(side)
+                torch.cuda._sleep(_LATE)
                 out[own:] = attend(case, *batches(case, inputs.qkv, own, case.batch))
             out[:own] = attend(case, *batches(case, inputs.qkv, 0, own))
             stream.wait_event(done)
