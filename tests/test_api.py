@@ -39,7 +39,8 @@ def test_a_strict_type_checker_sees_the_functions_and_what_they_return(tmp_path)
     assert (ROOT / "attn_exp" / "py.typed").is_file()
     (tmp_path / "snippet.py").write_text(SNIPPET)
     ran = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "snippet.py"],
+        # With what `make lint` has found out.
+        [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={ROOT / '.mypy_cache'}", "snippet.py"],
         cwd=tmp_path,
         env={"MYPYPATH": str(ROOT), "PATH": ""},
         capture_output=True,

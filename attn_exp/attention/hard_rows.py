@@ -23,7 +23,7 @@ _DEPTHS = (100.0, 200.0, 400.0)
 # |q kT| of 2.5e5 before its scale, below the -5e4 of flashinfer#4267; in fp16 the product must not overflow.
 _ABYSS = 22_000.0
 _LARGEST_PRODUCT_FP16 = 6e4
-# One in so many keys of odd indices is zeros, in half of the heads, where a kind has such keys.
+# One in so many keys of odd indices is zeros, in every other head, where a kind has such keys.
 _ZEROS_EVERY = 8
 
 
@@ -189,8 +189,8 @@ def zeros(rows: Rows) -> torch.Tensor:
     return torch.zeros(len(rows.queries), rows.case.head_dim, device=rows.queries.device)
 
 
-def zero_some(k: torch.Tensor, generator: torch.Generator) -> None:
-    """Set some keys (heads, kv_len, head_dim) to zeros, in half of the heads, of one by chance.
+def zero_some(k: torch.Tensor, kv_heads: int, generator: torch.Generator) -> None:
+    """Set some keys (batch * kv_heads, kv_len, head_dim) to zeros, in every other head, of a single one by chance.
 
     In the other heads rows of deeply negative scores stay what they are. Of two twins one stays, so that a row that is
     aimed at them has a winner.
@@ -198,6 +198,8 @@ def zero_some(k: torch.Tensor, generator: torch.Generator) -> None:
     heads, device = len(k), k.device
     odd = k[:, 1::2]
     chosen = torch.rand(odd.shape[:2], generator=generator, device=device) < 1 / _ZEROS_EVERY
-    first = torch.randint(2, (), generator=generator, device=device)
-    of_heads = (torch.randperm(heads, generator=generator, device=device) + first) % 2 == 0
+    if kv_heads > 1:
+        of_heads = torch.arange(heads, device=device) % kv_heads % 2 == 1
+    else:
+        of_heads = torch.rand(heads, generator=generator, device=device) < 1 / 2
     odd.masked_fill_((chosen & of_heads[:, None]).unsqueeze(-1), 0.0)

@@ -44,7 +44,7 @@ class Kind:
             them large, the other small, and the reverse), or `denormal`.
         same_keys: whether all keys are equal.
         padded: whether a quarter of the rows of v and d_out are zeros.
-        zero_keys: whether some keys are zeros, as those of padding are, in heads at random.
+        zero_keys: whether some keys are zeros, as those of padding are, in every other head.
     """
 
     treatments: tuple[Treatment, ...] = (hard_rows.normal,)
@@ -171,7 +171,7 @@ def _rows(
             heads, queries = places // case.q_len, places % case.q_len
             q[places] = treatment(Rows(case, channels, k, heads, queries, generator))
     if kind.zero_keys:
-        hard_rows.zero_some(k, generator)
+        hard_rows.zero_some(k, case.kv_heads, generator)
 
     def normal(heads: int, length: int) -> torch.Tensor:
         return torch.randn(heads, length, case.value_dim, generator=generator, device=device)

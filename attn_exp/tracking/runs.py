@@ -270,6 +270,10 @@ class Runs:
         `of_jobs` are files of single jobs by folder name; `ended` is the end in seconds since 1970; None means now.
         """
         client = self.connect()
+        moment_ms = None if ended is None else int(ended * 1000)
+        if status == "KILLED":
+            # An interrupt leaves a second for all of this.
+            client.set_terminated(self._parent, status, moment_ms)
         try:
             parent = client.get_run(self._parent)
             files = [file for file in artifacts if file.is_file() and is_inside(file, self.sweep.folder)]
@@ -292,7 +296,7 @@ class Runs:
                 with self._writers.exclusive("curves"):
                     keep_curves(client, self._experiment, parent, curves)
         finally:
-            client.set_terminated(self._parent, status, None if ended is None else int(ended * 1000))
+            client.set_terminated(self._parent, status, moment_ms)
         if (path := database_file(self._uri)) is not None:
             # Without statistics, sorting by a metric takes 4 s at 10,000 runs instead of 0.2 s. If another process
             # keeps the database locked, they are skipped.
