@@ -36,11 +36,6 @@ class Looks:
         self._places = draw_places(case, self._device, _PLACES) if isinstance(read, Inputs) else []
         self.summing = Summing(case, read, scales) if isinstance(read, Inputs) else None
 
-    @property
-    def any(self) -> bool:
-        """Whether calls can be looked at."""
-        return bool(self._places)
-
     def perhaps(
         self, known: TimedPass, returned: Sequence[torch.Tensor], state: State, out: torch.Tensor | None
     ) -> None:

@@ -17,7 +17,7 @@ from attn_exp.core.record import Record, Timing
 from attn_exp.core.request import Measuring, Request
 from attn_exp.core.second_opinions import disagreements
 from attn_exp.timers.graph import CaptureFailed
-from attn_exp.timers.loop import Entry, RivalFailed, sample, sample_rivals
+from attn_exp.timers.loop import Entry, RivalFailed, Timer, sample, sample_rivals
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import TimedCall, as_timed
 from attn_exp.worker.attempt import Attempt, Stopped
@@ -147,9 +147,7 @@ def _time_one(
                 after_block=lambda position: machine.watch.look(),
             )
             machine.watch.end()
-            if direction == "forward" and attempt.with_gradients:
-                time_forwards(attempt, judge, OneCall(attempt, machine), call)
-            judge.make_last(direction, timer, call)
+            _make_last(attempt, machine, judge, direction, timer, call)
         except CaptureFailed as error:
             raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
         finally:
@@ -180,17 +178,21 @@ def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine
 
     timings = _sample_interleaved(entries, machine, direction, started)
     for (attempt, entry), timing in zip(entries, timings, strict=True):
-        attempt.run(partial(_make_last, attempt, machine, judges[id(attempt)], direction, entry))
+        attempt.run(partial(_make_last_of_rival, attempt, machine, judges[id(attempt)], direction, entry))
         attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
         _flag_telemetry(attempt, machine)
 
 
-def _make_last(attempt: Attempt, machine: Machine, judge: Judge, direction: str, entry: Entry) -> None:
-    call = as_timed(entry.call)
+def _make_last_of_rival(attempt: Attempt, machine: Machine, judge: Judge, direction: str, entry: Entry) -> None:
     with entry.scope():
-        if direction == "forward" and attempt.with_gradients:
-            time_forwards(attempt, judge, OneCall(attempt, machine), call)
-        judge.make_last(direction, entry.timer, call)
+        _make_last(attempt, machine, judge, direction, entry.timer, as_timed(entry.call))
+
+
+def _make_last(attempt: Attempt, machine: Machine, judge: Judge, direction: str, timer: Timer, call: TimedCall) -> None:
+    """Make a call more whose results are kept; of a forward that a backward follows, note its plain time before."""
+    if direction == "forward" and attempt.with_gradients:
+        time_forwards(attempt, judge, OneCall(attempt, machine), call)
+    judge.make_last(direction, timer, call)
 
 
 def _sample_interleaved(
