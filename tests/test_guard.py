@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import attn_exp.attention.mask_edges
 import attn_exp.timers.cpu
 import attn_exp.worker.secondary
 from attn_exp.core import limits
@@ -145,6 +146,8 @@ def test_a_deleted_name_and_new_code_in_an_old_function_are_seen(guard, monkeypa
         patch.setattr(torch.autograd.grad, "__defaults__", (None,))
         assert guard.violation() == "the code of torch.autograd.grad was replaced"
     with monkeypatch.context() as patch:
+        # It is told where it is made, though a module that sorts before has it too.
+        assert attn_exp.attention.mask_edges.DTYPE_BYTES is DTYPE_BYTES
         patch.setitem(DTYPE_BYTES, "bfloat16", 1)
         assert guard.violation() == "attn_exp.core.case.DTYPE_BYTES was changed"
     assert guard.violation() is None

@@ -227,23 +227,24 @@ def test_linux_names_governor_nodes_and_instruction_sets(tmp_path):
 
 
 class Steady:
-    """A reader of a processor with a known power and clock."""
+    """A reader of a processor with a known power and clock, with a reading each `every_s` however long a block is."""
 
-    source, late_s = "linux", 0.001
+    source, late_s, every_s = "linux", 0.001, 0.005
 
     def __init__(self):
-        self.readings = []
+        self.readings, self.read_until = [], 0.0
 
     def start(self):
         pass
 
     def begin(self):
-        self.readings = []
-        self.look()
+        self.readings, self.read_until = [], time.perf_counter()
 
     def look(self):
-        at = time.perf_counter()
-        self.readings.append(Reading(at=moment(at), clock_mhz=3000.0, energy_j=50.0 * at, energy_at=moment(at)))
+        now = time.perf_counter()
+        while self.read_until < now:
+            at = self.read_until = self.read_until + self.every_s
+            self.readings.append(Reading(at=moment(at), clock_mhz=3000.0, energy_j=50.0 * at, energy_at=moment(at)))
 
     def end(self):
         return self.readings, ""
@@ -256,7 +257,7 @@ def machine_with(watch):
 def test_a_measured_job_has_a_window_for_each_pass_with_power_and_joules_a_call():
     request = fakes.make_request(min_rounds=40, max_rounds=40, budget_s=1.0)
     # Long enough that calls take most of the window, whatever else the machine does.
-    request = replace(request, case=replace(request.case, batch=2, q_heads=4, kv_heads=4, q_len=1024, kv_len=1024))
+    request = replace(request, case=replace(request.case, q_heads=4, kv_heads=4, q_len=512, kv_len=512))
     record = measure(request, machine_with(Watch(Steady(), limits={})))
     assert record.status == "ok", record.reason
     for direction in ("forward", "backward"):

@@ -59,16 +59,16 @@ class Guard:
     def snapshot(cls) -> "Guard":
         """Return the guard of what is there now. Make it before any code of a backend from elsewhere runs."""
         kept = [*_named(), *_builtins()]
-        tables: list[tuple[dict[Any, Any], dict[Any, Any], str]] = []
-        for name, module in sorted(sys.modules.items()):
-            if name.startswith(_JUDGING) and isinstance(module, ModuleType):
-                kept += _of_module(module, name)
-                tables += [
-                    (value, dict(value), f"{name}.{key}")
-                    for key, value in vars(module).items()
-                    # A user may add metrics.
-                    if key.isupper() and type(value) is dict and key != "METRICS"
-                ]
+        tables: dict[int, tuple[dict[Any, Any], dict[Any, Any], str]] = {}
+        # In the order of the folders, of which each imports only those before it: where a table is made, it is first.
+        for folder in _JUDGING:
+            for name, module in sorted(sys.modules.items()):
+                if name.startswith(folder) and isinstance(module, ModuleType):
+                    kept += _of_module(module, name)
+                    for key, value in vars(module).items():
+                        # A user may add metrics.
+                        if key.isupper() and type(value) is dict and key != "METRICS":
+                            tables.setdefault(id(value), (value, dict(value), f"{name}.{key}"))
         functions: dict[int, tuple[FunctionType, Any, Any, Any, str]] = {}
         for one in kept:
             function = _function(one.value)
@@ -76,7 +76,7 @@ class Guard:
                 # Under the table's name, where a module of the package has bound it too.
                 known = (function, function.__code__, function.__defaults__, function.__kwdefaults__, one.place)
                 functions.setdefault(id(function), known)
-        return cls(tuple(kept), tuple(functions.values()), tuple(tables), _state())
+        return cls(tuple(kept), tuple(functions.values()), tuple(tables.values()), _state())
 
     def violation(self) -> str | None:
         """Return what is no longer as it was, such as `torch.cuda.Event.record was replaced`; None if all is."""
