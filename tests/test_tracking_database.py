@@ -1,6 +1,8 @@
 """MLflow's sqlite file: what it may be, how it is created and upgraded, and the names that its folder may have."""
 
+import contextlib
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,6 +20,8 @@ from attn_exp.tracking import SweepInfo, make_tracker
 from attn_exp.tracking.client import silence
 from attn_exp.tracking.database import State, check_database, database_file, prepare_database, sqlite_uri
 from attn_exp.tracking.location import absolute_uri
+from attn_exp.tracking.mlflow_read import check_sweep, read_run, read_store
+from attn_exp.tracking.runs import jobs_in_database
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,54 @@ def test_a_killed_creation_leaves_nothing_and_the_next_one_creates_it(tmp_path: 
     assert prepare_database(sqlite_uri(path)) is None
     assert check_database(path) is State.CURRENT
     assert {file.name for file in tmp_path.iterdir()} == {"mlflow.db", "mlflow.db.lock"}
+
+
+def leave_killed(database: bytes, path: Path) -> None:
+    """Write a database as a process leaves it that is killed in the middle of a transaction: with a hot journal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    live = path.with_name("live.db")
+    live.write_bytes(database)
+    with contextlib.closing(sqlite3.connect(live, isolation_level=None)) as writer:
+        writer.execute("PRAGMA cache_size = 1")  # so that changes reach the file before the end
+        writer.execute("BEGIN")
+        writer.execute("DELETE FROM experiments")
+        writer.execute("CREATE TABLE filling AS SELECT zeroblob(100000)")
+        for end in ("", "-journal"):
+            shutil.copyfile(f"{live}{end}", f"{path}{end}")
+        writer.execute("ROLLBACK")
+    live.unlink()
+    assert path.read_bytes() != database
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        check_database,
+        lambda path: jobs_in_database(path, "none"),
+        lambda path: check_sweep(path, "Default", "first"),
+        lambda path: read_store(sqlite_uri(path), "Default", ["first"]),
+        lambda path: read_run(sqlite_uri(path), "none"),
+    ],
+    ids=["state", "jobs", "sweep", "store", "run"],
+)
+def test_what_a_killed_writer_left_is_restored_and_read(read: object, made: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    leave_killed(made, path)
+    with contextlib.suppress(UserError):  # such as `there is no sweep 'first'`, told after reading
+        read(path)  # type: ignore[operator]
+    assert not path.with_name("mlflow.db-journal").exists()
+    assert path.read_bytes() == made
+
+
+def test_a_killed_writers_journal_is_not_written_into_a_new_database(made: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    leave_killed(made, path)
+    path.unlink()
+    assert prepare_database(sqlite_uri(path)) is None
+    assert check_database(path) is State.CURRENT
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert database.execute("SELECT name FROM experiments").fetchall() == [("Default",)]
 
 
 def test_an_older_database_is_upgraded_beside_a_copy_or_refused_as_asked(tmp_path: Path) -> None:

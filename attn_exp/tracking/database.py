@@ -84,7 +84,7 @@ def check_database(path: Path) -> State:
     if not path.exists() or not path.stat().st_size:
         return State.MISSING
     try:
-        with contextlib.closing(_opened(path)) as database:
+        with opened(path, _READ_WAIT_S) as database:
             tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             revisions = _revisions(database) if "alembic_version" in tables else []
     except sqlite3.OperationalError as error:
@@ -160,11 +160,11 @@ def check_usable(path: Path, state: State, upgrade: str) -> None:
 
 
 def _upgrade(path: Path) -> str:
-    with contextlib.closing(_opened(path)) as database:
+    with opened(path, _READ_WAIT_S) as database:
         (revision, *_) = _revisions(database)
     old = path.with_name(f"{path.name}.{revision}")
     with _beside(path) as new:
-        with contextlib.closing(_opened(path)) as source, contextlib.closing(sqlite3.connect(new)) as target:
+        with opened(path, _READ_WAIT_S) as source, contextlib.closing(sqlite3.connect(new)) as target:
             source.backup(target)
         try:
             _migrate(new, path)
@@ -201,10 +201,17 @@ def _locked(path: Path) -> Iterator[None]:
 def _beside(path: Path) -> Iterator[Path]:
     """Yield a new name beside `path`, whose file takes the name `path` in the end. Holders of the lock only."""
     new = path.with_name(f".{path.name}.new")
-    for left in (new, new.with_name(f"{new.name}-journal")):
-        left.unlink(missing_ok=True)  # of a process that was killed
+    new.unlink(missing_ok=True)  # of a process that was killed
+    _remove_journals(new)
     yield new
+    # sqlite would write an earlier file's journal into the new one: https://sqlite.org/howtocorrupt.html, 1.4.
+    _remove_journals(path)
     os.replace(new, path)
+
+
+def _remove_journals(path: Path) -> None:
+    for end in ("-journal", "-wal", "-shm"):
+        path.with_name(f"{path.name}{end}").unlink(missing_ok=True)
 
 
 def _check_kind(path: Path) -> None:
@@ -222,8 +229,17 @@ def _check_kind(path: Path) -> None:
         raise UserError(f"{path} is {what}: {_ELSEWHERE}")
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_READ_WAIT_S)
+@contextlib.contextmanager
+def opened(path: Path, wait_s: float) -> Iterator[sqlite3.Connection]:
+    """Yield a connection that reads an existing database, and waits this long for processes that write.
+
+    A process that is killed while it writes leaves a journal, with which the next connection restores the file. One
+    that was opened as read-only may not, and fails (SQLITE_READONLY_ROLLBACK, https://sqlite.org/rescode.html).
+    """
+    uri = f"file:{quote(str(path))}?mode=rw"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=wait_s)) as database:
+        database.execute("PRAGMA query_only = ON")
+        yield database
 
 
 def _revisions(database: sqlite3.Connection) -> list[str]:

@@ -11,15 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record_file import FILE_NAME
 from attn_exp.results.read import Sweep, read_files
+from attn_exp.tracking.database import check_database, database_file, opened
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+_WAIT_S = 10.0
 _RUNS = """
 SELECT runs.run_uuid, runs.artifact_uri FROM runs
 JOIN experiments ON experiments.experiment_id = runs.experiment_id AND experiments.name = ?
@@ -47,7 +49,6 @@ def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     Raises:
         UserError: there is no such store, experiment or sweep.
     """
-    from attn_exp.tracking.database import check_database, database_file
     from attn_exp.tracking.location import option_uri
 
     uri = option_uri(uri)
@@ -66,7 +67,6 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
     Raises:
         UserError: there is no such store or run, or the run is not a job's.
     """
-    from attn_exp.tracking.database import check_database, database_file
     from attn_exp.tracking.location import option_uri
 
     uri = option_uri(uri)
@@ -77,7 +77,7 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
         raise UserError(f"there is no database {path}: give uri=sqlite:///FOLDER/mlflow.db")
     check_database(path)
     try:
-        with _opened(path) as database:
+        with opened(path, _WAIT_S) as database:
             row = database.execute(_RUN, (run,)).fetchone()
     except sqlite3.Error as error:
         raise UserError(f"{path} cannot be read ({error}): give uri=sqlite:///FOLDER/mlflow.db") from error
@@ -103,7 +103,7 @@ def check_sweep(path: Path, experiment: str, sweep: str) -> None:
     Its messages name the options of `attn-exp ui`, which calls it.
     """
     try:
-        with _opened(path) as database:
+        with opened(path, _WAIT_S) as database:
             experiments = [row[0] for row in database.execute("SELECT name FROM experiments")]
             _check(experiment, experiments, "experiment", "mlflow_experiment=")
             there = [row[0] for row in database.execute(_SWEEPS, (experiment,))]
@@ -112,14 +112,10 @@ def check_sweep(path: Path, experiment: str, sweep: str) -> None:
     _check(sweep, there, "sweep", "attn-exp ui ")
 
 
-def _opened(path: Path) -> "contextlib.closing[sqlite3.Connection]":
-    return contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10))
-
-
 def _from_database(path: Path, uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     sweeps = []
     try:
-        with _opened(path) as database:
+        with opened(path, _WAIT_S) as database:
             experiments = [row[0] for row in database.execute("SELECT name FROM experiments")]
             _check(experiment, experiments, "experiment", "mlflow_experiment=")
             for name in names:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from attn_exp.core.errors import is_inside
 from attn_exp.core.files import temporary_folder
@@ -52,7 +51,7 @@ from attn_exp.tracking.client import (
     source,
     whole_run,
 )
-from attn_exp.tracking.database import database_file, prepare_database
+from attn_exp.tracking.database import database_file, opened, prepare_database
 from attn_exp.tracking.lock import Writers
 from attn_exp.tracking.page import metrics_at, run_page, store_summary
 
@@ -174,7 +173,7 @@ class StoredRun:
 def jobs_in_database(path: Path, parent: str) -> list[StoredRun]:
     """Return the active runs below `parent` in MLflow's sqlite database. Raises sqlite3.Error."""
     runs: dict[str, StoredRun] = {}
-    with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_WAIT_S)) as database:
+    with opened(path, _WAIT_S) as database:
         for run, status, key, value in database.execute(_CHILDREN, (parent,)):
             tags = runs.setdefault(run, StoredRun(run, status, {})).tags
             if key is not None:
