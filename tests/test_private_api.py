@@ -510,6 +510,14 @@ def test_the_number_of_retries_can_be_set():
     assert used > 1, "mlflow.store.db.utils does not read MAX_RETRY_COUNT any more"
 
 
+def test_requests_are_sent_through_the_session():
+    from mlflow.utils import request_utils
+
+    sent = inspect.getsource(request_utils._get_http_response_with_retries)
+    assert "session = _get_request_session(" in sent, "MLflow sends requests without _get_request_session"
+    assert "session.request(" in sent, "MLflow sends requests without the session"
+
+
 def test_a_store_creates_its_database_when_it_is_made(tmp_path):
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 

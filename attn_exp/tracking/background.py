@@ -12,27 +12,33 @@ _FAILURES_IN_A_ROW = 3
 _LONG_S = 5.0
 _PAUSE_S = 30.0
 _PAUSE_PER_FAILURE = 10.0
-# A store that answers takes milliseconds for an item: what one takes beyond this counts as waiting for the store.
+# A store that answers takes milliseconds for an item: one that takes longer than this, or fails, counts as waiting.
 _FREE_S = 1.0
-# What `ask_again` allows if the patience has run out, in case the store is back.
-_LAST_S = 2.0
+# What is left of the patience for `ask_again`, in case the store is back.
+_LAST_SHARE = 0.2
 _STEP_S = 0.1
 
 
 class Background:
-    """One daemon thread that runs tasks in order. After an exception, which is kept, it tries the next task.
+    """One daemon thread that runs tasks in order. After an exception it tries the next task.
+
+    The first and the last exception are kept in `errors`: each may quote a whole answer of a server.
 
     Args:
         name: the thread's.
-        patience_s: how long `settle` waits in all for items that take longer than a second each. Then it waits no more,
-            and items are skipped.
+        patience_s: how long `settle` waits in all for items that take longer than a second each or fail. After four
+            fifths of it, it waits no more, and items are skipped until `ask_again`.
     """
 
     def __init__(self, name: str, patience_s: float = math.inf) -> None:
         self.errors: list[Exception] = []
-        self._patience_s = patience_s
-        # When the item that is being stored was begun; None if the thread does not wait for the store.
+        self._last_s = 0.0 if patience_s == math.inf else _LAST_SHARE * patience_s
+        self._patience_s = patience_s - self._last_s
+        # When the item that is being stored was begun; None if the thread does not wait for the store. What `settle`
+        # has waited for it is counted when it is known that it is not free.
         self._began: float | None = None
+        self._uncounted_s = 0.0
+        self._count = threading.Lock()
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._given_up = threading.Event()
         self._in_a_row, self._next_try = 0, 0.0
@@ -62,13 +68,17 @@ class Background:
                 return False
             if done.wait(min(_STEP_S, limit - now)):
                 break
-            if self._began is not None and now - self._began > _FREE_S:
-                self._patience_s -= time.monotonic() - now
+            with self._count:
+                if self._began is not None:
+                    self._uncounted_s += time.monotonic() - max(now, self._began)
+                    if now - self._began > _FREE_S:
+                        self._pay()
         return True
 
     def ask_again(self) -> None:
         """Try the next item even if the store was unreachable, and wait for it a little."""
-        self._patience_s = max(self._patience_s, _LAST_S)
+        with self._count:
+            self._patience_s, self._last_s = max(0.0, self._patience_s) + self._last_s, 0.0
         self._tasks.put(self._end_pause)
 
     def give_up(self) -> None:
@@ -95,8 +105,16 @@ class Background:
     def _timed(self, action: Callable[[], object]) -> bool:
         self._began = time.monotonic()
         stored = self._keep(action)
-        self._began = None
+        with self._count:
+            self._began = None
+            if not stored:
+                self._pay()
+            self._uncounted_s = 0.0
         return stored
+
+    def _pay(self) -> None:
+        self._patience_s -= self._uncounted_s
+        self._uncounted_s = 0.0
 
     def _end_pause(self) -> None:
         self._next_try = 0.0
@@ -106,7 +124,7 @@ class Background:
         try:
             action()
         except Exception as error:
-            self.errors.append(error)
+            self.errors[1:] = [error]
             return False
         return True
 

@@ -46,10 +46,17 @@ def silence() -> None:
 
 
 def client_of(uri: str) -> "MlflowClient":
-    """Return the client of a store, which notices within a second that a database cannot be opened."""
+    """Return the client of a store, which notices within a second that a database cannot be opened.
+
+    A server's answers are read up to a limit.
+    """
     from mlflow import MlflowClient
 
-    if not is_server(uri):
+    if is_server(uri):
+        from attn_exp.tracking.answers import limit_answers
+
+        limit_answers()
+    else:
         from mlflow.store.db import utils
 
         # A constant in mlflow 3.13 to 3.17.

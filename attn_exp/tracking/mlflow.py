@@ -177,8 +177,8 @@ class MlflowTracker:
         """Wait for the queue, then retry what is not stored, because the store may be back."""
         began = time.monotonic()
         in_time = thread.settle(limit_s)
+        thread.ask_again()
         if self._waiting:
-            thread.ask_again()
             for folder in list(self._waiting.values()):
                 thread.put(lambda folder=folder: self._add_again(folder))  # type: ignore[misc]
             in_time = thread.settle(None if limit_s is None else max(0.0, limit_s - (time.monotonic() - began)))

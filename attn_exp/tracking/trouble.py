@@ -14,6 +14,7 @@ _UNREACHABLE = re.compile(
     r"|timed out|Connection reset by peer|Remote end closed connection|certificate verify failed|WRONG_VERSION_NUMBER"
     r"|too many \d+ error responses"
 )
+_TOO_LONG = re.compile(r"an answer of more than \d+ MiB")
 
 
 def refusal(error: Exception, option: str = "tracker.uri") -> str | None:
@@ -40,6 +41,8 @@ def trouble(error: Exception, option: str = "tracker.uri") -> str:
     from attn_exp.tracking.runs import ArtifactError
 
     text = str(error)
+    if (too_long := _TOO_LONG.search(text)) is not None:
+        return f"it sent {too_long[0]}, which was not read further"
     matches = _UNREACHABLE.search(text)
     if isinstance(error, ArtifactError):
         message = matches[0] if matches else first_line(error)
