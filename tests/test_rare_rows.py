@@ -1,5 +1,6 @@
 """A single hard row among normal ones shows what a sample of rows does not, and no honest formula fails on it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -38,7 +39,7 @@ def test_honest_formulas_are_right(dtype, mask):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_missing_maximum_and_a_masked_key_of_zeros_are_named(dtype):
     case, inputs, own_row = setting(dtype, causal=False, batch=2)
-    of_q, of_k = rare_inputs(case, inputs)
+    of_q, of_k, _ = rare_inputs(case, inputs)
     for rare in (of_q, of_k):
         said = rare.wrong(no_maximum(case, *rare.inputs.qkv).to(inputs.q_bhsd.dtype), own_row)
         where = f"row {int(rare.queries[0])} of out in head {rare.head} of batch row {rare.batch}"
@@ -49,11 +50,36 @@ def test_a_missing_maximum_and_a_masked_key_of_zeros_are_named(dtype):
 
 def test_a_scale_for_the_whole_tensor_is_not_exact_enough_beside_one_large_row():
     case, inputs, own_row = setting(causal=False)
-    of_q, _ = rare_inputs(case, inputs)
+    of_q, *_ = rare_inputs(case, inputs)
     q, k, v = of_q.inputs.qkv
     step = q.float().abs().amax() / 127
     coded = hidden(case, scores_of(case, (q.float() / step).round() * step, k)).softmax(-1)
     assert of_q.wrong(weighed(case, coded, v).bfloat16(), own_row)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_that_are_dropped_beside_a_sink_show(dtype):
+    case, inputs, own_row = setting(dtype)
+    *_, rare = rare_inputs(case, inputs)
+    scores = hidden(case, scores_of(case, *rare.inputs.qkv[:2]))
+    weights = scores.softmax(-1)
+    assert 0.93 < weights[rare.batch, rare.head, -1, 0] < 0.9995
+    least = scores.amax(-1, keepdim=True) - math.log(16 * case.kv_len)
+    dropped = weighed(case, scores.masked_fill(scores < least, -math.inf).softmax(-1), rare.inputs.v_bhsd)
+    assert "with a first key that has nearly all" in rare.wrong(dropped.to(inputs.q_bhsd.dtype), own_row)
+
+
+def test_who_looks_at_the_first_half_of_queries_and_keys_misses_a_hard_row():
+    case, inputs, _ = setting(causal=True)
+    for _ in range(20):
+        late = []
+        for rare in rare_inputs(case, inputs):
+            if rare.hard != "sink":
+                which = 0 if rare.hard == "q" else 1
+                head = rare.head // (case.q_heads // case.kv_heads) if which else rare.head
+                norms = rare.inputs.qkv[which][rare.batch, head].float().norm(dim=-1)
+                late.append(int(norms.argmax()) >= 96)
+        assert sorted(late) == [False, True]
 
 
 def test_all_rows_but_one_are_those_of_the_inputs_and_places_are_drawn_anew():
@@ -61,6 +87,8 @@ def test_all_rows_but_one_are_those_of_the_inputs_and_places_are_drawn_anew():
     places = set()
     for _ in range(10):
         for rare in rare_inputs(case, inputs):
+            if rare.hard == "sink":
+                continue
             unlike = [int((one != like).any(-1).sum()) for one, like in zip(rare.inputs.qkv, inputs.qkv, strict=True)]
             assert unlike in ([1, 1, 1], [1, 0, 0]) if rare.hard == "q" else unlike == [0, 1, 0]
             scores = scores_of(case, *rare.inputs.qkv[:2])

@@ -19,6 +19,7 @@ from attn_exp.attention.error_parts import (
     Unit,
     biases,
     follows,
+    of_positions,
     of_rows,
     of_tiles,
     place_of_row,
@@ -84,6 +85,9 @@ def judged_error(
     if bounds.least_row is not None:
         parts["least_row"] = follows(rows, bounds.least_norm)
         allowed["least_row_tolerance"] = bounds.least_row
+    if bounds.position is not None:
+        parts["worst_position"], parts["position_bias"] = of_positions(rows)
+        allowed |= {"position_tolerance": bounds.position, "position_bias_tolerance": bounds.position_bias}
     if bounds.bias is not None:
         bias = biases(rows)
     found = _finite(_figures(rows, **parts) | _of_bias(bias))
@@ -130,8 +134,7 @@ def inaccuracy(errors: dict[str, TensorError]) -> str | None:
             (error.where.get("worst_tile", "a tile of {}"), error.worst_tile, error.tile_tolerance),
         ):
             if found is not None and allowed is not None and found > allowed:
-                several = what.startswith("rows ")
-                are, their = ("are", "their") if several else ("is", "its")
+                what, are, their = _several(what)
                 off, most = apart(found, allowed)
                 return f"{what.format(name)} {are} off by {off} of {their} norm, allowed is {most}"
         if error.bias is not None and _exceeds(abs(error.bias), error.bias_tolerance):
@@ -141,7 +144,23 @@ def inaccuracy(errors: dict[str, TensorError]) -> str | None:
         if _exceeds(error.least_row_tolerance, error.least_row):
             what = error.where.get("least_row", "a row of {}").format(name)
             return f"{what} is {error.least_row:.2g} times what is right, allowed is {error.least_row_tolerance:.2g}"
+        if _exceeds(error.worst_position, error.position_tolerance):
+            assert error.worst_position is not None and error.position_tolerance is not None
+            what, are, their = _several(error.where.get("worst_position", "rows of {}"))
+            off, most = apart(error.worst_position, error.position_tolerance)
+            return f"{what.format(name)} {are} off by {off} of {their} norm, allowed is {most}"
+        if _exceeds(error.position_bias, error.position_bias_tolerance):
+            what, are, _ = _several(error.where.get("position_bias", "rows of {}"))
+            allowed = error.position_bias_tolerance
+            return (
+                f"{what.format(name)} {are} {error.position_bias:.2g} too large or too small, allowed is {allowed:.2g}"
+            )
     return None
+
+
+def _several(what: str) -> tuple[str, str, str]:
+    """Return what is off with its verb and its pronoun."""
+    return (what, "are", "their") if what.startswith("rows ") else (what, "is", "its")
 
 
 def _exceeds(found: float | None, allowed: float | None) -> bool:

@@ -21,6 +21,9 @@ _LEAST_NORM = 1e-2
 _SMALL, _LEAST_OF_TYPICAL = 0.5, 1e-4
 # Rows of a smaller share of the typical norm weigh as if they had this one.
 _LEAST_WEIGHED = 0.1
+# Rows at one position of all heads are judged together, with their neighbours if there are fewer heads than this. What
+# vanishes beside the others counts as this share of the typical norm.
+_POOLED, _LEAST_POOLED = 8, 0.02
 _BHSD = 4
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -37,10 +40,13 @@ class Tolerance:
         bias: on the magnitude of `bias`, beside its noise.
         least_row: the least `least_row`.
         least_norm: the norm from which on also a small row must not be zeros.
+        position: on `worst_position`.
+        position_bias: on `position_bias`.
         small: in `own_row` and `worst_tile`, rows of a smaller share of the typical norm are judged by this share.
         usual: on |x - ref| / |ref| of a head, unless it is off as formulas are that round scores
             (attn_exp/attention/rounding.py).
         channel: on |x - ref| / |ref| of a channel, where channels differ (attn_exp/attention/channels.py).
+        query: on |x - ref| / |ref| of a row of dq relative to its row of d_out (attn_exp/attention/small_gradients.py).
     """
 
     relative: float
@@ -50,9 +56,12 @@ class Tolerance:
     bias: float | None = None
     least_row: float | None = None
     least_norm: float = math.inf
+    position: float | None = None
+    position_bias: float | None = None
     small: float = 1.0
     usual: float | None = None
     channel: float | None = None
+    query: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,31 @@ def follows(rows: Rows, least_norm: float) -> torch.Tensor:
     return share.masked_fill((rows.norm < _SMALL * rows.typical) & ~zeros, 1.0)
 
 
+def of_positions(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the error of the rows at each position, pooled over heads, and how far they are off along the reference.
+
+    A row of a norm of its own may be small by what cancels; those of several heads are not at once. A row that is
+    scaled by a little is within rounding, but rounding seldom goes along the reference.
+
+    Returns:
+        |x - ref| / |ref| of all heads' rows at a position, and the root mean square of <x - ref, ref> / <ref, ref>;
+        (positions,) each. With few heads a position is of several neighbours, counted from the end.
+    """
+    heads, count = rows.norm.shape
+    several = pooled_rows(heads)
+    share = rows.along / rows.norm.clamp(min=_LEAST_WEIGHED * rows.typical).square()
+    parts = torch.stack([rows.error.square(), rows.norm.square(), share.square(), torch.ones_like(share)])
+    padded = torch.nn.functional.pad(parts, (-count % several, 0)).unflatten(-1, (-1, several))
+    error, norm, along, of = padded.sum((1, 3))
+    off = error / norm.maximum(of * (_LEAST_POOLED * rows.typical) ** 2)
+    return off.sqrt(), (along / of).sqrt()
+
+
+def pooled_rows(heads: int) -> int:
+    """Return how many neighbours are one position if there are so many heads in all rows of the batch."""
+    return max(1, -(-_POOLED // heads))
+
+
 @dataclass(frozen=True)
 class Bias:
     """The mean errors along the reference, of each head and of all heads together, (heads + 1,) in float64.
@@ -178,7 +212,14 @@ def place_of_row(field: str, at: int, shape: tuple[int, ...], places: Places | N
     """Return where row, tile or head `at` of a field of `TensorError` is, with {} for the tensor's name."""
     if len(shape) != _BHSD:
         return "{}" if field == "bias" else "a tile of {}" if field == "worst_tile" else f"row {at} of {{}}"
-    _, heads, length, _ = shape
+    batch, heads, length, _ = shape
+    if field in ("worst_position", "position_bias"):
+        pooled = pooled_rows(len(places.heads) if places is not None else batch * heads)
+        last = (at + 1) * pooled - 1 - (-length % pooled)
+        first = max(0, last - pooled + 1)
+        if places is not None:
+            first, last = int(places.rows[:, first].min()), int(places.rows[:, last].max())
+        return f"rows {first} to {last} of {{}} in all heads" if last > first else f"row {first} of {{}} in all heads"
     of_head = 1 if field == "bias" else -(-length // tile) if field == "worst_tile" else length
     head, first = at // of_head, at % of_head
     last = first

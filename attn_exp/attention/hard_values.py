@@ -45,6 +45,7 @@ class Kind:
         same_keys: whether all keys are equal.
         padded: whether a quarter of the rows of v and d_out are zeros.
         zero_keys: whether some keys are zeros, as those of padding are, in every other head.
+        decades: whether rows of d_out are multiplied by powers of two over four decades, in every other head.
     """
 
     treatments: tuple[Treatment, ...] = (hard_rows.normal,)
@@ -53,6 +54,7 @@ class Kind:
     same_keys: bool = False
     padded: bool = False
     zero_keys: bool = False
+    decades: bool = False
 
 
 _MIXTURE = (
@@ -74,7 +76,7 @@ KINDS = {
     "zeros": Kind((hard_rows.normal, hard_rows.zeros), padded=True),
     "large": Kind(values="large"),
     "denormal": Kind(values="denormal"),
-    "mixed": Kind(_MIXTURE, outliers=32.0, values="large", zero_keys=True),
+    "mixed": Kind(_MIXTURE, outliers=32.0, values="large", zero_keys=True, decades=True),
 }
 
 
@@ -179,6 +181,8 @@ def _rows(
     v, d_out = normal(kv_heads, case.kv_len), normal(q_heads, case.q_len)
     by_channel = _magnitudes(case, kind, device)
     v, d_out = v * by_channel[0], d_out * by_channel[1]
+    if kind.decades:
+        d_out *= _decades(case, q_heads, generator)
     if kind.padded:
         v[:, 3::4], d_out[:, 3::4] = 0.0, 0.0
     return q.unflatten(0, (q_heads, case.q_len)), k, v, d_out
@@ -219,6 +223,18 @@ def _magnitudes(case: Case, kind: Kind, device: torch.device) -> tuple[torch.Ten
         return v, 1 / v
     every = torch.arange(case.value_dim, device=device) % _OUTLIERS_EVERY == 0
     return torch.where(every, kind.outliers, one), one
+
+
+# The powers of two, from 0 down, that rows of d_out are multiplied by: four decades, and in fp16 what its numbers hold.
+_OCTAVES = {"bfloat16": 14, "float32": 14, "float16": 5, "float8_e4m3fn": 1}
+
+
+def _decades(case: Case, heads: int, generator: torch.Generator) -> torch.Tensor:
+    """Return factors of rows of d_out, (heads, q_len, 1); they are 1 in every other head of a row of the batch."""
+    shape, device = (heads, case.q_len, 1), generator.device
+    down = torch.randint(_OCTAVES[case.dtype], shape, generator=generator, device=device)
+    apart = torch.arange(heads, device=device) % case.q_heads % 2 == 0
+    return torch.exp2(-(down * apart[:, None, None]).float())
 
 
 # A quarter of the smallest normal number; at fp8, relative to a scale of amax / 448.

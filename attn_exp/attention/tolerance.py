@@ -20,6 +20,7 @@ from attn_exp.attention.fused_formula import FEW_ROWS, fused_formula, score_roun
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.part import part_of
 from attn_exp.attention.reference import reference
+from attn_exp.attention.small_gradients import worst_query
 from attn_exp.core.case import DTYPE_BYTES, NORMAL, Case
 
 FACTOR = 3.0
@@ -31,6 +32,8 @@ WORST_ROW_FACTOR = 12.0
 # (16 bits), where the tolerance is 3 of it: this factor allows 12. Those of gradients that are not small by 4.2.
 PART_FACTOR = 4.0
 SMALL_BY_WEIGHTS, SMALL_GRADIENT = 0.1, 0.25
+# What rows at one position of all heads are scaled by, as a root mean square, relative to a tensor's tolerance.
+POSITION_BIAS = 1.0
 # Fused kernels on an H200 and a CPU were off by at most 1.35 times what the fused formula is (dq of 16-bit CUTLASS
 # kernels). Codes of int8 for q and k are off by 3 times as much, a log-sum-exp in bf16 by 3.2 times.
 USUAL_FACTOR = 2.4
@@ -74,6 +77,9 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     for name in {"out", "dv"} & made.keys():
         several = [worst_channel(one[name], exact[name], case.dtype)[1] for one in (rounded, otherwise)]
         made[name] = replace(made[name], channel=max(FACTOR * max(several), PART_FACTOR * made[name].relative))
+    if with_gradients:
+        several = [worst_query(one["dq"], exact["dq"], on_part.d_out_bhsd)[1] for one in (rounded, otherwise)]
+        made["dq"] = replace(made["dq"], query=max(LEAST_LOST, FACTOR * max(several)))
     return made | {"out": _with_lost_rows(case, made["out"], (rounded["out"], otherwise["out"]), exact["out"])}
 
 
@@ -131,6 +137,9 @@ def _with_parts(case: Case, name: str, whole: Tolerance, bias: float) -> Toleran
         least_row=LEAST_ROW,
         # Codes round small weights to zeros.
         least_norm=math.inf if case.quantised else LEAST_NORMAL * numbers.smallest_normal,
+        # Those of dq cancel at the same positions in all heads, and codes are too coarse.
+        position=None if name == "dq" or case.quantised else several,
+        position_bias=None if name == "dq" or case.quantised else POSITION_BIAS * whole.relative,
         small=SMALL_BY_WEIGHTS if by_weights else 1.0 if case.quantised else SMALL_GRADIENT,
     )
 

@@ -12,6 +12,7 @@ from attn_exp.attention.head_sums import wrong_head
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.rounding import loose_head
+from attn_exp.attention.small_gradients import wrong_query
 from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.judged import TensorError
 
@@ -71,7 +72,7 @@ def verdict(
         # Before the parts of tensors: it says why these are wrong.
         wrong = edge_error(case, inputs, tensors["out"], scales.get("out", 1.0), tensors.get("dq"))
     wrong = wrong or inaccuracy(errors)
-    wrong = wrong or _wrong_channel(case, expected, tensors)
+    wrong = wrong or _wrong_channel(case, expected, tensors) or _wrong_query(inputs, expected, tensors)
     if wrong and "as if scores were scaled" in wrong and case.softcap is not None:
         wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and not case.quantised:
@@ -95,6 +96,17 @@ def _wrong_channel(case: Case, expected: Expected, tensors: Mapping[str, torch.T
         if wrong is not None:
             return wrong
     return None
+
+
+def _wrong_query(inputs: DifferentiableInputs, expected: Expected, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return that a row of dq is wrong beside its row of d_out as a sentence, or None, where it is asked for."""
+    allowed = expected.tolerances["dq"].query if "dq" in tensors and "dq" in expected.tolerances else None
+    if allowed is None:
+        return None
+    places, dq, d_out = expected.places.get("dq"), tensors["dq"].detach(), inputs.d_out
+    if places is not None:
+        dq, d_out = places.of(dq), places.of(d_out)
+    return wrong_query(dq, expected.tensors["dq"], d_out, allowed)
 
 
 def _whole(error: TensorError) -> TensorError:

@@ -23,6 +23,11 @@ class TensorError:
         bias_tolerance: the bound on the magnitude of `bias`.
         least_row: the least <x, ref> / <ref, ref> of a row that is not small: 1 if it is right, 0 if it is lost.
         least_row_tolerance: the least `least_row` that is allowed.
+        worst_position: |x - ref| / |ref| of the worst position's rows in all heads together.
+        position_tolerance: the bound on `worst_position`.
+        position_bias: <x - ref, ref> / <ref, ref> of the rows of a position where it is largest, as a root mean square
+            over all heads.
+        position_bias_tolerance: the bound on `position_bias`.
         where: of what is beyond its bound, the place, by field.
     """
 
@@ -39,6 +44,10 @@ class TensorError:
     bias_tolerance: float | None = None
     least_row: float | None = None
     least_row_tolerance: float | None = None
+    worst_position: float | None = None
+    position_tolerance: float | None = None
+    position_bias: float | None = None
+    position_bias_tolerance: float | None = None
     where: dict[str, str] = field(default_factory=dict)
 
 
