@@ -1,13 +1,15 @@
-"""Tie the life of one process to that of another, and bound its memory."""
+"""Tie the life of one process to that of another, bound its memory, and stop its looking for garbage."""
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import select
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -86,3 +88,15 @@ def _has_mark(pid: int, mark: bytes) -> bool:
         return mark in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
     except OSError:
         return False  # another user's, or it has ended
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Disable the garbage collector for a while; what it was set to is restored."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

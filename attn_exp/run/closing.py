@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import first_line
 from attn_exp.core.files import read_whole, unlinked, write_whole
+from attn_exp.core.process import without_collections
 from attn_exp.plots.task import FEWEST
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
@@ -69,7 +70,9 @@ def plots_and_curves(
         else:
             from attn_exp.plots.all import write_charts
 
-            plots = write_charts(rivals, unlinked(into), limit_s=LIMIT_S)
+            # Importing and drawing makes many objects that stay: looking for garbage among them takes a tenth of it.
+            with without_collections():
+                plots = write_charts(rivals, unlinked(into), limit_s=LIMIT_S)
     except Exception as error:
         say(f"no plots: {first_line(error)[:_LONGEST]}")
     return plots, drawn

@@ -4,7 +4,6 @@ The clock is read in a timer's `block`: on a GPU CUDA events (event.py), on a CP
 """
 
 import contextlib
-import gc
 import itertools
 import math
 import statistics
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from attn_exp.core.moment import moment
+from attn_exp.core.process import without_collections
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import round_medians
 from attn_exp.timers.settle import Load
@@ -197,7 +197,8 @@ def sample_rivals(
     # How many blocks of a call are one round.
     blocks = 1
     load_s = began - entered
-    with _without_collections():
+    # A collection inside a block would be timed as part of a call.
+    with without_collections():
         while reason is None:
             if midway is not None and index == rule.least_rounds(longest_us) // 2:
                 paused = time.perf_counter()
@@ -304,18 +305,6 @@ def _series(medians: Sequence[list[float]]) -> list[list[float]]:
         [first / second for first, second in zip(one, other, strict=True)]
         for one, other in itertools.combinations(medians, 2)
     ]
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Disable the garbage collector: a collection inside a block would be timed as part of a call."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def single_block(timer: Timer, call: Call, calls: int) -> Timing:
