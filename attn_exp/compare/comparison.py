@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.environment import Difference, environment_summary
 from attn_exp.compare.sheet import Sheet
-from attn_exp.core.case import PASSES, case_columns
+from attn_exp.core.case import PASSES, Case, case_columns
 from attn_exp.core.frames import frame
 from attn_exp.core.text import FIRST_ROWS, html_table
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -64,7 +65,7 @@ class Comparison(ABC):
 
     def _repr_html_(self) -> str:
         sheet = self.sheet()
-        return html_table(repr(self), sheet.texts()[:FIRST_ROWS], total=len(sheet.rows))
+        return html_table(repr(self), sheet.texts(FIRST_ROWS), total=len(sheet.rows))
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return the rows as a pandas DataFrame: the columns of `format=csv`, with numbers as numbers.
@@ -92,8 +93,18 @@ def summarize_sweep(sweep: Sweep) -> SweepSummary:
     )
 
 
+# Each case has a cell of each backend and pass, and they are sorted more than once.
+@lru_cache(1 << 14)
+def _sizes(case: Case) -> tuple[Any, ...]:
+    return tuple(sortable(getattr(case, name)) for name in case_columns())
+
+
 def case_order(cell: Cell) -> tuple[Any, ...]:
     """Return the sort key of cells: cases by size, backends of one case adjacent."""
-    case = cell.result.case
-    sizes = tuple(sortable(getattr(case, name)) for name in case_columns())
-    return (cell.result.model, *sizes, PASSES.index(cell.direction), cell.result.label, cell.result.job)
+    return (
+        cell.result.model,
+        *_sizes(cell.result.case),
+        PASSES.index(cell.direction),
+        cell.result.label,
+        cell.result.job,
+    )

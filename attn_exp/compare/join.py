@@ -49,7 +49,7 @@ def comparable_groups(cells: Sequence[Cell]) -> list[list[Cell]]:
         # A failed job has no machine: it is listed in the first group.
         nowhere = machines.pop(None, [])
         first, *others = machines.values() or [[]]
-        groups += [sorted(first + nowhere, key=case_order), *others]
+        groups += [sorted(first + nowhere, key=case_order) if nowhere else first, *others]
     return groups
 
 

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from attn_exp.compare.comparison import Comparison
@@ -83,6 +84,7 @@ def _environments(comparison: Comparison) -> list[Sheet]:
 
 # If more fields of the case vary than this, tables show the case's label instead.
 _MOST_COLUMNS = 5
+_SIZES = attrgetter(*case_columns())
 _NAMES = ("model", *case_columns(), "timer", "device")
 
 
@@ -120,8 +122,7 @@ def _case_label(values: dict[str, Any]) -> str:
 def case_values(cell: Cell) -> tuple[Any, ...]:
     """Return the values of the columns of `case_part`; the label is derived from the others."""
     result = cell.result
-    case = tuple(getattr(result.case, name) for name in case_columns())
-    return (result.model, *case, result.measuring.timer, result.device, None)
+    return (result.model, *_SIZES(result.case), result.measuring.timer, result.device, None)
 
 
 def value_columns(metric: ChosenMetric) -> tuple[Column, ...]:

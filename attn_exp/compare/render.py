@@ -57,7 +57,7 @@ def markdown(page: Page, *, limit: int | None = None) -> str:
         if _of_commands(sheet):
             parts.append("\n".join([*title, "```bash", *_commands(sheet), "```"]))
             continue
-        rows = sheet.texts()[: limit if sheet is page.sheets[0] else None]
+        rows = sheet.texts(limit if sheet is page.sheets[0] else None)
         escaped = [{head: markdown_text(text) for head, text in row.items()} for row in rows]
         parts.append(
             "\n".join([*title, grid(escaped, _filled(rows, _heads(sheet)), "pipe"), *_more(sheet, rows, "\n")])
@@ -92,7 +92,7 @@ def latex(page: Page, *, limit: int | None = None) -> str:
         if _of_commands(sheet):
             parts.append("\n".join([*title, *(f"% {line}" for line in _commands(sheet))]))
             continue
-        rows = sheet.texts()[: limit if sheet is page.sheets[0] else None]
+        rows = sheet.texts(limit if sheet is page.sheets[0] else None)
         parts.append(
             "\n".join([*title, grid(rows, _filled(rows, _heads(sheet)), "latex_booktabs"), *_more(sheet, rows, "% ")])
         )
@@ -138,8 +138,7 @@ def text_of(
 
 
 def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
-    texts = sheet.texts()
-    rows = texts[:limit] if sheet.name == "rows" else texts
+    rows = sheet.texts(limit if sheet.name == "rows" else None)
     spare = sorted((column for column in sheet.columns if column.spare and column.head), key=lambda one: -one.spare)
     text, left_out = fitted(rows, _filled(rows, _heads(sheet)), [column.head for column in spare], width)
     lines = text.splitlines()

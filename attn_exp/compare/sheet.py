@@ -42,11 +42,11 @@ class Sheet:
         kept = [(index, column.name) for index, column in enumerate(self.columns) if column.joined is None]
         return [{name: rounded(row[index]) for index, name in kept} for row in self.rows]
 
-    def texts(self) -> list[dict[str, str]]:
-        """Return the rows by column head, as tables show them."""
+    def texts(self, limit: int | None = None) -> list[dict[str, str]]:
+        """Return the rows, or the first `limit` of them, by column head, as tables show them."""
         shown = [(index, column) for index, column in enumerate(self.columns) if column.head]
         texts = []
-        for row in self.rows:
+        for row in self.rows[:limit]:
             values = {column.name: value for column, value in zip(self.columns, row, strict=True)}
             texts.append(
                 {

@@ -69,20 +69,19 @@ def _section(anchor: str, sheet: Sheet, limit: int | None = None) -> _Section:
     title = sheet.title or "rows"
     if (commands := commands_of(sheet)) is not None:
         return _Section(anchor, title, commands)
-    texts = sheet.texts()
-    rows = texts[:limit]
+    rows = sheet.texts(limit)
     by_head = {column.head: column for column in sheet.columns if column.head}
     heads = [head for head in by_head if any(row[head] for row in rows)] or list(by_head)
     kinds = [_kind(by_head[head], [row[head] for row in rows]) for head in heads]
     cells = [list(zip(kinds, [row[head] for head in heads], strict=True)) for row in rows]
     blank: Tone = ""
-    tones = sheet.tones or (blank,) * len(texts)
+    tones = sheet.tones or (blank,) * len(rows)
     return _Section(
         anchor,
         title,
         heads=list(zip(heads, kinds, strict=True)),
         rows=list(zip(tones, cells, strict=False)),
-        left_out=len(texts) - len(rows),
+        left_out=len(sheet.rows) - len(rows),
     )
 
 

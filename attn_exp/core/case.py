@@ -1,6 +1,7 @@
 """The case: shapes, dtype and mask of one attention problem, independent of the backend."""
 
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 from attn_exp.core.errors import UserError, nearest
@@ -298,6 +299,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
     return Case(**sizes)
 
 
+@cache
 def case_columns() -> tuple[str, ...]:
     """Return the names of a case's fields in the order of tables and files."""
     return tuple(field.name for field in fields(Case))

@@ -23,8 +23,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def printable_json(content: bytes) -> bytes:
     """Return JSON whose strings have a question mark for each character that a terminal would obey."""
-    # Most records have none of them; searching for each mark takes microseconds.
-    if content.isascii() and not any(mark in content for mark in _MARKS):
+    # Most records have no backslash at all, which is found out faster.
+    if content.isascii() and not ((b"\\" in content or b"\x7f" in content) and any(mark in content for mark in _MARKS)):
         return content
     return _UNPRINTABLE.sub(lambda found: found[0] if _KEPT.search(found[0]) else (found[1] or b"") + b"?", content)
 

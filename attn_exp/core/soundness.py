@@ -8,7 +8,7 @@ afterwards: nothing else checks.
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -119,7 +119,7 @@ def unsound(
     places |= {"inputs": measuring.inputs, **{f"flags[{at}]": flag for at, flag in enumerate(flags)}}
     named = (f"{place} {odd}" for place, name in places.items() if name is not None and (odd := odd_word(name)))
     return (
-        next(named, None)
+        (next(named, None) if _odd_names((*places.values(),)) else None)
         or _odd_passes(measuring.passes, passes)
         or _odd_options(backend)
         or _odd_number("metrics", metrics)
@@ -182,11 +182,11 @@ def _odd_number(place: str, value: Any) -> str | None:
         if len(value) > _MOST_NAMES:
             return f"{place} has {len(value):,} entries"
         # Reasons of the compiler are names there, and a backend's own words.
-        if not place.endswith((".breaks", "notes")) and (odd := next(filter(None, map(odd_word, value)), None)):
+        if not place.endswith((".breaks", "notes")) and (odd := _odd_names((*value,))):
             return f"a name in {place} {odd}"
-        return None if _usual(value.values()) else _odd_within(place, value.items())
+        return None if all(map(_usual, value.values())) else _odd_within(place, value.items())
     if isinstance(value, tuple | list):
-        return None if _usual(value) else next(filter(None, (_odd_number(place, one) for one in value)), None)
+        return None if all(map(_usual, value)) else next(filter(None, (_odd_number(place, one) for one in value)), None)
     return _odd_within(place, ((name, getattr(value, name)) for name in _fields_of(value.__class__)))
 
 
@@ -198,13 +198,20 @@ def _fields_of(kind: Hashable) -> tuple[str, ...]:
 
 def _odd_within(place: str, several: Iterable[tuple[str, Any]]) -> str | None:
     for name, one in several:
-        # Most of a record are empty entries and usual numbers.
-        usual = not one or (isinstance(one, float) and _SHORTEST_US <= one <= _USUAL)
-        if not usual and (odd := _odd_number(f"{place}.{name}", one)):
+        if not _usual(one) and (odd := _odd_number(f"{place}.{name}", one)):
             return odd
     return None
 
 
-def _usual(values: Iterable[Any]) -> bool:
-    """Whether all are numbers that are possible everywhere: samples and metrics are thousands of them."""
-    return all(isinstance(one, float) and (_SHORTEST_US <= one <= _USUAL or one == 0.0) for one in values)
+def _usual(one: Any) -> bool:
+    """Return whether something is possible everywhere: most of a record are usual numbers, texts and empty entries."""
+    if one.__class__ is float:
+        return _SHORTEST_US <= one <= _USUAL or one == 0.0
+    return len(one) <= _LONGEST_TEXT if one.__class__ is str else not one
+
+
+# Thousands of records have the same names.
+@lru_cache(256)
+def _odd_names(names: tuple[str | None, ...]) -> str | None:
+    """Return what is wrong with the first name that cannot be one, or None."""
+    return next(filter(None, (odd_word(name) for name in names if name is not None)), None)

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from functools import cache
 
 
 def student_t_975(degrees: float) -> float:
@@ -16,14 +17,20 @@ def student_t_975(degrees: float) -> float:
         return 12.706204736432095
     if degrees == 2:
         return 4.302652729911275
+    z, terms = _expansion()
+    return z + math.fsum(term / degrees ** (power + 1) for power, term in enumerate(terms))
+
+
+@cache
+def _expansion() -> tuple[float, tuple[float, ...]]:
+    """Return the normal distribution's quantile, and the terms of the expansion around it."""
     z = statistics.NormalDist().inv_cdf(0.975)
-    terms: tuple[float, ...] = (
+    return z, (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + math.fsum(term / degrees ** (power + 1) for power, term in enumerate(terms))
 
 
 def student_t_p(t: float, degrees: int) -> float:

@@ -211,4 +211,5 @@ def filled(line: str, width: int = WIDTH) -> str:
 
 def printable(text: str) -> str:
     """Return text on one line without control characters: names and reasons may contain anything."""
-    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(letter for letter in line if letter.isprintable())

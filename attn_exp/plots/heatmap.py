@@ -101,10 +101,11 @@ def _draw(panel: Any, rows: "Sequence[dict[str, Ranking]]", labels: Sequence[str
             panel.text(x, y, text, ha="center", va="center", fontsize=SMALL, fontweight=weight,
                        color="white" if dark else "black")  # fmt: skip
     panel.tick_params(length=0)
-    panel.set_xticks([x - 0.5 for x in range(1, len(labels))], minor=True)
-    panel.set_yticks([y - 0.5 for y in range(1, len(rows))], minor=True)
-    panel.grid(which="minor", color="white", linewidth=1)
-    panel.tick_params(which="minor", length=0)
+    # Two collections; a grid of minor ticks would make each line an object of several others.
+    wide, tall = len(labels), len(rows)
+    panel.vlines([x - 0.5 for x in range(1, wide)], -0.5, tall - 0.5, color="white", linewidth=1)
+    panel.hlines([y - 0.5 for y in range(1, tall)], -0.5, wide - 0.5, color="white", linewidth=1)
+    panel.set(xlim=(-0.5, wide - 0.5), ylim=(tall - 0.5, -0.5))
     return image
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 8
 _MOST_TICKS = 9
+# Markers and bars of more lengths than these would hide each other, and a browser would wait for them.
+_MOST_BARS = 60
 
 
 def lengths_chart(results: "Sequence[Result]") -> Chart | None:
@@ -39,9 +41,10 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     _ticks(panels[-1], sorted({length(result.case) for result in flat}))
     handles = [_handle(look) for look in style.values()]
     left_out = len(every) - len(shown)
+    bars = "Bars and bands" if any(map(_crowded, shown)) else "Bars"
     text = caption(
         flat,
-        f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. Bars: 95 % confidence intervals across rounds.",
+        f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. {bars}: 95 % confidence intervals across rounds.",
         f"{left_out} more groups of sizes are not shown." if left_out else "",
     )
     return finish(figure, "lengths", "TFLOPS against sequence length", text, handles, list(style))
@@ -54,11 +57,18 @@ def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, 
         )
         if not own:
             continue
-        rates = [result.metrics[f"{side}/tflops"] for result in own]
+        lengths, rates = [length(result.case) for result in own], [result.metrics[f"{side}/tflops"] for result in own]
+        down, up = _bars(own, side, rates)
+        if _crowded(together):
+            panel.plot(lengths, rates, color=look.colour, linestyle=look.line, linewidth=1.4, label=label)
+            lowest = [rate - one for rate, one in zip(rates, down, strict=True)]
+            highest = [rate + one for rate, one in zip(rates, up, strict=True)]
+            panel.fill_between(lengths, lowest, highest, color=look.colour, alpha=0.25, linewidth=0)
+            continue
         panel.errorbar(
-            [length(result.case) for result in own],
+            lengths,
             rates,
-            yerr=_bars(own, side, rates),
+            yerr=(down, up),
             color=look.colour,
             marker=look.marker,
             linestyle=look.line,
@@ -71,6 +81,11 @@ def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, 
     panel.set_xscale("log", base=2)
     panel.grid(color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
+
+
+def _crowded(together: "Sequence[Result]") -> bool:
+    """Return whether a family has too many lengths for a marker and a bar each."""
+    return len({length(result.case) for result in together}) > _MOST_BARS
 
 
 def _bars(own: "Sequence[Result]", side: str, rates: Sequence[float]) -> tuple[list[float], list[float]]:

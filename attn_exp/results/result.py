@@ -135,8 +135,9 @@ def decode(content: bytes, path: Path) -> Result:
         request = lean.request
         check_name("job", request.job)
         check_name("sweep", request.sweep)
-        case, backend = _case(bytes(request.case)), _options_tree(bytes(request.backend))
-        compiled = _compile(bytes(request.compile)) if request.compile else Compile()
+        case = _case(bytes(request.case))
+        backend, backend_key = _options(bytes(request.backend))
+        compiled, compile_key = _compile(bytes(request.compile))
         measuring = _measuring(bytes(request.measuring))
         environment = _environment(bytes(lean.environment)) if lean.environment else {}
         canaries = _figures(bytes(lean.canaries)) if lean.canaries else {}
@@ -197,7 +198,7 @@ def decode(content: bytes, path: Path) -> Result:
             path=path,
             caches=request.caches,
             source=_source(bytes(request.source)) if request.source else {},
-            key=(case, _options(backend), _compile_key(compiled), request.device, request.caches),
+            key=(case, backend_key, compile_key, request.device, request.caches),
         )
     except (*NOT_DECODED, UserError) as error:
         schema = _schema(content)
@@ -210,16 +211,8 @@ def _kernel_names(kernels: "Sequence[_Kernel]") -> tuple[str, ...]:
     return tuple(sys.intern(kernel.name) for kernel in sorted(kernels, key=lambda kernel: -kernel.time_us))
 
 
-def _compile_key(compiled: Compile) -> tuple[Any, ...]:
-    return compiled.mode, compiled.fullgraph, json.dumps(compiled.options, sort_keys=True)
-
-
 def _settings(result: Result) -> dict[str, Any]:
     return settings(result.backend, result.compile, caches=result.caches)
-
-
-def _options(backend: Mapping[str, Any]) -> str:
-    return json.dumps(backend, sort_keys=True)
 
 
 class _Timing(msgspec.Struct, gc=False):
@@ -298,13 +291,17 @@ def _measuring(raw: bytes) -> Measuring:
 
 
 @lru_cache(_KEPT)
-def _compile(raw: bytes) -> Compile:
-    return msgspec.json.decode(raw, type=Compile)
+def _compile(raw: bytes) -> tuple[Compile, tuple[Any, ...]]:
+    """Return how a backend is compiled, the default if nothing is recorded, and what that is in a `Result.key`."""
+    found = msgspec.json.decode(raw, type=Compile) if raw else Compile()
+    return found, (found.mode, found.fullgraph, json.dumps(found.options, sort_keys=True))
 
 
 @lru_cache(_KEPT)
-def _options_tree(raw: bytes) -> dict[str, Any]:
-    return msgspec.json.decode(raw, type=dict[str, Any])
+def _options(raw: bytes) -> tuple[dict[str, Any], str]:
+    """Return a backend with its options, and what they are in a `Result.key`."""
+    found = msgspec.json.decode(raw, type=dict[str, Any])
+    return found, json.dumps(found, sort_keys=True)
 
 
 @lru_cache(_KEPT)

@@ -1,6 +1,7 @@
 """Whether two results ran one and the same kernel: a difference between their times is then noise."""
 
 import re
+from functools import lru_cache
 
 from attn_exp.results.result import Result
 
@@ -21,12 +22,16 @@ def kernel_identity(result: Result, direction: str) -> frozenset[str] | None:
 
     On a CPU it is the names of all operators, if one of them computes attention as a whole.
     """
-    names = frozenset(result.kernels.get(direction, ()))
-    if result.status != "ok" or not names:
-        return None
-    if result.device == "cpu":
+    return _identity(result.kernels.get(direction, ()), result.device) if result.status == "ok" else None
+
+
+# Each result of a case is compared with each other one, and thousands have the same kernels.
+@lru_cache(1 << 12)
+def _identity(kernels: tuple[str, ...], device: str) -> frozenset[str] | None:
+    names = frozenset(kernels)
+    if device == "cpu":
         return names if any(map(attends, names)) else None
-    return names if all(_TELLING.search(name) for name in names) else None
+    return names if names and all(_TELLING.search(name) for name in names) else None
 
 
 def same_kernel(one: Result, other: Result, direction: str) -> bool:
