@@ -14,8 +14,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python -m attn_exp -m backend=flash,math,cudnn batch=1,4 seq_len=256 stopping.budget_s=0.5
 
-# One thread each: three processes on two cores would otherwise wait for each other's threads.
+# One thread each: three processes on two cores would otherwise wait for each other's threads. Compiled before: hundreds
+# of processes start, each of which would compile it anew where the environment forbids to write bytecode.
 test: lint docs
+	$(BIN)/python -m compileall -q attn_exp hydra_plugins
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup
