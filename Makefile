@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs gpu-test drill fuzz clean
+.PHONY: setup demo test lint docs gpu-test drill soak fuzz clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -30,10 +30,15 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Sweeps in which everything goes wrong, and whether anything was lost: minutes, on a CPU.
-JOBS ?= 200
 SEED ?= 7
+drill: JOBS ?= 200
 drill: setup
 	PYTHONPATH=tests $(BIN)/python -m drill $(JOBS) --seed $(SEED)
+
+# One sweep of thousands of jobs: whether memory, open files and time a job stay what they were.
+soak: JOBS ?= 3000
+soak: setup
+	$(BIN)/python bench/bookkeeping.py $(JOBS)
 
 # Ten thousand mutated inputs of each kind. SEED says which; it is printed.
 fuzz: setup

@@ -1,19 +1,25 @@
-"""python bench/bookkeeping.py [JOBS]: what a job costs beside its measuring (Hydra, tracking, files), on the CPU.
+"""python bench/bookkeeping.py [JOBS] [--out FILE]: what a job costs beside its measuring (Hydra, tracking, files).
 
-Runs a sweep of JOBS (default 1000) jobs that compute next to nothing through the whole pipeline, MLflow on sqlite
-included, in a temporary folder; then the same command again, which finds all of them done.
+Runs a sweep of JOBS (default 1000) jobs that compute next to nothing through the whole pipeline on the CPU, MLflow on
+sqlite included, in a temporary folder; then the same command again, which finds all of them done. Exit code 1 if the
+last tenth of the jobs costs more than the second tenth (the first one still imports): memory, open files or processor
+time of parent or worker. `make soak` runs 3000.
 """
 
+import argparse
 import itertools
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attn_exp.core.record import Record
+from attn_exp.core.version import __version__
 from attn_exp.results.read import read_folder
 
 HERE = Path(__file__).resolve().parent
@@ -23,22 +29,52 @@ TINY = (
     *("stopping.min_rounds=2", "stopping.max_rounds=2", "stopping.budget_s=0", "passes=[forward]", "save_plots=false"),
     *("backend=eager", "backend._target_=idle.Idle", "backend.name=idle"),
 )
+_EVERY_S = 0.3
+# What counts as flat: a leak of a kilobyte or of a thousandth of its time a job shows in thousands of jobs.
+_MORE_MB, _MORE_FILES, _MORE_TIME = 8.0, 1, 1.2
+_FEWEST = 500
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A process at one moment: seconds since 1970, processor seconds so far, resident MB, open files."""
+
+    at: float
+    cpu_s: float
+    mb: float
+    files: int
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a process used between two moments: milliseconds of processor a job, resident MB, most open files."""
+
+    cpu_ms: float
+    mb: float
+    files: int
+
+    @staticmethod
+    def between(samples: Sequence[Sample], first: float, last: float, jobs: int) -> "Used | None":
+        """Return what a process used between two moments in which it did so many jobs; None if it was not looked at."""
+        there = [one for one in samples if first <= one.at <= last]
+        if len(there) < 2:
+            return None
+        share = (there[-1].at - there[0].at) / (last - first)
+        cpu_ms = (there[-1].cpu_s - there[0].cpu_s) / share / jobs * 1e3
+        return Used(cpu_ms, statistics.median(one.mb for one in there), max(one.files for one in there))
+
+    def __str__(self) -> str:
+        return f"{self.cpu_ms:5.1f} ms of processor, {self.mb:5.0f} MB, {self.files:2d} files"
 
 
 @dataclass(frozen=True)
 class Parent:
-    """One run of the command: when it began, how long it took, and what its own process used."""
+    """One run of the command: when it began, how long it took, and what parent and worker used, by name."""
 
     began: float
     wall_s: float
-    cpu_s: float
     peak_mb: float
-    # (seconds since 1970, resident MB), a point a second
-    memory: tuple[tuple[float, float], ...] = ()
-
-    def resident_mb(self, first: float, last: float) -> float:
-        """The largest resident memory between two moments."""
-        return max((mb for at, mb in self.memory if first <= at <= last), default=0.0)
+    samples: dict[str, list[Sample]]
 
 
 def sweep(folder: Path, jobs: int) -> Parent:
@@ -47,36 +83,63 @@ def sweep(folder: Path, jobs: int) -> Parent:
     axes = ("dtype=fp32,bf16", "causal=true,false", f"seed=range({max(1, jobs // 4)})")
     # One thread: two would wait for each other's turn wherever something else runs.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]), "OMP_NUM_THREADS": "1"}
-    began, clock, used = time.time(), time.perf_counter(), (0.0, 0.0)
-    memory: list[tuple[float, float]] = []
+    began, clock, peak_mb = time.time(), time.perf_counter(), 0.0
+    samples: dict[str, list[Sample]] = {"parent": [], "worker": []}
     with (folder / "out.txt").open("w") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "attn_exp", "-m", *TINY, *axes, "sweep=bookkeeping"],
             cwd=folder,
             env=environment,
             stdout=out,
+            stderr=subprocess.STDOUT,
         )
         while process.poll() is None:
-            cpu_s, peak_mb, resident_mb = _used(process.pid)
-            used = max(used[0], cpu_s), max(used[1], peak_mb)
-            memory.append((time.time(), resident_mb))
-            time.sleep(0.3)
+            for name, pid in (("parent", process.pid), ("worker", _worker(process.pid))):
+                if pid is not None and (seen := _look(pid)) is not None:
+                    samples[name].append(seen)
+            peak_mb = max(peak_mb, _peak_mb(process.pid))
+            time.sleep(_EVERY_S)
     if process.returncode:
         sys.exit(f"the sweep exited with code {process.returncode}: {(folder / 'out.txt').read_text()[-2000:]}")
-    return Parent(began, time.perf_counter() - clock, *used, tuple(memory))
+    return Parent(began, time.perf_counter() - clock, peak_mb, samples)
 
 
-def _used(pid: int) -> tuple[float, float, float]:
-    """Processor seconds of one process so far, its peak and present memory in MB; `wait4` would count its worker's."""
+def _worker(parent: int) -> int | None:
+    """Return the child of a process that is a worker."""
+    for thread in Path(f"/proc/{parent}/task").glob("*/children"):
+        for child in _words(thread):
+            if b"attn_exp.worker" in (_bytes(Path(f"/proc/{child}/cmdline")) or b""):
+                return int(child)
+    return None
+
+
+def _look(pid: int) -> Sample | None:
+    """Return what a process has used so far; `wait4` would count its children's. None if it has ended."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text().splitlines()
-        times = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        times = _bytes(Path(f"/proc/{pid}/stat")).decode().rsplit(")", 1)[1].split()[11:13]
+        pages = int(_words(Path(f"/proc/{pid}/statm"))[1])
+        files = len(os.listdir(f"/proc/{pid}/fd"))
+    except (OSError, IndexError):
+        return None
+    cpu_s = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+    return Sample(time.time(), cpu_s, pages * os.sysconf("SC_PAGE_SIZE") / 2**20, files)
+
+
+def _peak_mb(pid: int) -> float:
+    """Return the largest resident memory of a process so far; `statm` shows the present one alone."""
+    lines = _bytes(Path(f"/proc/{pid}/status")).decode().splitlines()
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")), 0.0)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
     except OSError:
-        return 0.0, 0.0, 0.0
-    peak_kb, resident_kb = (
-        next((int(line.split()[1]) for line in status if line.startswith(key)), 0) for key in ("VmHWM:", "VmRSS:")
-    )
-    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK"), peak_kb / 1024, resident_kb / 1024
+        return b""
+
+
+def _words(path: Path) -> list[str]:
+    return _bytes(path).decode().split()
 
 
 def beside_ms(records: list[Record]) -> tuple[float, float]:
@@ -86,7 +149,21 @@ def beside_ms(records: list[Record]) -> tuple[float, float]:
     return a_job * 1e3, own * 1e3
 
 
-def main(jobs: int) -> None:
+def grown(early: Used, late: Used) -> list[str]:
+    """Return what is larger in the later of two parts of a sweep than noise makes it, in words."""
+    more = [f"{late.mb - early.mb:.0f} MB"] if late.mb > early.mb + _MORE_MB else []
+    more += [f"{late.files - early.files} open files"] if late.files > early.files + _MORE_FILES else []
+    longer = late.cpu_ms > early.cpu_ms * _MORE_TIME
+    return more + ([f"{late.cpu_ms - early.cpu_ms:.1f} ms of processor a job"] if longer else [])
+
+
+def main(jobs: int, out: Path | None) -> int:
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        print(line, flush=True)
+
     with tempfile.TemporaryDirectory(prefix="attn_exp_bench_") as name:
         folder = Path(name)
         parent = sweep(folder, jobs)
@@ -99,26 +176,44 @@ def main(jobs: int) -> None:
         count = len(records)
         first = results / records[0].request.job
         handed, taken = (first / "request.yaml").stat().st_mtime, records[0].started_at
-        print(f"{count} jobs: {parent.wall_s:.1f} s in all; load average {os.getloadavg()[0]:.1f}")
+        say(
+            f"attn_exp {__version__}, {count} jobs: {parent.wall_s:.1f} s in all; load average {os.getloadavg()[0]:.1f}"
+        )
         # Taken at once: the worker waited for the job. Later: the job waited for the worker.
-        print(f"first job handed over after {handed - parent.began:.2f} s, taken {taken - handed:.2f} s later")
+        say(f"first job handed over after {handed - parent.began:.2f} s, taken {taken - handed:.2f} s later")
         edges = [count * part // PARTS for part in range(PARTS + 1)]
+        used: dict[str, list[Used | None]] = {"parent": [], "worker": []}
         for first_job, last_job in [(0, count), *itertools.pairwise(edges)]:
             some = records[first_job : last_job + 1]
             a_job, own = beside_ms(some)
-            mb = parent.resident_mb(some[0].started_at, some[-1].started_at)
-            print(
-                f"jobs {first_job:>5} to {last_job:>5}: {a_job:6.1f} ms a job, "
-                f"worker {own:5.1f}, beside {a_job - own:5.1f}; parent {mb:.0f} MB"
+            span = some[0].started_at, some[-1].started_at, len(some) - 1
+            for who, samples in parent.samples.items():
+                used[who].append(Used.between(samples, *span))
+            say(
+                f"jobs {first_job:>5} to {last_job:>5}: {a_job:6.1f} ms a job, worker {own:5.1f}, "
+                f"beside {a_job - own:5.1f}; " + "; ".join(f"{who} {parts[-1]}" for who, parts in used.items())
             )
-        print(f"after the last job: {parent.began + parent.wall_s - records[-1].finished_at:.2f} s")
-        print(f"parent: {parent.cpu_s / count * 1e3:.1f} ms of processor a job, {parent.peak_mb:.0f} MB at its peak")
+        say(f"after the last job: {parent.began + parent.wall_s - records[-1].finished_at:.2f} s")
+        say(f"parent: {parent.peak_mb:.0f} MB at its peak")
         again = sweep(folder, jobs)
-        print(
+        say(
             f"again, all done: {again.wall_s:.2f} s, {again.wall_s / count * 1e3:.1f} ms a skipped job, "
-            f"{again.cpu_s:.2f} s of processor, {again.peak_mb:.0f} MB"
+            f"{again.samples['parent'][-1].cpu_s:.2f} s of processor, {again.peak_mb:.0f} MB"
         )
+    more: list[str] = []
+    if count >= _FEWEST:
+        for who, parts in used.items():
+            early, late = parts[2], parts[-1]
+            more += [f"{who} {what}" for what in grown(early, late)] if early and late else [f"{who} not looked at"]
+        say("the last tenth is like the second" if not more else f"the last tenth takes more: {', '.join(more)}")
+    if out is not None:
+        out.write_text("\n".join(lines) + "\n")
+    return 1 if more else 0
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    parser = argparse.ArgumentParser(prog="python bench/bookkeeping.py", description=__doc__)
+    parser.add_argument("jobs", nargs="?", type=int, default=1000)
+    parser.add_argument("--out", type=Path, help="keep what is printed in this file, too")
+    given = parser.parse_args()
+    sys.exit(main(given.jobs, given.out))
