@@ -11,7 +11,7 @@ from cli import environment
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_whatever_goes_wrong(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "drill", "40"],
+        [sys.executable, "-m", "drill", "24"],
         cwd=tmp_path,
         env=environment() | {"TMPDIR": str(tmp_path)},
         capture_output=True,

@@ -20,7 +20,8 @@ from attn_exp.core.redaction import held_secret, redacted
 from attn_exp.core.request import read_requests
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import done_record, sweep_identity
-from attn_exp.run.worker_process import make_isolation, worker_variables
+from attn_exp.run.job_queue import JobQueue
+from attn_exp.run.worker_process import InProcess, make_isolation, worker_variables
 from attn_exp.worker.__main__ import _log_into
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -163,6 +164,17 @@ def test_a_job_s_folder_that_is_a_link_is_refused(tmp_path: Path, monkeypatch: p
     code, _, err = typed(*quick)
     assert (code, "is a link that leads out of the sweep's folder: remove it" in err) == (2, True)
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "odd", [lambda path: path.symlink_to(path.name), os.mkfifo, Path.touch], ids=["loop", "pipe", "file"]
+)
+def test_what_is_no_folder_in_a_job_s_place_is_replaced(odd: object, tmp_path: Path) -> None:
+    request = sweeps.job().request
+    odd(tmp_path / request.job)  # type: ignore[operator]
+    queue = JobQueue(InProcess(lambda *_: None), tmp_path)
+    queue.submit(request)
+    assert [path.name for path in queue.wait().folder.iterdir()] == ["request.yaml"]
 
 
 NEEDED = [

@@ -1,10 +1,16 @@
 """A worker process that ends at the wrong moment, or says what no worker says: whose job is charged with it."""
 
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import cli
 import pytest
 
+from attn_exp.core.process import own_mark
 from attn_exp.run import worker_process
 from attn_exp.run.worker_process import Outcome, Worker, _see
 
@@ -53,8 +59,37 @@ def test_bytes_that_are_no_text_end_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("then", [("daemon",), ("daemon", "exit"), ("daemon", "die")])
 def test_what_left_the_worker_s_group_ends_with_it(tmp_path: Path, then: tuple[str, ...]) -> None:
     outcomes(tmp_path, *then)
-    daemon = Path("/proc", (tmp_path / "job\n0" / "daemon").read_text())
-    cli.wait_for(lambda: not daemon.exists() or ") Z " in (daemon / "stat").read_text(), 10.0)
+    daemon = int((tmp_path / "job\n0" / "daemon").read_text())
+    cli.wait_for(lambda: not alive(daemon), 10.0)
+
+
+def test_orphans_of_a_killed_parent_end_with_the_next_worker_and_others_do_not(tmp_path: Path) -> None:
+    code = """
+        import os, subprocess, sys
+        from attn_exp.core.process import own_mark
+        for mark in (own_mark(), "1" + own_mark(), "of something else"):
+            left = subprocess.Popen(["sleep", "600"], env={"ATTN_EXP_WORKER": mark}, stdout=subprocess.DEVNULL)
+            print(left.pid, flush=True)
+        os.kill(os.getpid(), 9)
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, check=False)
+    orphan, elsewhere, strange = map(int, killed.stdout.split())
+    own = subprocess.Popen(["sleep", "600"], env={"ATTN_EXP_WORKER": own_mark()})
+    try:
+        outcomes(tmp_path, "")
+        cli.wait_for(lambda: not alive(orphan), 10.0)
+        assert alive(own.pid) and alive(elsewhere) and alive(strange)
+    finally:
+        for left in (own.pid, elsewhere, strange):
+            os.kill(left, signal.SIGKILL)
+        own.wait()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path("/proc", str(pid), "stat").read_text()
+    except OSError:
+        return False
 
 
 def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,29 +66,74 @@ def prefer_to_be_killed() -> None:
         return
 
 
-def kill_marked(name: str, value: str) -> None:
-    """Kill this user's processes whose environment has a variable with this value; this process is spared.
+def own_mark() -> str:
+    """Return a mark for the environment of a child, by which `kill_marked` and `kill_orphans` know its descendants.
+
+    It names this process, and no other one: by its namespace of process ids, its id, and the moment of its start.
+    """
+    return f"{_namespace()}:{os.getpid()}:{_started(os.getpid())}:{uuid.uuid4().hex}"
+
+
+def kill_marked(name: str, mark: str) -> None:
+    """Kill this user's processes whose environment has a variable with this mark; this process is spared.
 
     Children inherit it, and those that leave their parent's process group (daemons) keep it.
     """
-    mark = f"{name}={value}".encode()
     # Again for those that were started meanwhile, but not for ever: one that waits for a device does not end.
     for _ in range(_KILLS):
-        found = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _has_mark(pid, mark)]
+        found = [pid for pid, its in _marked(name) if its == mark]
         if not found:
             return
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(found)
 
 
-def _has_mark(pid: int, mark: bytes) -> bool:
-    if pid == os.getpid():
-        return False
+def kill_orphans(name: str) -> None:
+    """Kill this user's processes whose mark in this variable names a process that has ended without killing them."""
+    _kill([pid for pid, mark in _marked(name) if _is_orphaned(mark)])
+
+
+def _is_orphaned(mark: str) -> bool:
+    namespace, _, rest = mark.partition(":")
+    maker, _, rest = rest.partition(":")
+    # What another namespace calls its processes, as a container does, says nothing here.
+    return namespace == _namespace() and maker.isdecimal() and _started(int(maker)) != rest.partition(":")[0]
+
+
+def _namespace() -> str:
     try:
-        return mark in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
     except OSError:
-        return False  # another user's, or it has ended
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, in clock ticks since the machine did; empty if there is no such process."""
+    try:
+        fields = Path("/proc", str(pid), "stat").read_bytes().rsplit(b")", 1)[1].split()
+    except OSError:
+        return ""
+    return fields[19].decode()  # the 22nd of proc(5)
+
+
+def _marked(name: str) -> Iterator[tuple[int, str]]:
+    """Yield other processes of this user that have this variable, each with its mark."""
+    key = f"{name}=".encode()
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        if pid == os.getpid():
+            continue
+        try:
+            variables = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # another user's, or it has ended
+        for variable in variables:
+            if variable.startswith(key):
+                yield pid, variable.removeprefix(key).decode(errors="replace")
+
+
+def _kill(processes: list[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

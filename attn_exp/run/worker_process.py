@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import IO, Any, Protocol
 
 from attn_exp.core.errors import UserError, how_it_ended, last_message
 from attn_exp.core.files import cut_middle
-from attn_exp.core.process import kill_marked
+from attn_exp.core.process import kill_marked, kill_orphans, own_mark
 from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.redaction import is_secret
 from attn_exp.core.status import Status
@@ -162,7 +161,7 @@ class Worker:
         self._replies, reply_fd = os.pipe()
         os.set_inheritable(reply_fd, True)
         self._startup = tempfile.TemporaryFile()  # noqa: SIM115
-        self._mark = uuid.uuid4().hex
+        self._mark = own_mark()
         command = [sys.executable, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
         self._process = subprocess.Popen(
             [*command, "--parent", str(os.getpid())],
@@ -174,6 +173,8 @@ class Worker:
             start_new_session=True,
         )
         os.close(reply_fd)
+        # Daemons of a worker whose parent was killed: they would go on using the device.
+        kill_orphans(_MARK)
         self._pidfd = os.pidfd_open(self._process.pid)
         self._buffer, self._sent, self._served = b"", 0, 0
         self._since, self._phase = time.monotonic(), "start"

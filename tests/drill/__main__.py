@@ -15,21 +15,43 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from drill.campaigns import Campaign, local, served
+from test_tracking_patience import SICK
+
+from drill.campaigns import ENDS, Campaign, local, served
 from drill.command import Command
 from drill.disk import into_a_namespace, make_disk
 from drill.evidence import held_locks, processes
-from drill.plan import SHARES, plans
+from drill.odd import DATABASES, IN_PLACE, Private
+from drill.plan import HARMLESS, LARGE, SHARES, plans
 from drill.server import Server
 
-# Besides those of the plan; the disk's name has its kind in it.
+# Of fewer jobs not every fault finds its own.
+FEWEST = 24
+# Besides those of the plan; by what their names begin with.
 _OTHERS = (
+    *HARMLESS,
     "the parent killed by SIGKILL",
-    "the tracking server stopped and started",
+    "the same command twice at once",
+    "a sick tracking server",
     "sqlite locked by eight writers",
+    "in the place of the database",
+    "in the place of a record",
+    "in the place of sweep.id",
+    "links out of the sweep",
     "the disk full",
     "records cut in half",
     "the clock set back",
+)
+# And those that are too many for a small drill.
+_OF_LARGE = (
+    *SHARES,
+    *ENDS,
+    "the parent killed while MLflow's database is made",
+    "the tracking server stopped and started",
+    *(f"a sick tracking server: {kind}" for kind in SICK),
+    *(f"in the place of the database: {kind}" for kind in DATABASES),
+    *(f"in the place of a record: {kind}" for kind in IN_PLACE),
+    "in the place of a job",
 )
 
 
@@ -50,6 +72,7 @@ def drill(world: Path, jobs: int, seed: int, *, limit: bool) -> tuple[Counter[st
         "served": [f"tracker.uri={server.uri}"],
         "local": [f"tracker.uri=sqlite:///{world}/disk/local.db", f"tracker.artifacts={world}/disk/artifacts"],
     }
+    private = Private(world / "private")
     databases = {"served": server.database, "local": world / "disk" / "local.db"}
     campaigns = {
         name: Campaign(
@@ -58,6 +81,7 @@ def drill(world: Path, jobs: int, seed: int, *, limit: bool) -> tuple[Counter[st
             databases[name],
             say,
             random.Random(seed),
+            private,
         )
         for name, plan in own.items()
     }
@@ -75,9 +99,9 @@ def drill(world: Path, jobs: int, seed: int, *, limit: bool) -> tuple[Counter[st
     wrong = [line for campaign in campaigns.values() for line in campaign.wrong]
     left = processes(world)
     wrong += [f"process {number} is left" for number in left]
-    wrong += held_locks(world)
+    wrong += held_locks(world) + private.touched()
     counts = sum((campaign.counts for campaign in campaigns.values()), Counter[str]())
-    for fault in (*SHARES, *_OTHERS):
+    for fault in (*_OTHERS, *(_OF_LARGE if jobs >= LARGE else ())):
         if not any(what.startswith(fault) and count for what, count in counts.items()):
             wrong.append(f"no sign of a fault that was to be drilled: {fault}")
     disk.close()
@@ -93,13 +117,13 @@ def _guarded(run: object, campaign: Campaign, tool: object) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m drill", description=__doc__)
-    parser.add_argument("jobs", nargs="?", type=int, default=200, help="jobs in all, 40 or more")
+    parser.add_argument("jobs", nargs="?", type=int, default=200, help=f"jobs in all, {FEWEST} or more")
     parser.add_argument("--seed", type=int, default=7, help="which jobs suffer what")
     parser.add_argument("--limit", action="store_true", help="fill the disk by RLIMIT_FSIZE, not by a small tmpfs")
     parser.add_argument("--keep", action="store_true", help="leave the folder there, to look at")
     given = parser.parse_args()
-    if given.jobs < 40:
-        parser.error("fewer than 40 jobs are too few for every fault")
+    if given.jobs < FEWEST:
+        parser.error(f"fewer than {FEWEST} jobs are too few for every fault")
     into_a_namespace(["-m", "drill", *sys.argv[1:]])
     # Whoever ends the drill early gets the server ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

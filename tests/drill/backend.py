@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from crashers import ExhaustsMemory, Exits, Hangs, Segfaults, _Hurts
@@ -12,11 +14,40 @@ from attn_exp.backends.base import Calls
 from attn_exp.core.case import Case
 from drill.plan import struck
 
+
+def end_later() -> None:
+    """Close the worker's standard input: it ends when it asks for the next job."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def write_bytes() -> None:
+    """Write what is not UTF-8 to the pipe on which the worker answers."""
+    os.write(int(sys.argv[sys.argv.index("--reply-fd") + 1]), b"\xff\xfe\x80\n")
+
+
+def leave_daemon() -> None:
+    """Start a process that leaves the worker's group."""
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+def write_long_log() -> None:
+    """Make the worker's log two gigabytes long; most of it is a hole."""
+    os.ftruncate(2, 2 << 30)
+
+
 _FAULTS = {
     "segmentation fault": Segfaults,
     "exit in a library": Exits,
     "hang": Hangs,
     "out of memory": ExhaustsMemory,
+}
+_OTHERS = {
+    "end between two jobs": end_later,
+    "bytes that are no text for the parent": write_bytes,
+    "a daemon of its own": leave_daemon,
+    "a log of two gigabytes": write_long_log,
 }
 
 
@@ -40,5 +71,7 @@ class Drilled(_Hurts):
         mark.touch()
         if fault.startswith("killed by "):
             os.kill(os.getpid(), signal.Signals[fault.removeprefix("killed by ")])
+        elif fault in _OTHERS:
+            _OTHERS[fault]()
         else:
             _FAULTS[fault](self.name).hurt()

@@ -1,24 +1,38 @@
 """Campaigns: what happens to the two sweeps of a drill, and in which order."""
 
 import random
+import signal
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from test_tracking_patience import SICK
+
 from attn_exp.core.errors import RecordError
+from attn_exp.core.files import remove
 from attn_exp.core.record_file import read_record
-from drill.command import Command, Ended, Running
+from drill.command import Command, Ended, Running, Step
 from drill.disk import Disk
 from drill.evidence import Evidence, cut_in_half, wrong
+from drill.odd import DATABASES, Private, plant, plant_before, read_only
 from drill.plan import Plan, struck
-from drill.server import Server
+from drill.server import Server, sick_server
 from drill.writers import Writers
 
 _MOST_RUNS = 6
 # With fewer jobs more of it happens in one run of the command: each costs seconds to start.
 _LARGE = 50
+# Making a database takes a second and a half.
+_MAKING_S = 1.0
+_AT_ONCE = 4
+ENDS = {
+    "Ctrl-C pressed twice": (signal.SIGINT, signal.SIGINT),
+    "the terminal closed (SIGHUP)": (signal.SIGHUP,),
+    "the parent ended by SIGTERM": (signal.SIGTERM,),
+}
 # What a command says that left something to do.
 _UNDONE = ("without a result", "MLflow at ", "cannot write to ")
 Say = Callable[[str], None]
@@ -33,18 +47,19 @@ class Campaign:
     database: Path
     say: Say
     chance: random.Random
+    private: Private
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    _beside: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.evidence = Evidence(self.plan)
 
-    def run(self, *steps: tuple[float, Callable[[Running], None]]) -> Ended:
+    def run(self, *steps: Step, more: Sequence[str] = ()) -> Ended:
         """Run the command once more and look at what it left."""
         began = time.monotonic()
-        ended = self.command.run(*steps)
-        self.said.append(ended.said)
+        ended = self.command.run(*steps, more=more)
+        self._ended_beside()
         self.evidence.look(self.command)
         # Who was killed together with the parent left no trace: it strikes again.
         for batch in self.evidence.unseen():
@@ -60,7 +75,77 @@ class Campaign:
 
     def kill(self, running: Running) -> None:
         """Kill the parent in the middle."""
-        running.kill()
+        running.signal(signal.SIGKILL)
+
+    def kill_while_made(self) -> None:
+        """Kill the parent while it makes MLflow's database, at a moment that chance chooses."""
+        new = self.database.with_name(f".{self.database.name}.new")
+
+        def kill(running: Running) -> None:
+            time.sleep(self.chance.uniform(0, _MAKING_S))
+            running.signal(signal.SIGKILL)
+
+        self.run((new.exists, kill))
+        self.counts["the parent killed while MLflow's database is made"] += new.exists() and not self.database.exists()
+
+    def end(self, fault: str, numbers: Sequence[signal.Signals]) -> None:
+        """End the parent in the middle by signals."""
+        ended = self.run((0.6, lambda running: running.signal(*numbers)))
+        if ended.code == 0:
+            # It was through before.
+            return
+        self.counts[fault] += 1
+
+    def again(self, _: Running) -> None:
+        """Start the same command beside the one that runs, several times at once; `run` waits for them."""
+        self._beside += [self.command.start() for _ in range(_AT_ONCE if self.plan.jobs >= _LARGE else 1)]
+
+    def sick(self, server: Server, kind: str, *steps: Step) -> None:
+        """Run the command with a sick server in the place of a healthy one."""
+        with sick_server(SICK[kind], server.port) as asked:
+            self.killed(self.run(*steps, more=["tracker.patience_s=2"]))
+            self.counts[f"a sick tracking server: {kind}"] += asked()
+
+    def odd_database(self, kind: str) -> None:
+        """Run the command with something odd where its database goes: it refuses, and leaves it as it is."""
+        DATABASES[kind](self.database)
+        before = self.database.lstat()
+        self._refused(f"in the place of the database: {kind}", str(self.database))
+        after = self.database.lstat()
+        if (before.st_ino, before.st_size, before.st_mtime) != (after.st_ino, after.st_size, after.st_mtime):
+            self.wrong.append(f"{self.plan.sweep}: {kind} in the place of the database was changed")
+        remove(self.database)
+
+    def protected_database(self) -> None:
+        """Run the command with a database that cannot be written."""
+        with read_only(self.database) as protected:
+            if protected:
+                self._refused("a read-only database", str(self.database))
+
+    def _refused(self, fault: str, word: str) -> None:
+        ended = self.run()
+        if ended.code == 2 and word in ended.said:
+            self.counts[fault] += 1
+        else:
+            self.wrong.append(f"{self.plan.sweep}: not refused, exit code {ended.code}: {fault}: {ended.said[-800:]}")
+
+    def plant(self) -> None:
+        """Plant links and odd things in the sweep's folder."""
+        self.counts += plant(self.command.folder, self._whole(), self.private, self.chance)
+
+    def _whole(self) -> list[Path]:
+        """The records that can be lost: not those that show a fault for good, which strikes only once."""
+        kept = [batch for batch, fault in self.plan.faults.items() if fault == "out of memory"]
+        return [path for path in self.command.records() if _batch(path) not in (None, *kept, *self.evidence.unseen())]
+
+    def _ended_beside(self) -> None:
+        while self._beside:
+            process = self._beside.pop()
+            said, _ = process.communicate()
+            refused = process.returncode == 2 and "another command is running" in said
+            self.counts["the same command twice at once"] += refused
+            if not refused:
+                self.wrong.append(f"{self.plan.sweep}: a second command ended with {process.returncode}: {said[-800:]}")
 
     def killed(self, ended: Ended) -> None:
         """Count a parent that was killed before all jobs were done."""
@@ -68,8 +153,8 @@ class Campaign:
             self.counts["the parent killed by SIGKILL"] += 1
 
     def cut(self) -> None:
-        """Cut some records in half; not those that show a fault that strikes only once."""
-        paths = [path for path in self.command.records() if _batch(path) not in self.plan.faults]
+        """Cut some records in half."""
+        paths = self._whole()
         self.counts["records cut in half"] += cut_in_half(self.chance.sample(paths, max(1, len(paths) // 8)))
 
     def finish(self) -> None:
@@ -85,6 +170,7 @@ class Campaign:
         if before != {path: path.read_bytes() for path in self.command.records()}:
             self.wrong.append(f"{self.plan.sweep}: the same command again changed records")
         self.counts += self.evidence.counts()
+        self.wrong += self.evidence.blamed
         self.wrong += wrong(self.plan, self.command, self.database)
 
 
@@ -97,34 +183,49 @@ def _batch(path: Path) -> int | None:
 
 
 def served(campaign: Campaign, server: Server) -> None:
-    """Into a tracking server that goes away, and comes back."""
-    stopped_at: list[float] = []
-    server.start()
+    """Into a tracking server that is sick, goes away, and comes back."""
+    stopped_at = time.time()
 
     def stop(_: Running) -> None:
+        nonlocal stopped_at
         server.stop()
-        stopped_at.append(time.time())
+        stopped_at = time.time()
 
     def start(_: Running) -> None:
         # What was done while there was no server: proof that it was missed.
-        done = sum(path.stat().st_mtime > stopped_at[-1] for path in campaign.command.records())
+        done = sum(path.stat().st_mtime > stopped_at for path in campaign.command.records())
         campaign.counts["the tracking server stopped and started"] += done > 0
         campaign.counts["jobs done without a server"] += done
         server.start()
 
+    kinds = campaign.chance.sample(sorted(SICK), len(SICK))
+    if campaign.plan.jobs < _LARGE:
+        campaign.sick(server, kinds[0], (0.5, campaign.kill))
+        server.start()
+        campaign.cut()
+        campaign.plant()
+        campaign.finish()
+        return
+    server.start()
     campaign.killed(campaign.run((0.15, stop), (0.35, start), (0.5, campaign.kill)))
     campaign.cut()
-    if campaign.plan.jobs >= _LARGE:
-        campaign.run((0.7, stop), (0.85, start))
-    # If the command was through before.
+    campaign.plant()
+    for fault, numbers in ENDS.items():
+        campaign.end(fault, numbers)
+    campaign.run((0.8, stop), (0.9, start))
+    for kind in kinds:
+        # If the command was through before.
+        server.stop()
+        campaign.sick(server, kind)
     server.start()
     campaign.finish()
 
 
 def local(campaign: Campaign, disk: Disk) -> None:
-    """Into sqlite that eight others lock, on a disk that fills up, while the clock is set back."""
+    """Into sqlite that is anything but a database, or that eight others lock, on a disk that fills up."""
     writers: list[Writers] = []
     clock = campaign.command.clock
+    large = campaign.plan.jobs >= _LARGE
 
     def lock(_: Running) -> None:
         writers.append(Writers(campaign.database))
@@ -142,17 +243,24 @@ def local(campaign: Campaign, disk: Disk) -> None:
     def full(running: Running) -> None:
         disk.fill(running.family())
 
-    locked = (0.05, lock), (0.25, unlock)
-    if campaign.plan.jobs >= _LARGE:
+    campaign.counts[plant_before(campaign.command.folder, campaign.chance)] += 1
+    kinds = campaign.chance.sample(sorted(DATABASES), len(DATABASES) if large else 1)
+    for kind in kinds:
+        campaign.odd_database(kind)
+    locked = (0.05, lock), (0.1, campaign.again), (0.25, unlock)
+    if large:
+        campaign.kill_while_made()
         campaign.killed(campaign.run(*locked, (0.45, campaign.kill)))
         campaign.cut()
+        campaign.protected_database()
         ended = campaign.run((0.55, set_back), (0.65, set_right), (0.75, full))
     else:
         # Of few jobs more than a few must be left when the disk is full: they take no second each.
-        ended = campaign.run(*locked, (0.3, set_back), (0.45, set_right), (0.5, full))
+        ended = campaign.run(*locked, (0.3, set_back), (0.45, set_right), (0.6, full))
     told = disk.error in ended.said
     campaign.counts[f"the disk full ({disk.kind})"] += told and ended.code != 0 and ended.records < campaign.plan.jobs
     disk.empty()
-    if campaign.plan.jobs < _LARGE:
+    if not large:
         campaign.cut()
+    campaign.plant()
     campaign.finish()

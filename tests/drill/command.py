@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from attn_exp.core.record_file import FILE_NAME
 
 TESTS = Path(__file__).resolve().parents[1]
 _LIMIT_S = 600.0
-# (share of the jobs that have a record, what to do then)
-Step = tuple[float, Callable[["Running"], None]]
+_APART_S = 0.05
+_LOOK_S = 0.03
+# (share of the jobs that have a record, or what has to hold; what to do then)
+Step = tuple[float | Callable[[], bool], Callable[["Running"], None]]
 
 
 @dataclass
@@ -36,9 +38,11 @@ class Running:
             children = ""
         return [own, *map(int, children.split())]
 
-    def kill(self) -> None:
-        """SIGKILL, to the parent alone."""
-        self.process.send_signal(signal.SIGKILL)
+    def signal(self, *numbers: signal.Signals) -> None:
+        """Send signals to the parent alone, a twentieth of a second apart: what a hand on Ctrl-C does."""
+        for number in numbers:
+            self.process.send_signal(number)
+            time.sleep(_APART_S)
 
 
 @dataclass(frozen=True)
@@ -61,18 +65,18 @@ class Command:
         self._arguments = [
             *("-m", *small, f"batch=range(1,{jobs + 1})", "passes=[forward]", "save_plots=false"),
             *("backend=eager", "backend._target_=drill.backend.Drilled", "backend.name=drilled"),
-            *(f"+backend.plan={plan}", "isolation.timeout_s=8", f"sweep={sweep}", f"folder={folder}", *tracker),
+            *(f"+backend.plan={plan}", "isolation.timeout_s=6", f"sweep={sweep}", f"folder={folder}", *tracker),
         ]
 
     def records(self) -> list[Path]:
         """The records that lie there now, whole or not."""
         return sorted(self.folder.glob(f"*/{FILE_NAME}"))
 
-    def run(self, *steps: Step) -> Ended:
-        """Run it to its end, whichever, and take each step as soon as so many jobs have a record."""
+    def start(self, more: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Start it, with more arguments that make no other jobs of it."""
         path = os.pathsep.join([str(TESTS / "drill" / "clock"), str(TESTS), str(TESTS.parent)])
-        process = subprocess.Popen(
-            [sys.executable, "-m", "attn_exp", *self._arguments],
+        return subprocess.Popen(
+            [sys.executable, "-m", "attn_exp", *self._arguments, *more],
             cwd=self._world,
             env=os.environ
             | {"PYTHONPATH": path, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
@@ -82,6 +86,10 @@ class Command:
             text=True,
             start_new_session=True,
         )
+
+    def run(self, *steps: Step, more: Sequence[str] = ()) -> Ended:
+        """Run it to its end, whichever, and take each step as soon as its time has come."""
+        process = self.start(more)
         running = Running(process)
         reader = threading.Thread(target=self._read, args=(running,), daemon=True)
         reader.start()
@@ -90,11 +98,14 @@ class Command:
             if time.monotonic() > deadline:
                 process.kill()
                 raise RuntimeError(f"{self.sweep} hangs; its last lines: {running.said[-5:]}")
-            if waiting and len(self.records()) >= waiting[0][0] * self.jobs:
+            if waiting and self._has_come(waiting[0][0]):
                 waiting.pop(0)[1](running)
-            time.sleep(0.03)
+            time.sleep(_LOOK_S)
         reader.join()
         return Ended(process.returncode, "".join(running.said), len(self.records()))
+
+    def _has_come(self, when: float | Callable[[], bool]) -> bool:
+        return when() if callable(when) else len(self.records()) >= when * self.jobs
 
     def _read(self, running: Running) -> None:
         assert running.process.stdout is not None

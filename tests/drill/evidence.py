@@ -9,12 +9,12 @@ from pathlib import Path
 
 from attn_exp.core.errors import RecordError
 from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME, read_record
+from attn_exp.core.record_file import FILE_NAME, LOG_NAME, read_record
 from attn_exp.run import context
 from attn_exp.tracking import lock
 from attn_exp.tracking.base import metrics as shown
 from drill.command import Command
-from drill.plan import Plan
+from drill.plan import Plan, struck
 
 # What a fault of the plan leaves in a record: its status, and a word of its reason.
 _LEFT = {
@@ -25,6 +25,8 @@ _LEFT = {
     "hang": ("timeout", "took longer than"),
     "out of memory": ("out_of_memory", ""),
 }
+# And what one leaves in a job's log that does not change its record.
+_LOGGED = {"a log of two gigabytes": "bytes were left out here"}
 # By so much a record's end lies before its file's, which the kernel's clock wrote.
 _SET_BACK_S = 1000.0
 
@@ -39,6 +41,8 @@ class Evidence:
         self._plan = plan
         self._seen: dict[str, set[tuple[str, float]]] = {}
         self._victims: set[int] = set()
+        # What is wrong already, in sentences.
+        self.blamed: list[str] = []
 
     def look(self, command: Command) -> None:
         """Look at all records that lie there now."""
@@ -48,10 +52,13 @@ class Evidence:
             except RecordError:
                 continue
             assert record is not None
-            fault = self._plan.faults.get(record.request.case.batch)
-            if fault is not None and record.status == _LEFT[fault][0] and _LEFT[fault][1] in (record.reason or ""):
+            batch = record.request.case.batch
+            fault = self._plan.faults.get(batch)
+            if fault is not None and _shows(fault, record, path.parent) and struck(command.plan, batch).exists():
                 self._see(fault, record)
-                self._victims.add(record.request.case.batch)
+                self._victims.add(batch)
+            if fault is None and "before it took the job" in (record.reason or ""):
+                self.blamed.append(f"{record.request.label} is charged with another job's fault: {record.reason}")
             if written_at - record.finished_at > _SET_BACK_S:
                 self._see("the clock set back an hour (jobs)", record)
 
@@ -64,6 +71,14 @@ class Evidence:
 
     def _see(self, what: str, record: Record) -> None:
         self._seen.setdefault(what, set()).add((record.request.job, record.finished_at))
+
+
+def _shows(fault: str, record: Record, folder: Path) -> bool:
+    """Return whether a record, or its job's log, shows a fault that has struck."""
+    status, word = _LEFT.get(fault, ("ok", ""))
+    if fault in _LOGGED and _LOGGED[fault] not in (folder / LOG_NAME).read_text(errors="replace"):
+        return False
+    return record.status == status and word in (record.reason or "")
 
 
 def cut_in_half(paths: list[Path]) -> int:
@@ -82,7 +97,7 @@ def cut_in_half(paths: list[Path]) -> int:
 def wrong(plan: Plan, command: Command, database: Path) -> list[str]:
     """What does not hold at the end of a sweep, in sentences."""
     found, records = [], {}
-    for folder in (path for path in command.folder.iterdir() if path.is_dir()):
+    for folder in (path for path in command.folder.iterdir() if path.is_dir() and not path.is_symlink()):
         record = read_record(folder)
         if record is None:
             found.append(f"{folder.name} has no record")

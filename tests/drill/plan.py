@@ -6,7 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SWEEPS = ("served", "local")
-# Of the jobs of a sweep, the share that suffers each fault; at least one job does. All but the last are worth a retry.
+# Fewer jobs than this are a small drill: the faults are shared out between the sweeps, and of those that end a worker,
+# which takes seconds to replace, each sweep gets two.
+LARGE = 100
+# Of the jobs of a sweep, the share that suffers each fault; at least one job does. All but "out of memory" are worth a
+# retry, and those of `HARMLESS` leave the job's result as it is.
 SHARES = {
     "killed by SIGKILL": 0.03,
     "killed by SIGTERM": 0.03,
@@ -14,7 +18,17 @@ SHARES = {
     "exit in a library": 0.02,
     "hang": 0.02,
     "out of memory": 0.03,
+    "end between two jobs": 0.02,
+    "bytes that are no text for the parent": 0.02,
+    "a daemon of its own": 0.02,
+    "a log of two gigabytes": 0.02,
 }
+HARMLESS = (
+    "end between two jobs",
+    "bytes that are no text for the parent",
+    "a daemon of its own",
+    "a log of two gigabytes",
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +56,13 @@ def plans(jobs: int, seed: int) -> dict[str, Plan]:
         own = jobs // 2 + (jobs % 2 if index == 0 else 0)
         faults = [fault for fault, share in SHARES.items() for _ in range(max(1, round(share * own)))]
         # A small drill shares the faults out: each costs the start of another worker.
-        if jobs < 100:
-            faults = faults[index :: len(SWEEPS)]
-        # Not in the first job, which opens the sweep alone.
-        victims = chance.sample(range(2, own + 1), len(faults))
+        small = jobs < LARGE
+        if small:
+            ends = [fault for fault in faults if fault not in HARMLESS]
+            ends = random.Random(seed).sample(ends, 2 * len(SWEEPS))
+            faults = [*ends, *HARMLESS][index :: len(SWEEPS)]
+        # Not in the first job, which opens the sweep alone. In a small drill before the first run is ended, at half of
+        # the jobs: whoever strikes later costs another run.
+        victims = chance.sample(range(2, max(own // 2, len(faults) + 1) + 1 if small else own + 1), len(faults))
         found[sweep] = Plan(sweep, own, dict(sorted(zip(victims, faults, strict=True))))
     return found

@@ -1,13 +1,19 @@
-"""A real tracking server on loopback, to be stopped and started."""
+"""A real tracking server on loopback, to be stopped and started, and a sick one in its place."""
 
+import contextlib
+import http.server
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from test_tracking_patience import Sick
 
 _START_LIMIT_S = 60.0
 
@@ -21,15 +27,15 @@ class Server:
         self.database = folder / "server.db"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self._port}"
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it unless it runs, and wait until it answers."""
         if self._process is not None:
             return
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self._port)]
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--backend-store-uri", f"sqlite:///{self.database}", "--workers", "1"]
         command += ["--artifacts-destination", str(self._folder / "artifacts")]
         quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -60,3 +66,23 @@ class Server:
                 return bool(answer.status == 200)
         except OSError:
             return False
+
+
+@contextlib.contextmanager
+def sick_server(answer: Callable[[Sick], None], port: int) -> Iterator[Callable[[], bool]]:
+    """Answer on a port as `answer` does; yields a function that says whether anybody has asked."""
+    asked = threading.Event()
+
+    def answered(sick: Sick) -> None:
+        asked.set()
+        answer(sick)
+
+    handler = type("Handler", (Sick,), {"answer": staticmethod(answered)})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        # Whoever is still being answered when the server ends is not waited for.
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield asked.is_set
+        finally:
+            server.shutdown()
