@@ -101,6 +101,17 @@ def test_quick_is_chosen_as_a_group_and_makes_other_jobs(monkeypatch, tmp_path, 
     assert len(set(found.values())) == 3
 
 
+def test_no_patience_and_no_time_to_settle_are_jobs_of_their_own(monkeypatch, tmp_path):
+    typed = inprocess.typed(monkeypatch, tmp_path)
+    jobs = [
+        typed(*words, "device=cpu", "tracker=none", "dry_run=true")
+        for words in ([], ["stopping.patience_s=0"], ["stopping.settle_s=0"], ["stopping.patience_s=5.0"])
+    ]
+    assert [code for code, _, _ in jobs] == [0] * 4
+    names = [out.split()[-1] for _, out, _ in jobs]
+    assert len(set(names)) == 3 and names[0] == names[3]
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -109,6 +120,7 @@ def test_quick_is_chosen_as_a_group_and_makes_other_jobs(monkeypatch, tmp_path, 
         ("stopping.patience_s=5000", "stopping.patience_s=5000.0 is not between 0 and 3600 seconds"),
         ("stopping.precision=0", "stopping.precision=0.0 is not between 0 and 1"),
         ("stopping=nonsense", "stopping"),
+        ("stop_on=[[]]", "stop_on=[] is no list of statuses: write stop_on=[inaccurate]"),
     ],
 )
 def test_a_rule_that_cannot_be_met_is_one_sentence(monkeypatch, tmp_path, given, sentence):

@@ -336,7 +336,7 @@ def _check_no_secret(kept: dict[str, Any]) -> None:
 
 def _check_statuses(stop_on: Any) -> None:
     for status in stop_on if isinstance(stop_on, list) else [stop_on]:
-        if status not in STATUSES:
+        if not isinstance(status, str) or status not in STATUSES:
             near = nearest(str(status), list(STATUSES))
             raise UserError(f"stop_on={status} is no list of statuses: {near}write stop_on=[inaccurate]")
 
@@ -382,9 +382,10 @@ def _identity(
         # As before there were other inputs.
         del parts["measuring"]["inputs"]
     for name, usual in _LATER.items():
-        # As before these could be chosen.
-        if parts["measuring"][name] == usual:
-            del parts["measuring"][name]
+        # As before these could be chosen. Zero is the value of records from then, which is left out of `parts`.
+        value = parts["measuring"].pop(name, 0.0)
+        if value != usual:
+            parts["measuring"][name] = value
     if case.workload is None:
         # A case without a block around it keeps the identity that it had before there were workloads.
         del parts["case"]["workload"], parts["case"]["mlp_dim"]
