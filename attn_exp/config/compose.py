@@ -1,5 +1,6 @@
 """Compose and resolve configurations, and read what several commands need of them."""
 
+import re
 import secrets
 import sys
 import time
@@ -15,10 +16,13 @@ from attn_exp.config.check import check_keys
 from attn_exp.config.overrides import renamed, with_todays_keys
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
+from attn_exp.core.text import flat
 
 
 def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a composed configuration as a dictionary without `${...}` and without Hydra's node.
+
+    If it has values of environment variables, `from_environment` has how those were written, by dotted key.
 
     Args:
         config: as Hydra composed it.
@@ -32,7 +36,8 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
     own = OmegaConf.masked_copy(config, names) if "hydra" in config else config
     unresolved = OmegaConf.to_container(own, resolve=False)
     assert isinstance(unresolved, dict)
-    check_keys(with_todays_keys({str(name): value for name, value in unresolved.items()})[0])
+    written = with_todays_keys({str(name): value for name, value in unresolved.items()})[0]
+    check_keys(written)
     try:
         resolved = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
@@ -46,7 +51,23 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
     if isinstance(name, int) and not isinstance(name, bool):
         # Hydra reads sweep=2026 as a number.
         renamed_config["sweep"] = str(name)
+    if taken := _from_environment(written):
+        renamed_config["from_environment"] = taken
     return renamed_config
+
+
+def _from_environment(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that `${oc.env:NAME}` is in, or that refer to such a value, as they are written."""
+    leaves = {key: value for key, value in flat(written).items() if "${" in str(value)}
+    taken = {key for key, value in leaves.items() if "oc.env:" in str(value)}
+    while taken:
+        # By the last part of its name: `${model.path}`, `${.path}`.
+        named = re.compile(rf"\$\{{[^}}]*\b({'|'.join(re.escape(key.rpartition('.')[2]) for key in taken)})\b")
+        more = {key for key, value in leaves.items() if key not in taken and named.search(str(value))}
+        if not more:
+            break
+        taken |= more
+    return {key: leaves[key] for key in sorted(taken) if not key.startswith("tracker.")}
 
 
 @cache

@@ -9,16 +9,15 @@ from typing import Any
 
 import msgspec
 
+from attn_exp.config.kept import kept_config
 from attn_exp.core.case import NORMAL, PASSES, WORKLOADS, Case, case_from_config
 from attn_exp.core.catalogue import TimerChoice, about_backend, backend_options, input_kinds, timer_choice, timers
 from attn_exp.core.conf import choice
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.redaction import held_secret
 from attn_exp.core.request import Compile, Measuring, Request, backend_label
 from attn_exp.core.source import described, identity
 from attn_exp.core.status import STATUSES
-from attn_exp.core.text import flat
 
 REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -53,8 +52,6 @@ _KEYS = (
     "profiler_limit_mb",
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
-# Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
-_NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots", "columns", "format", "quiet")
 # What is wrong with a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 
@@ -128,8 +125,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     measuring = _measuring(config, device)
     compile_ = _compile(config["compile"])
     _check_statuses(config["stop_on"])
-    kept = {key: value for key, value in config.items() if key not in _NOT_KEPT}
-    _check_no_secret(kept)
+    kept = kept_config(config)
     _check_options(backend)
     if not isinstance(config["caches"], bool):
         raise UserError(f"caches={config['caches']} is neither true nor false")
@@ -320,18 +316,6 @@ def _misfit(error: str, fields: dict[str, Any]) -> str:
     kind = {"int": "a whole number", "float": "a number"}.get(match[1], "what it should be")
     key = "seed" if match[2] == "seed" else f"stopping.{match[2]}"
     return f"{key}={fields.get(match[2])} is not {kind}"
-
-
-def _check_no_secret(kept: dict[str, Any]) -> None:
-    """Raise UserError if the options in the record would hold the value of a secret environment variable."""
-    values = {key: str(value) for key, value in flat(kept).items()}
-    name = held_secret(values.values())
-    if name is not None:
-        key = next(key for key, value in values.items() if held_secret([value]))
-        raise UserError(
-            f"{key} holds the value of the variable {name}, and would be kept in the record: let the backend read the "
-            f"variable itself, with isolation.variables=[{name}]"
-        )
 
 
 def _check_statuses(stop_on: Any) -> None:

@@ -14,11 +14,13 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from attn_exp.core.profile import FOLDER as PROFILES
 
+# The umask of a process whose files only its user may read.
+PRIVATE = 0o077
 _OWNER = re.compile(r"@([^@]*)@(\d+)@")
 
 
@@ -69,6 +71,22 @@ def cut_middle(path: Path, most: int) -> None:
         file.seek(most // 2)
         file.write(f"\n... {size - most} bytes were left out here ...\n".encode() + end)
         file.truncate()
+
+
+def rewrite(path: Path, changed: Callable[[str], str]) -> None:
+    """Replace a file by what `changed` makes of its text, if that is different; do nothing if it cannot be read."""
+    with contextlib.suppress(OSError):
+        if path.is_symlink():
+            return
+        text = read_whole(path).decode(errors="surrogateescape")
+        if (new := changed(text)) != text:
+            write_whole(path, new.encode(errors="surrogateescape"), lasting=False)
+
+
+def be_as_private_as(folder: Path) -> None:
+    """Let nobody else read what this process and its children make from now on, if nobody may enter the folder."""
+    if not folder.stat().st_mode & 0o077:
+        os.umask(PRIVATE)
 
 
 def unlinked(path: Path) -> Path:

@@ -11,6 +11,7 @@ import msgspec
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError
 from attn_exp.core.files import read_whole, write_whole
 from attn_exp.core.record import SCHEMA, Record
+from attn_exp.core.redaction import tree_without_secrets
 from attn_exp.core.safe_text import printable_json
 from attn_exp.core.soundness import check_environment, unsound
 
@@ -28,8 +29,13 @@ _PARTS = tuple(
 
 
 def write_record(record: Record, folder: Path) -> None:
-    """Write `record.json` into `folder` atomically."""
-    write_whole(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(record), indent=1))
+    """Write `record.json` into `folder` atomically, without secrets that a backend or a profiler quotes.
+
+    The request is checked when it is made.
+    """
+    tree = msgspec.to_builtins(record)
+    said = tree_without_secrets({name: value for name, value in tree.items() if name != "request"})
+    write_whole(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(tree | said), indent=1))
 
 
 def read_record(folder: Path) -> Record | None:

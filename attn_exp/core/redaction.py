@@ -1,8 +1,12 @@
-"""Redact what must never be shown or stored: passwords in URIs, and the values of secret variables."""
+"""Redact what must never be shown or stored: passwords in URIs, tokens, and the values of secret variables."""
 
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from attn_exp.core.token_forms import without_tokens
 
 _SECRET_NAME = re.compile(
     r"PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|CREDENTIAL|ACCESS_?KEY|API_?KEY|PRIVATE_?KEY|(^|_)KEY$|_PWD$"
@@ -10,8 +14,11 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _PLACE_NAME = re.compile(r"_(URI|URL|DSN)$", re.IGNORECASE)
-# In URIs of Azure and Hadoop, a container or a user stands before the @, which is not secret.
-_USER_AND_PASSWORD = re.compile(r"\b(?P<kept>(?:wasbs?|abfss?|hdfs)://[^:/@\s]+@)|(?<=://)[^:/@\s]*(?::\S*)?@")
+# In URIs of Azure and Hadoop, a container or a user stands before the @, which is not secret. A password may have
+# spaces; a port has none, and is no password.
+_USER_AND_PASSWORD = re.compile(
+    r"\b(?P<kept>(?:wasbs?|abfss?|hdfs)://[^:/@\s]+@)|(?<=://)[^:/@\s]*(?::(?:\S*|(?!\s|\d{1,5}\b)[^/\n]{1,100}))?@"
+)
 # The rest of a mistyped URI (`http:/me:secret@host`) still has a password before its @.
 _MISTYPED = re.compile(r"[^\s:/@=]+:[^\s/]\S*@")
 # `sig` is Azure's; an ODBC connection string may be one value.
@@ -28,17 +35,63 @@ _SHORTEST, _SHORTEST_INSIDE = 6, 12
 
 
 def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return the text without users and passwords of URIs, secrets in queries and headers, and of variables' values.
+    """Return a command, an address or an error's message without what `without_secrets` removes.
+
+    Without the user and password of a mistyped URI, too.
 
     Args:
         text: the text to redact.
         environ: the variables to check, by default this process's.
     """
+    return _MISTYPED.sub("", without_secrets(text, environ))
+
+
+def without_secrets(text: str, environ: Mapping[str, str] | None = None, shortest: int = _SHORTEST) -> str:
+    """Return a text without secret values of variables, users and passwords of URIs, secrets in queries, and tokens.
+
+    Args:
+        text: the text to redact.
+        environ: the variables to check, by default this process's.
+        shortest: values of variables that are shorter than this stay.
+    """
     for _, secret in secrets(os.environ if environ is None else environ):
-        text = text.replace(secret, "***")
-    text = _USER_AND_PASSWORD.sub(lambda match: match["kept"] or "", text)
-    text = _MISTYPED.sub("", text)
-    return _HEADER.sub(r"\1***", _IN_QUERY.sub(r"\1***", text))
+        if len(secret) >= shortest:
+            text = text.replace(secret, "***")
+    if "://" in text:
+        text = _USER_AND_PASSWORD.sub(lambda match: match["kept"] or "", text)
+    return without_tokens(_HEADER.sub(r"\1***", _IN_QUERY.sub(r"\1***", text)))
+
+
+def tree_without_secrets(tree: Any, environ: Mapping[str, str] | None = None) -> Any:
+    """Return dictionaries, lists and texts in them with `without_secrets` of each text; other values as they are.
+
+    A short value of a variable stays where it is no part of a sentence: `SORT_KEY=forward` is no reason to lose a pass.
+    """
+    environ = os.environ if environ is None else environ
+    # Looking through all texts at once takes a third of the time, and nearly always nothing is found.
+    joined = "\n".join(_texts(tree))
+    return tree if without_secrets(joined, environ) == joined else _replaced(tree, environ)
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _texts(key)
+            yield from _texts(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            if not isinstance(value, float):
+                yield from _texts(value)
+
+
+def _replaced(tree: Any, environ: Mapping[str, str]) -> Any:
+    if isinstance(tree, str):
+        return without_secrets(tree, environ, _SHORTEST if " " in tree else _SHORTEST_INSIDE)
+    if isinstance(tree, dict):
+        return {_replaced(key, environ): _replaced(value, environ) for key, value in tree.items()}
+    return [_replaced(value, environ) for value in tree] if isinstance(tree, (list, tuple)) else tree
 
 
 def is_secret(name: str) -> bool:
@@ -57,12 +110,14 @@ def secrets(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if is_secret(name):
             secret = value
         elif _PLACE_NAME.search(name):
-            match = re.search(r"://[^:/@\s]*:(\S+)@", value)
+            match = re.search(r"://[^:/@\s]*:(.+)@", value)
             secret = match[1] if match else ""
         else:
             continue
-        if len(secret) >= _SHORTEST:
-            yield name, secret
+        # An error may quote it as it was typed or as it was meant.
+        for spelled in dict.fromkeys((secret, unquote(secret))):
+            if len(spelled) >= _SHORTEST:
+                yield name, spelled
 
 
 def held_secret(texts: Iterable[str], environ: Mapping[str, str] | None = None) -> str | None:

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from attn_exp.config.compose import isolation_options
 from attn_exp.config.request import resolve_device
 from attn_exp.core.errors import UserError
-from attn_exp.core.files import unlinked, write_whole
+from attn_exp.core.files import PRIVATE, unlinked, write_whole
 from attn_exp.core.home import provide_home
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.torch_version import installed_note
@@ -131,8 +131,15 @@ def open_context(
     folder = Path(options["folder"]).resolve()
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     alone = contextlib.ExitStack()
+    private = options.get("private", False)
+    if not isinstance(private, bool):
+        raise UserError(f"private={private} is neither true nor false")
     try:
+        if private:
+            alone.callback(os.umask, os.umask(PRIVATE))
         folder.mkdir(parents=True, exist_ok=kind == "sweep")
+        if private:
+            folder.chmod(0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if kind == "sweep":

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from attn_exp.core.errors import UserError, how_it_ended, last_message
-from attn_exp.core.files import cut_middle
+from attn_exp.core.files import cut_middle, rewrite
 from attn_exp.core.process import kill_marked, kill_orphans, own_mark
 from attn_exp.core.record_file import LOG_NAME
-from attn_exp.core.redaction import is_secret
+from attn_exp.core.redaction import is_secret, without_secrets
 from attn_exp.core.status import Status
 
 _NAMES = (
@@ -190,6 +190,8 @@ class Worker:
         """Wait for the oldest job: until it has a record, the worker dies, or the time limit is over."""
         outcome = self._ended()
         cut_middle(outcome.folder / LOG_NAME, LOG_BYTES)
+        # What a worker was told in secret, it may print.
+        rewrite(outcome.folder / LOG_NAME, without_secrets)
         return outcome
 
     def _ended(self) -> Outcome:

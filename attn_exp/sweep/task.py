@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from attn_exp.core.files import be_as_private_as
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.request import Request
 from attn_exp.run.gpus import Lease, try_lease, visible_gpus
@@ -50,6 +51,7 @@ def run_task(launch: Path, task: int) -> None:
 
 
 def _measure(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> None:
+    be_as_private_as(Path(plan.folder))
     isolation = make_isolation(plan.isolation)
     assert isinstance(isolation, Worker)
     queue = JobQueue(isolation, Path(plan.folder), uuid)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from attn_exp.core.errors import RecordError, UserError
+from attn_exp.core.files import be_as_private_as
 from attn_exp.core.process import die_with_parent, end_with, limit_memory, prefer_to_be_killed
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME, write_record
@@ -137,6 +138,7 @@ def serve(reply_fd: int) -> None:
         name = line.rstrip("\n")
         folder = Path(json.loads(name))
         replies.write(f"begin {name}\n")
+        be_as_private_as(folder)
         _log_into(folder)
         jobs = read_requests(folder)
         if is_outdated([request for request, _ in jobs]):

@@ -17,11 +17,14 @@ from attn_exp.core.catalogue import packages
 from attn_exp.core.cpu import allowed_cpus, cpu_name, governor, instruction_sets, numa_nodes, ranges
 from attn_exp.core.redaction import is_secret, redacted
 
-# Recorded if they are set. No other variable enters a record.
+# Recorded if they are set. No other variable enters a record; of Triton's, those that change kernels (triton/knobs.py).
 _VARIABLES = re.compile(
     r"^(CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING|DEVICE_MAX_CONNECTIONS|DEVICE_ORDER)"
     r"|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|CUDNN_[A-Z_]*|TORCH_CUDNN_[A-Z_0-9]*|TORCH_ALLOW_TF32[A-Z_]*"
-    r"|PYTORCH_(CUDA_|)ALLOC_CONF|TRITON_[A-Z_]*|OMP_NUM_THREADS|MKL_NUM_THREADS|ATEN_CPU_CAPABILITY)$"
+    r"|TRITON_(ALWAYS_COMPILE|CACHE_AUTOTUNING|CACHE_DIR|DEBUG|DEFAULT_FP_FUSION|DISABLE_LINE_INFO|ENABLE_(ASAN|NVTX)"
+    r"|F32_DEFAULT|FRONT_END_DEBUGGING|INSTRUMENTATION_MODE|INTERPRET|KERNEL_(DUMP|OVERRIDE)|MOCK_PTX_VERSION"
+    r"|OVERRIDE_(ARCH|DIR)|PTXAS_(BLACKWELL_|)PATH|STORE_BINARY_ONLY)"
+    r"|PYTORCH_(CUDA_|)ALLOC_CONF|OMP_NUM_THREADS|MKL_NUM_THREADS|ATEN_CPU_CAPABILITY)$"
 )
 # These are null where there is none; other facts that cannot be known are absent.
 _KNOWN_WITHOUT = ("git_commit", "cudnn")
