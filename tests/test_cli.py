@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -312,7 +313,7 @@ def test_the_same_command_again_keeps_all_and_a_dry_run_says_so(six):
     folder, _ = six
     before = {path: path.stat().st_mtime_ns for path in folder.glob(f"multirun/six/*/{FILE_NAME}")}
     listed = run("-m", *SIX, "sweep=six", "batch=1,8,16,32", "dry_run=true", cwd=folder)
-    assert listed.stdout.splitlines()[-1] == "8 jobs: 2 would run, 6 are done, 0 are impossible"
+    assert "8 jobs: 2 would run, 6 are done, 0 are impossible" in listed.stdout.splitlines()
     again = run("-m", *SIX, "sweep=six", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert finished(again) == []
@@ -350,14 +351,23 @@ def test_a_reader_who_leaves_does_not_hurt_the_sweep(tmp_path):
     assert (tmp_path / "multirun" / "s" / "table.csv").exists()
 
 
-def test_a_dry_run_starts_no_process(tmp_path):
-    process = start("-m", "backend=flash,math", "dry_run=true", *QUICK, cwd=tmp_path)
-    workers = set()
-    while process.poll() is None:
-        workers |= set(left_behind(tmp_path)) - {process.pid}
-    assert process.returncode == 0
-    assert workers == set()
-    assert list(tmp_path.iterdir()) == []
+def test_a_dry_run_asks_the_backends_measures_nothing_and_leaves_nothing(tmp_path):
+    listed = run("-m", "backend=flash,math,efficient,fa3", "seq_len=64,1000000", "dry_run=true", *QUICK, cwd=tmp_path)
+    assert listed.returncode == 0 and complaints(listed) == []
+    lines = listed.stdout.splitlines()
+    assert [line[:19].strip() for line in lines[:8]] == [
+        *("would run", "would run", "would run", "too large"),
+        *(["unsupported"] * 2 + ["unavailable"] * 2),
+    ]
+    assert re.fullmatch(r"would run  .*, about \d+ s, \d+ KiB or more, folder flash-\w+", lines[0])
+    assert re.search(
+        r"it needs 14,9\d\d GiB or more \(all scores are held in memory\), and this host has .* GiB", lines[3]
+    )
+    assert "runs only on NVIDIA GPUs" in lines[4] and "fa3" in lines[6]
+    assert lines[8] == (
+        "8 jobs: 3 would run, 0 are done, 0 are impossible, 2 are unsupported, 2 are unavailable, 1 are too large"
+    )
+    assert lines[9].startswith("about ") and left_behind(tmp_path) == [] and list(tmp_path.iterdir()) == []
 
 
 # Says at the end what was imported, and how long this process was ready to run and did not get a processor.

@@ -94,6 +94,8 @@ class DeclarativeBackend:
     transparent: ClassVar[bool] = False
     # Whether Triton compiles its kernels, so that profilers know their source lines.
     generates_triton: ClassVar[bool] = False
+    # Whether all scores and weights are held in memory, which `dry_run=true` counts.
+    holds_scores: ClassVar[bool] = False
     # Whether `prepare` makes a function of q, k and v, which a block or torch.compile can call.
     a_function: ClassVar[bool] = True
 

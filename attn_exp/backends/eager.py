@@ -21,6 +21,7 @@ class Eager(DeclarativeBackend):
         value_dims="any",
     )
     transparent = True
+    holds_scores = True
     # A softmax kernel of its own, which no fused attention has. It is a signature and not the work: on a CPU it takes
     # from 0.2 to 35 % of the operators' time.
     claims = {(device, direction): r"(?i)softmax" for device in ("cuda", "cpu") for direction in HALVES}

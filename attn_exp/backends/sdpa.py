@@ -148,6 +148,7 @@ class Math(Forced):
 
     choice = SDPBackend.MATH
     transparent = True
+    holds_scores = True
     # Of a signature, as in eager.
     claimed_share = 0.0
     claims = {

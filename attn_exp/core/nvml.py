@@ -27,11 +27,12 @@ REASONS = {
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """One GPU as the driver lists it, before CUDA_VISIBLE_DEVICES."""
+    """One GPU as the driver lists it, before CUDA_VISIBLE_DEVICES; `memory_bytes` is 0 if it is unknown."""
 
     index: int
     name: str
     uuid: str
+    memory_bytes: int = 0
 
 
 def list_gpus() -> list[GpuInfo]:
@@ -44,10 +45,18 @@ def list_gpus() -> list[GpuInfo]:
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpus.append(GpuInfo(index, pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)))
+            name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+            gpus.append(GpuInfo(index, name, uuid, _memory_bytes(handle)))
         except pynvml.NVMLError:
             continue  # a lost GPU cannot be measured
     return gpus
+
+
+def _memory_bytes(handle: Any) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:
+        return 0  # GPUs that share the host's memory have none of their own
 
 
 class GpuState:

@@ -53,6 +53,11 @@ def available_bytes() -> int:
     return 1024 * _kilobytes("/proc/meminfo", "MemAvailable")
 
 
+def installed_bytes() -> int:
+    """Return the memory of this host in bytes."""
+    return 1024 * _kilobytes("/proc/meminfo", "MemTotal")
+
+
 def _kilobytes(path: str, key: str) -> int:
     lines = Path(path).read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))

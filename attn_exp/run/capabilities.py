@@ -16,6 +16,7 @@ from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError
 from attn_exp.run.worker_process import worker_variables
 
+_ASK_S = 300
 _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 
 
@@ -31,20 +32,32 @@ def ask(device: str, case: Case | None, own_choices: Path | None = None) -> list
         UserError: a file does not describe a backend, or a backend ends the process.
     """
     configs = [configured(path) for folder in (conf_folder(), own_choices) if folder for path in _files(folder)]
-    question = msgspec.json.encode({"backends": configs, "device": device, "case": case})
-    ran = subprocess.run(
-        [sys.executable, "-m", "attn_exp.worker.capabilities"],
-        input=question,
-        env=worker_variables(os.environ),
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
+    question = {"backends": configs, "device": device, "case": case}
+    answers: list[dict[str, Any]] = msgspec.json.decode(answer_of("attn_exp.worker.capabilities", question))
+    return answers
+
+
+def answer_of(module: str, question: Any) -> bytes:
+    """Return what a module of the worker's answers to a question, both as JSON; it may import torch.
+
+    Raises:
+        UserError: it ended without an answer.
+    """
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-m", module],
+            input=msgspec.json.encode(question),
+            env=worker_variables(os.environ),
+            capture_output=True,
+            check=False,
+            timeout=_ASK_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"the backends could not be asked: they took longer than {_ASK_S} s") from error
     if ran.returncode:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise UserError(f"the backends could not be asked: {' '.join(last)}")
-    answers: list[dict[str, Any]] = msgspec.json.decode(ran.stdout)
-    return answers
+    return ran.stdout
 
 
 def _files(folder: Path) -> list[Path]:

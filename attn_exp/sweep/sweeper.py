@@ -19,11 +19,12 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.record import Record
 from attn_exp.core.request import Request
 from attn_exp.results.store import done_record
+from attn_exp.sweep.dry_run import planned, print_plan
 from attn_exp.sweep.launchers import Launcher, make_launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.plan import gpu_of
 from attn_exp.sweep.product import Composer, check_choices, check_shared, combinations, varied_keys
-from attn_exp.sweep.task_function import SessionTask, dry_run_line
+from attn_exp.sweep.task_function import SessionTask
 
 Requests = dict[tuple[str, ...], Request | UserError]
 
@@ -181,11 +182,5 @@ class ProductSweep:
             yield index, overrides, request
 
     def _list(self) -> None:
-        lines = [dry_run_line(self._session, self._composer.case(overrides)) for overrides in self._jobs]
-        self._session.progress.end()
-        print("\n".join(lines))
-        words = [line.split(" ", 1)[0] for line in lines]
-        print(
-            f"{len(lines)} jobs: {words.count('would')} would run, {words.count('done')} are done, "
-            f"{words.count('impossible')} are impossible"
-        )
+        plans = [planned(self._session, self._composer.case(overrides)) for overrides in self._jobs]
+        print_plan(self._session, plans, of_sweep=True)

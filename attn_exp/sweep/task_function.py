@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -10,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from attn_exp.config.compose import is_dry_run
 from attn_exp.core.errors import UserError
-from attn_exp.results.store import done_record
 from attn_exp.run.session import Session
+from attn_exp.sweep.dry_run import planned, print_plan
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,7 @@ class SessionTask:
             _check_launcher()
             request = self.session.request(config)
             if is_dry_run(config):
-                self.session.progress.end()
-                print(dry_run_line(self.session, config))
+                print_plan(self.session, [planned(self.session, config)])
                 return math.inf
             return self.session.submit(request, lambda: config)
         except UserError as error:
@@ -45,14 +43,3 @@ def _check_launcher() -> None:
     name = OmegaConf.select(HydraConfig.get().launcher, "name")
     if name is not None:
         raise UserError(f"hydra/launcher={name} needs -m (--multirun): python -m attn_exp -m ...")
-
-
-def dry_run_line(session: Session, config: DictConfig) -> str:
-    """Return a line that says whether a job would run, and if not, why."""
-    try:
-        request = session.request(config)
-    except UserError as error:
-        return f"{'impossible':<18} {error}"
-    done = done_record(request, Path(config.folder).resolve() / request.job)
-    what = f"done ({done.status})" if done else "would run"
-    return f"{what:<18} {request.label}  on {request.device} by timer {request.measuring.timer}, folder {request.job}"
