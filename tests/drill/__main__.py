@@ -20,6 +20,7 @@ from test_tracking_patience import SICK
 from drill.campaigns import ENDS, Campaign, local, served
 from drill.command import Command
 from drill.disk import into_a_namespace, make_disk
+from drill.ends import Ends
 from drill.evidence import held_locks, processes
 from drill.odd import DATABASES, IN_PLACE, Private
 from drill.plan import HARMLESS, LARGE, SHARES, plans
@@ -119,6 +120,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m drill", description=__doc__)
     parser.add_argument("jobs", nargs="?", type=int, default=200, help=f"jobs in all, {FEWEST} or more")
     parser.add_argument("--seed", type=int, default=7, help="which jobs suffer what")
+    parser.add_argument("--ends", type=int, help="in place of all this: end a command so often at random moments")
     parser.add_argument("--limit", action="store_true", help="fill the disk by RLIMIT_FSIZE, not by a small tmpfs")
     parser.add_argument("--keep", action="store_true", help="leave the folder there, to look at")
     given = parser.parse_args()
@@ -130,15 +132,21 @@ def main() -> int:
     began = time.monotonic()
     world = Path(tempfile.mkdtemp(prefix="attn_exp_drill_")).resolve()
     try:
-        counts, wrong = drill(world, given.jobs, given.seed, limit=given.limit)
+        if given.ends:
+            ends = Ends(world, given.ends, given.seed)
+            ends.run()
+            counts, wrong = ends.counts, ends.wrong
+        else:
+            counts, wrong = drill(world, given.jobs, given.seed, limit=given.limit)
     finally:
         if given.keep:
             print(f"kept: {world}")
         else:
             shutil.rmtree(world, ignore_errors=True)
-    print(f"\n{given.jobs} jobs, seed {given.seed}, {time.monotonic() - began:.0f} s")
-    for what, count in sorted(counts.items()):
-        print(f"{count:6d}  {what}")
+    what = f"{given.ends} ends or more" if given.ends else f"{given.jobs} jobs"
+    print(f"\n{what}, seed {given.seed}, {time.monotonic() - began:.0f} s")
+    for fault, count in sorted(counts.items()):
+        print(f"{count:6d}  {fault}")
     for line in wrong:
         print(f"WRONG: {line}")
     print("nothing was lost" if not wrong else f"{len(wrong)} things do not hold")
