@@ -11,7 +11,7 @@ from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.sheet import Column, Sheet
 from attn_exp.core.case import DTYPES, PASSES, Case, case_columns
-from attn_exp.core.errors import UserError
+from attn_exp.core.errors import UserError, brief
 from attn_exp.core.files import read_whole
 from attn_exp.core.flops import flops_common_convention
 from attn_exp.core.hardware import datasheet_peak
@@ -22,6 +22,8 @@ from attn_exp.results.result import Result
 # Columns that are required to match a case; a file may omit all others.
 _NEEDED = (("tflops",), ("q_len", "seq_len"))
 _NO_WINDOW = ("", "none", "null", "0", "-1")
+# TFLOPS that are believed: 1 to 10^15 MFLOPS.
+_RATES = (1e-6, 1e9)
 _YES_NO = {True: "yes", False: "no", None: "unknown"}
 
 
@@ -168,7 +170,7 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
             try:
                 figures.append(_figure(row))
             except ValueError as error:
-                wrong.append(f"{file.name} line {number}: {error}")
+                wrong.append(brief(f"{file.name} line {number}: {error}"))
     sentences = wrong[:3] + ([f"{len(wrong) - 3} more lines of {file.name} cannot be used"] if len(wrong) > 3 else [])
     if windows:
         sentences.append(f"{windows} figures with a window are omitted: their FLOP count is unknown")
@@ -179,9 +181,10 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
 
 def _figure(row: Mapping[str, str | None]) -> Figure:
     """Return the figure of one row; empty columns match any case. Raises ValueError if it is not a figure."""
-    values = {name: (value or "").strip() for name, value in row.items() if name is not None}
+    # Of endless words and of line breaks a table or a sentence would be illegible.
+    values = {name: brief(" ".join((value or "").split())) for name, value in row.items() if name is not None}
     tflops = float(values["tflops"])
-    if not 0 < tflops < float("inf"):
+    if not _RATES[0] <= tflops <= _RATES[1]:
         raise ValueError(f"tflops={values['tflops']} is not a rate")
     direction = values.get("pass") or "forward"
     if direction not in PASSES:

@@ -129,6 +129,9 @@ def main() -> int:
     into_a_namespace(["-m", "drill", *sys.argv[1:]])
     # Whoever ends the drill early gets the server ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # A shell starts what is in the background deaf to these, as are its children then.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     began = time.monotonic()
     world = Path(tempfile.mkdtemp(prefix="attn_exp_drill_")).resolve()
     try:
