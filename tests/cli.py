@@ -54,16 +54,14 @@ def run(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.Comp
 
 
 def complaints(ran: subprocess.CompletedProcess[str]) -> list[str]:
-    """The lines on standard error that are not progress: `[1/6] ok ...`, and what was done for how long.
-
-    Nor hints at keys that are given twice, as these tests replace those of `QUICK`.
-    """
-    return beyond_progress(ran.stderr)
+    """The lines on standard error that are not progress, nor hints at keys that replace those of `QUICK`."""
+    twice = re.compile(r"hint: \S+ is given twice, .*")
+    return [line for line in without_progress(ran.stderr) if not twice.fullmatch(line)]
 
 
-def beyond_progress(err: str) -> list[str]:
-    """The lines of a standard error that say more than `complaints` leaves out; a busy machine shows more progress."""
-    progress = re.compile(r"\[ *\d+/\d+\] .*|.*, (\d+ min )?\d+ s( left)?|hint: \S+ is given twice, .*")
+def without_progress(err: str) -> list[str]:
+    """The lines that are not `[1/6] ok ...`, and not what was done for how long, which a busy machine makes."""
+    progress = re.compile(r"\[ *\d+/\d+\] .*|.*, (\d+ min )?\d+ s( left)?")
     return [line for line in err.splitlines() if not progress.fullmatch(line)]
 
 

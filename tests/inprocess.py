@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+from cli import without_progress
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -27,7 +28,10 @@ UNKNOWN = Forecast(what="would run", why="", seconds=None, bytes=0)
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
-    """`python -m attn_exp ARGUMENTS` in `folder`, where no worker may be started: exit code, output, errors."""
+    """`python -m attn_exp ARGUMENTS` in `folder`, where no worker may be started: exit code, output, errors.
+
+    The errors are without progress, which a busy machine makes.
+    """
 
     def forbidden(worker: Worker) -> None:
         raise AssertionError("a worker was started")
@@ -41,7 +45,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
             finally:
                 GlobalHydra.instance().clear()
                 HydraConfig.instance().cfg = None
-        return code, out.getvalue(), err.getvalue()
+        return code, out.getvalue(), "".join(f"{line}\n" for line in without_progress(err.getvalue()))
 
     def load(file: TextIO) -> Any:
         text = file.read()

@@ -114,7 +114,7 @@ def listed(typed: inprocess.Typed, arguments: list[str]) -> list[tuple[str, str]
 
 def beyond_hints(err: str) -> list[str]:
     """What stands on standard error, without hints at newer spellings: the kept commands are as old as the records."""
-    return [line for line in cli.beyond_progress(err) if not line.startswith("hint:")]
+    return [line for line in cli.without_progress(err) if not line.startswith("hint:")]
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:

@@ -9,8 +9,8 @@ BAD = {
     "segfaults": ("crashed", "SIGSEGV"),
     "raises": ("error", "this backend raises"),
     "exits": ("crashed", "exited with code 3"),
-    "hangs": ("timeout", "longer than 4 s"),
-    "ignoressigterm": ("timeout", "longer than 4 s"),
+    "hangs": ("timeout", "longer than 8 s"),
+    "ignoressigterm": ("timeout", "longer than 8 s"),
     "exhaustsmemory": ("out_of_memory", ""),
     "onenan": ("inaccurate", "not finite"),
     "cudnn": ("unsupported", "NVIDIA GPUs"),
@@ -20,7 +20,7 @@ BAD = {
 def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     mixed = [name for bad in BAD for name in (bad, "eager", "flash")]
     choice = ",".join(dict.fromkeys(mixed))
-    arguments = ("-m", f"backend={choice}", "sweep=bad", "isolation.timeout_s=4", *QUICK)
+    arguments = ("-m", f"backend={choice}", "sweep=bad", "isolation.timeout_s=8", *QUICK)
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = records(tmp_path, "bad")
@@ -56,7 +56,7 @@ def test_an_interrupt_ends_at_once_and_the_same_command_goes_on(tmp_path, number
     process = start(*arguments, cwd=tmp_path)
     wait_for(lambda: len(list(tmp_path.glob(f"multirun/cut/eager-*/{FILE_NAME}"))) == 2)
     seconds, out, err = interrupt(process, number)
-    assert seconds < 2
+    assert seconds < 5
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "sweep=cut" in out.splitlines()[-1]
@@ -89,7 +89,7 @@ def test_an_interrupt_before_the_first_job_leaves_nothing(tmp_path):
     process = start("sweep=early", *QUICK, cwd=tmp_path)
     wait_for(lambda: (tmp_path / "multirun" / "early").exists())
     seconds, _, err = interrupt(process)
-    assert seconds < 2
+    assert seconds < 5
     assert "Traceback" not in err
     assert left_behind(tmp_path) == []
 

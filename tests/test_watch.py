@@ -227,7 +227,7 @@ def test_linux_names_governor_nodes_and_instruction_sets(tmp_path):
 
 
 class Steady:
-    """A reader of a processor with a known power and clock, with a reading each `every_s` however long a block is."""
+    """A reader of a processor with a known power and clock: a reading at each look, and each `every_s` before it."""
 
     source, late_s, every_s = "linux", 0.001, 0.005
 
@@ -243,7 +243,7 @@ class Steady:
     def look(self):
         now = time.perf_counter()
         while self.read_until < now:
-            at = self.read_until = self.read_until + self.every_s
+            at = self.read_until = min(self.read_until + self.every_s, now)
             self.readings.append(Reading(at=moment(at), clock_mhz=3000.0, energy_j=50.0 * at, energy_at=moment(at)))
 
     def end(self):

@@ -1,5 +1,6 @@
 """The worker's side of the process that reads NVML beside what is timed."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -71,10 +72,11 @@ class NvmlReader:
 
     def begin(self) -> None:
         """Have readings taken from now on."""
-        self.start()
         if os.fstat(self._file).st_size > _MOST_BYTES:
             os.ftruncate(self._file, 0)
+        # Before the process is started, which may write at once why it cannot go on.
         self._from, self._since = os.fstat(self._file).st_size, time.perf_counter()
+        self.start()
         self._tell(b"+")
 
     def look(self) -> None:
@@ -83,6 +85,8 @@ class NvmlReader:
     def end(self) -> tuple[list[Reading], str]:
         """Return the readings since `begin`, and what went wrong with them, empty if nothing did."""
         self._tell(b"-")
+        # Looked at first, so that all that an ended process wrote is read.
+        ended = self._process is None or self._process.poll() is not None
         content = os.pread(self._file, os.fstat(self._file).st_size - self._from, self._from)
         readings, trouble = [], ""
         # The last line may not be complete yet.
@@ -100,9 +104,16 @@ class NvmlReader:
             readings.append(replace(one, at=moment(one.at), energy_at=counted))
         # A pass may be over before the first answer.
         self._answered = bool(readings) or time.perf_counter() - self._since < SILENCE_S
-        if self._process is None or self._process.poll() is not None:
-            trouble = trouble or "the process that reads NVML ended"
+        if ended:
+            trouble = trouble or self._why_ended()
         return readings, trouble
+
+    def _why_ended(self) -> str:
+        """Return what the process said last of itself: it may have done so before `begin`."""
+        said = os.pread(self._file, os.fstat(self._file).st_size, 0).split(b"\n")[:-1]
+        with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+            return str(json.loads(said[-1])["error"])
+        return "the process that reads NVML ended"
 
     def _tell(self, word: bytes) -> None:
         if self._process is None or self._process.stdin is None:
