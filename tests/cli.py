@@ -61,7 +61,7 @@ def complaints(ran: subprocess.CompletedProcess[str]) -> list[str]:
 
 def without_progress(err: str) -> list[str]:
     """The lines that are not `[1/6] ok ...`, and not what was done for how long, which a busy machine makes."""
-    progress = re.compile(r"\[ *\d+/\d+\] .*|.*, (\d+ min )?\d+ s( left)?")
+    progress = re.compile(r"\[ *\d+/\d+\] .*|.*, (about )?(\d+ min )?\d+ s( left)?|not all plots were .*")
     return [line for line in err.splitlines() if not progress.fullmatch(line)]
 
 

@@ -14,6 +14,8 @@ from attn_exp.commands.compare import main
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
 from attn_exp.core.record import Kernel
+from attn_exp.plots.all import pictures
+from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_report
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -232,3 +234,16 @@ def test_few_rows_say_how_many_there_are(tmp_path):
     sweeps.write(tmp_path / "a", records())
     text = text_of(page(compare(tmp_path / "a")), "html", limit=3)
     assert "... and 11 more rows" in text
+
+
+def test_a_sweep_s_own_report_shows_each_title_once(tmp_path):
+    """Its plots are files, with titles and captions inside; those of the report are for screen readers."""
+    found = sweeps.sweep(tmp_path / "s", [sweeps.job("flash", 100.0), sweeps.job("cudnn", 90.0)])
+    rivals = ranked_rivals(found, print)
+    plots = [path for path in plots_and_curves(found, rivals, print)[0] if path.stem == "heatmap"]
+    (report,) = write_report(rivals, plots, tmp_path / "s", print)
+    text = report.read_text()
+    assert text.count("<figure>") == text.count('<figcaption class="unseen"><h3>') == 1
+    assert text.count("Speed as a share of the best") == 1
+    assert re.search(r"\.unseen \{[^}]*clip-path", text)
+    assert '<figcaption class="unseen">' not in text_of(page(rivals), "html", pictures=pictures(rivals))

@@ -66,6 +66,10 @@ def test_time_left_follows_from_the_share_that_is_done():
     assert ticker.line() == "check 8, 10 s, 30 s left"
     ticker.stage("check 8", 0.0)
     assert ticker.line() == "check 8, 10 s"
+    ticker.stage("check 8", expected_s=25.5)
+    assert ticker.line() == "check 8, 10 s, about 15 s left"
+    ticker.stage("check 8", expected_s=9.0)
+    assert ticker.line() == "check 8, 10 s"
 
 
 def test_a_child_s_stages_are_shown_and_its_lines_printed(capsys):

@@ -91,11 +91,15 @@ class Page:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart in a report: its title, its caption, and the chart itself as one SVG element."""
+    """A chart in a report: its title, its caption, and the chart itself as one SVG element.
+
+    A `titled` one has title and caption within the element: the report's own are for screen readers only.
+    """
 
     title: str
     caption: str
     svg: str
+    titled: bool = False
 
 
 def commands_of(sheet: Sheet) -> list[str] | None:

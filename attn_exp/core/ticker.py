@@ -39,14 +39,18 @@ class Ticker:
         self._delay_s = usual_s if delay_s is None else delay_s
         self._lock = threading.RLock()
         self._over = threading.Event()
-        self._text, self._share = "", 0.0
+        self._text, self._share, self._expected_s = "", 0.0, 0.0
         self._began = self._said_at = time.monotonic()
         self._shown = self._new = False
         self._thread: threading.Thread | None = None
 
-    def stage(self, text: str, share: float = 0.0, *, brief: bool = False) -> None:
-        """Begin a stage, or go on with one; `share` of it is done. A `brief` one has no line of its own in a file."""
+    def stage(self, text: str, share: float = 0.0, *, brief: bool = False, expected_s: float = 0.0) -> None:
+        """Begin a stage, or go on with one; `share` of it is done, or it takes about `expected_s` seconds.
+
+        A `brief` one has no line of its own in a file.
+        """
         with self._lock:
+            self._expected_s = expected_s
             if text != self._text:
                 self._text, self._began, self._new = text, time.monotonic(), not brief
             self._share = share
@@ -97,6 +101,8 @@ class Ticker:
         parts = [self._text, duration(seconds)]
         if 0.0 < self._share < 1.0 and seconds > 1.0:
             parts.append(f"{duration(seconds / self._share * (1 - self._share))} left")
+        elif seconds < self._expected_s:
+            parts.append(f"about {duration(self._expected_s - seconds)} left")
         return ", ".join(parts)
 
     def _run(self) -> None:

@@ -90,7 +90,9 @@ def write_report(
         from attn_exp.compare.sheet import Picture
 
         drawn = [(path.stem, read_whole(path).decode()) for path in plots if path.suffix == ".svg"]
-        pictures = [Picture(name.replace("_", " "), "", text[text.index("<svg") :]) for name, text in drawn]
+        pictures = [
+            Picture(name.replace("_", " "), "", text[text.index("<svg") :], titled=True) for name, text in drawn
+        ]
         write_whole(folder / REPORT, f"{text_of(page(rivals), 'html', limit=_ROWS, pictures=pictures)}\n".encode())
         return [folder / REPORT]
     except Exception as error:

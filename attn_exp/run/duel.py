@@ -36,6 +36,8 @@ from attn_exp.tracking.base import EndStatus, Summary
 
 # More than equal backends were observed to differ by on a busy machine.
 BUSY_MARGIN = 0.25
+# Until a worker has imported torch, and has judged small cases.
+_START_S = 5.0
 
 
 def compare_pairs(records: Sequence[Record], direction: str, margin: float) -> list[PairedComparison]:
@@ -90,7 +92,10 @@ def run_duel(
     context = open_context(options, command, print, kind="duel")
     folder = context.folder
     ticker = Ticker(quiet=options["quiet"] is True)
-    ticker.stage(f"measuring {' and '.join(request.label for request in requests)} side by side")
+    ticker.stage(
+        f"measuring {' and '.join(request.label for request in requests)} side by side",
+        expected_s=_longest_s(requests),
+    )
     try:
         outcome = _measure(context, requests, gpus)
     except BaseException:
@@ -132,6 +137,12 @@ def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[
     write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(on_gpu))
     isolation.submit(context.folder)
     return isolation.wait()
+
+
+def _longest_s(requests: Sequence[Request]) -> float:
+    """Return about how long a duel takes that uses its whole budget; one that is decided earlier ends earlier."""
+    way = requests[0].measuring
+    return _START_S + len(way.passes) * (way.budget_s + way.settle_s * (requests[0].device == "cuda"))
 
 
 def _close(context: SweepContext, status: EndStatus, files: Sequence[Path], summary: Summary | None = None) -> None:
