@@ -65,6 +65,21 @@ def test_processes_share_the_charts_of_a_sweep_and_end(
             os.kill(pid, 0)
 
 
+def test_what_was_not_drawn_for_want_of_time_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "LIMIT_S", 0.0)
+    sweep, said, noted = read_folder(folder), list[str](), list[str]()
+    rivals = closing.ranked_rivals(sweep, said.append)
+    plots, _ = closing.plots_and_curves(sweep, rivals, said.append, note=noted.append)
+    command = f"attn-exp compare {folder} plots=plots"
+    assert len(plots) == 2 and (said, noted) == ([], [f"not all plots were drawn within 0 s; all of them: {command}"])
+    processes = Drawing(1)
+    processes.start()
+    closing.begin_plots(folder, processes)
+    closing.plots_and_curves(sweep, rivals, said.append, processes, noted.append)
+    processes.close()
+    assert said == [] and noted == [noted[0]] * 2
+
+
 def test_a_process_that_ends_costs_the_plots_and_nothing_else(folder: Path) -> None:
     processes = Drawing(1)
     processes.start()

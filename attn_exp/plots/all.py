@@ -1,6 +1,7 @@
 """All charts of a comparison that its content allows, in the order of a report."""
 
 import importlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -56,16 +57,20 @@ def charts(comparison: Comparison, part: int = 0, parts: int = 1) -> Iterator[Ch
     Raises:
         UserError: matplotlib is not installed.
     """
+    for draw in _draws(comparison, part, parts):
+        if (chart := draw()) is not None:
+            yield chart
+
+
+def _draws(comparison: Comparison, part: int, parts: int) -> list[Callable[[], Chart | None]]:
     if not available():
         raise UserError(MISSING)
     draws: list[Callable[[], Chart | None]] = [partial(_own_chart, comparison)]
     results = one_each(results_of(comparison))
     draws += [partial(draw, results) for draw in _OF_RESULTS.values()]
-    for index, draw in enumerate(draws):
-        # Dealt to and fro, since the first ones take longest.
-        there = index % (2 * parts)
-        if min(there, 2 * parts - 1 - there) == part and (chart := draw()) is not None:
-            yield chart
+    # Dealt to and fro, since the first ones take longest.
+    turns = [index % (2 * parts) for index in range(len(draws))]
+    return [draw for draw, turn in zip(draws, turns, strict=True) if min(turn, 2 * parts - 1 - turn) == part]
 
 
 def chart_of(rivals: Rivals, kind: str) -> Chart | None:
@@ -103,18 +108,26 @@ def results_of(comparison: Comparison) -> "list[Result]":
 
 
 def write_charts(
-    comparison: Comparison, folder: Path, *, limit_s: float | None = None, part: int = 0, parts: int = 1
+    comparison: Comparison,
+    folder: Path,
+    *,
+    limit_s: float = math.inf,
+    part: int = 0,
+    parts: int = 1,
+    left_out: Callable[[], None] = lambda: None,
 ) -> list[Path]:
     """Write all charts as SVG and PNG and return their paths. After `limit_s` seconds no further one is started.
 
-    `part` and `parts` are those of `charts`.
+    `part` and `parts` are those of `charts`; `left_out` is called if the time did not suffice for all.
 
     Raises:
         UserError: matplotlib is not installed, or the folder cannot be written.
     """
     began, written = time.monotonic(), list[Path]()
-    for chart in charts(comparison, part, parts):
-        written += chart.save(folder)
-        if limit_s is not None and time.monotonic() - began > limit_s:
+    for draw in _draws(comparison, part, parts):
+        if written and time.monotonic() - began > limit_s:
+            left_out()
             break
+        if (chart := draw()) is not None:
+            written += chart.save(folder)
     return written

@@ -27,10 +27,18 @@ def done(task: Task, part: int, parts: int) -> Done:
         if sum(result.status == "ok" for result in sweep.results) < FEWEST:
             return Done()
         comparison = compare_read(Choice(), [sweep])
-        written = write_charts(comparison, Path(task.into), limit_s=task.limit_s, part=part, parts=parts)
+        late = list[bool]()
+        written = write_charts(
+            comparison,
+            Path(task.into),
+            limit_s=task.limit_s,
+            part=part,
+            parts=parts,
+            left_out=lambda: late.append(True),
+        )
     except Exception as error:  # libraries that draw may raise anything, and nothing here ends a sweep
         return Done(mistake=first_line(error))
-    return Done(files=tuple(path.name for path in written))
+    return Done(files=tuple(path.name for path in written), left_out=bool(late))
 
 
 def main(part: int, parts: int, parent: int) -> None:

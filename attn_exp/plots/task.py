@@ -17,7 +17,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """The names of the files that were written, and why there are no others, if that is a mistake."""
+    """The names of the files that were written, and why there are no others, if that is a mistake.
+
+    `left_out` says that there was no time for all of them.
+    """
 
     files: tuple[str, ...] = ()
     mistake: str | None = None
+    left_out: bool = False

@@ -3,6 +3,7 @@
 Nothing that fails here may cost the records and tables, which the sweep was run for: failures are reported.
 """
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from attn_exp.core.process import without_collections
 from attn_exp.plots.task import FEWEST
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
+from attn_exp.results.store import user_path
 from attn_exp.run.drawing import Drawing
 from attn_exp.tracking.base import Curve
 
@@ -52,27 +54,39 @@ def begin_plots(folder: Path, drawing: Drawing) -> None:
 
 
 def plots_and_curves(
-    sweep: Sweep, rivals: "Rivals | None", say: Callable[[str], None], drawing: Drawing | None = None
+    sweep: Sweep,
+    rivals: "Rivals | None",
+    say: Callable[[str], None],
+    drawing: Drawing | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Path], Sequence[Curve]]:
     """Draw the plots of ranked backends into their sweep's folder and return them with its curves.
 
-    If processes of their own were asked to draw, by `begin_plots`, they are waited for, else this one draws.
+    If processes of their own were asked to draw, by `begin_plots`, they are waited for, else this one draws. `note` is
+    told if there was no time for all plots.
     """
     if rivals is None:
         return [], []
     plots, drawn, into = list[Path](), list[Curve](), Path(sweep.place) / FOLDER
+
+    def left_out() -> None:
+        note(
+            f"not all plots were drawn within {LIMIT_S:g} s; all of them: "
+            f"{shlex.join(['attn-exp', 'compare', str(user_path(Path(sweep.place))), 'plots=plots'])}"
+        )
+
     try:
         from attn_exp.plots.curves import curves
 
         drawn = curves(sweep.results)
         if drawing is not None:
-            plots = drawing.files(unlinked(into))
+            plots = drawing.files(unlinked(into), left_out)
         else:
             from attn_exp.plots.all import write_charts
 
             # Importing and drawing makes many objects that stay: looking for garbage among them takes a tenth of it.
             with without_collections():
-                plots = write_charts(rivals, unlinked(into), limit_s=LIMIT_S)
+                plots = write_charts(rivals, unlinked(into), limit_s=LIMIT_S, left_out=left_out)
     except Exception as error:
         say(f"no plots: {first_line(error)[:_LONGEST]}")
     return plots, drawn

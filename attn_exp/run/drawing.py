@@ -6,6 +6,7 @@ import selectors
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -56,8 +57,10 @@ class Drawing:
                 process.stdin.write(line)
                 process.stdin.flush()
 
-    def files(self, into: Path) -> list[Path]:
+    def files(self, into: Path, left_out: Callable[[], None] = lambda: None) -> list[Path]:
         """Wait for the charts and return their files, in the order of their names.
+
+        `left_out` is called if the time did not suffice for all.
 
         Raises:
             UserError: not all of them could be drawn.
@@ -68,6 +71,8 @@ class Drawing:
             mistakes.append("a process that draws them ended, or took too long")
         if mistakes:
             raise UserError(mistakes[0])
+        if any(answer.left_out for answer in answers):
+            left_out()
         return sorted(into / name for answer in answers for name in answer.files)
 
     def close(self) -> None:

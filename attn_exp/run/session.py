@@ -287,7 +287,9 @@ class Session:
         # Only now, when nothing is being measured; and not after an interrupt, which should end at once.
         self.progress.doing("drawing plots and storing the sweep")
         rivals = ranked_rivals(sweep, say) if status == "FINISHED" else None
-        plots, curves = plots_and_curves(sweep, rivals, say, self._drawing) if self._plots else ([], ())
+        plots, curves = (
+            plots_and_curves(sweep, rivals, say, self._drawing, self.progress.note) if self._plots else ([], ())
+        )
         files += plots
         files += write_report(rivals, plots, folder, say) if self._plots else []
         profiled = any(result.profiles for result in results) and status == "FINISHED"
