@@ -117,7 +117,8 @@ def dispatch(arguments: Sequence[str], *, earlier: bool = False) -> int:
         command = importlib.import_module(f"attn_exp.commands.{name}")
         code: int = command.main(words, earlier=earlier) if earlier else command.main(words)
         return code
-    if words and words[0].isidentifier() and not (conf_folder() / words[0]).is_dir():
+    # No command has so many letters, nor has any folder.
+    if words and words[0].isidentifier() and len(words[0]) < 100 and not (conf_folder() / words[0]).is_dir():
         import difflib
 
         for near in difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.7):

@@ -1,6 +1,9 @@
 """The lock of a GPU lies where no other user can put or hold one."""
 
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +12,7 @@ import pytest
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.nvml import GpuInfo
-from attn_exp.run.gpus import private_folder, try_lease
+from attn_exp.run.gpus import holder, lease, private_folder, try_lease
 
 GPU = GpuInfo(0, "NVIDIA H200", "GPU-1")
 IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
@@ -55,3 +58,38 @@ def test_a_folder_of_another_user_is_not_taken(temporary: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "getuid", lambda: mine + 1)
     with pytest.raises(UserError, match="only you can write to"):
         private_folder()
+
+
+HOLD = """
+import sys, time
+from filelock import FileLock
+lock = FileLock(sys.argv[1])
+lock.acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_gpu_that_stays_held_is_given_up_with_a_sentence_that_names_the_holder(temporary: Path) -> None:
+    path = private_folder() / f"{GPU.uuid}.lock"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path), "x" * 300, "token=hf_" + "a1" * 20], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        said: list[str] = []
+        with pytest.raises(UserError, match=r"end that, choose device=cuda:N, or set gpu_wait_s=") as caught:
+            lease([GPU], said.append, 0.1)
+        assert said[0].startswith(f"waiting for GPU 0 (NVIDIA H200), on which process {process.pid} (")
+        assert f"GPU 0 (NVIDIA H200) is held by process {process.pid} (" in str(caught.value)
+        assert len(said[0]) < 300 and "a1a1" not in holder(path) and "\n" not in holder(path)
+        assert "stopped" not in holder(path)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert f"stopped (kill -CONT {process.pid} continues it)" in holder(path)
+    finally:
+        process.kill()
+        process.wait()
+    assert holder(path) == "another attn_exp"
+    lease([GPU], said.append, 0.1).release()
+    assert len(said) == 1

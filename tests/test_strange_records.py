@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import sweeps
 
+from attn_exp.cli import dispatch
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
@@ -232,7 +233,7 @@ def test_overrides_over_which_hydra_stumbles_are_refused_in_a_sentence(
         out, err = capsys.readouterr()
         assert "would run" not in out
         assert "Traceback" not in err and len(err) < 300
-        assert "Hydra cannot compose these overrides" in err or "names and numbers have at most" in err
+        assert f"Hydra cannot compose {word}" in err or "names and numbers have at most" in err
 
 
 def test_a_sweep_s_name_may_be_a_number(
@@ -251,3 +252,18 @@ def test_an_error_of_a_job_is_none_of_composing() -> None:
     with pytest.raises(TypeError) as raised:
         range(Odd())  # type: ignore[call-overload]
     assert not is_of_composing(raised.value)
+
+
+@pytest.mark.parametrize("word", ["folder=null", "folder=", "folder=[a]", "folder={a:1}"])
+def test_a_folder_that_is_none_is_refused(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_main([word, "device=cpu", "dry_run=true"]) == 2
+    assert "names no folder: leave it out, or name one" in capsys.readouterr().err
+    assert run_main(["-m", "folder=3", "batch=1,2", "device=cpu", "dry_run=true"]) == 0
+
+
+def test_an_endless_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["a" * 300]) == 2
+    assert "has 300 characters" in capsys.readouterr().err

@@ -47,10 +47,12 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
     renamed_config, hints = with_todays_keys({str(name): value for name, value in resolved.items()}, overrides)
     for hint in hints:
         _print_once(hint)
-    name = renamed_config.get("sweep")
-    if isinstance(name, int) and not isinstance(name, bool):
-        # Hydra reads sweep=2026 as a number.
-        renamed_config["sweep"] = str(name)
+    for key in ("sweep", "folder"):
+        if isinstance(name := renamed_config.get(key), int) and not isinstance(name, bool):
+            # Hydra reads sweep=2026 as a number.
+            renamed_config[key] = str(name)
+    if not isinstance(folder := renamed_config.get("folder", "of a sweep"), str) or not folder:
+        raise UserError(f"folder={'' if folder is None else folder} names no folder: leave it out, or name one")
     if taken := _from_environment(written):
         renamed_config["from_environment"] = taken
     return renamed_config
@@ -127,7 +129,7 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     except Exception as error:
         if not is_of_composing(error):
             raise
-        raise UserError(explain_error_of_one_case(error)) from error
+        raise UserError(explain_error_of_one_case(error, overrides)) from error
 
 
 def _search_path(own: Path | None) -> list[str]:

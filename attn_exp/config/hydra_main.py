@@ -58,7 +58,7 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
     except Exception as error:
         if not is_of_composing(error):
             raise
-        raise UserError(explain_error(error)) from error
+        raise UserError(explain_error(error, given.overrides)) from error
 
 
 def _refuse(message: str) -> NoReturn:

@@ -10,7 +10,7 @@ from attn_exp.core.text import flat
 from attn_exp.core.token_forms import without_tokens
 
 # Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
-_NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots", "columns", "format", "quiet", "private", "from_environment")
+_NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots", "columns", "format", "quiet", "private", "gpu_wait_s")
 # A worker needs the values of these.
 _BY_VALUE = ("backend", "compile", "profiler", "timer")
 
@@ -23,7 +23,7 @@ def kept_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: an option is a secret, or comes from the environment and could not be kept by name.
     """
-    kept = {key: value for key, value in config.items() if key not in _NOT_KEPT}
+    kept = {key: value for key, value in config.items() if key not in (*_NOT_KEPT, "from_environment")}
     values = {key: str(value) for key, value in flat(kept).items()}
     _check_no_variable(values)
     _check_no_token(values)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -79,7 +80,8 @@ class SweepContext:
         """
         isolation = make_isolation(isolation_options(self._options), run_folder)
         if device == "cuda":
-            self._lease = lease(resolve_device(str(self._options["device"]), list(gpus))[1], self._say)
+            usable = resolve_device(str(self._options["device"]), list(gpus))[1]
+            self._lease = lease(usable, self._say, float(self._options["gpu_wait_s"]))
         if worker is not None and isinstance(isolation, Worker) and isolation.takes(worker):
             worker.timeout_s, worker.profiler_timeout_s = isolation.timeout_s, isolation.profiler_timeout_s
             isolation = worker
@@ -126,14 +128,15 @@ def open_context(
     # Of a caller from Python too.
     provide_home()
     tracker = make_tracker(options["tracker"])
-    if not options["folder"]:
-        raise UserError("folder= is empty: leave it out, or name one")
     folder = Path(options["folder"]).resolve()
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     alone = contextlib.ExitStack()
     private = options.get("private", False)
     if not isinstance(private, bool):
         raise UserError(f"private={private} is neither true nor false")
+    wait_s = options["gpu_wait_s"]
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
+        raise UserError(f"gpu_wait_s={wait_s} is not a number of seconds: write gpu_wait_s=3600")
     try:
         if private:
             alone.callback(os.umask, os.umask(PRIVATE))

@@ -11,6 +11,12 @@ from filelock import FileLock, Timeout
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.nvml import GpuInfo, list_gpus
+from attn_exp.core.redaction import without_secrets
+from attn_exp.core.text import printable
+
+# How long a GPU is waited for unless `gpu_wait_s` says so: a sweep may be queued behind others overnight.
+WAIT_S = 86400.0
+_LONGEST_SHOWN = 120
 
 
 def visible_gpus() -> list[GpuInfo]:
@@ -39,16 +45,53 @@ class Lease:
         self._lock.release()
 
 
-def lease(gpus: list[GpuInfo], waiting: Callable[[str], None]) -> Lease:
-    """Lease the first free GPU; if all are taken, say so through `waiting` and wait for the first one."""
+def lease(gpus: list[GpuInfo], waiting: Callable[[str], None], limit_s: float = WAIT_S) -> Lease:
+    """Lease the first free GPU; if all are taken, say so through `waiting` and wait for the first one.
+
+    Raises:
+        UserError: it is still taken after `limit_s`.
+    """
     free = try_lease(gpus)
     if free is not None:
         return free
     gpu = gpus[0]
-    waiting(f"waiting for GPU {gpu.index} ({gpu.name}), on which another attn_exp is measuring")
-    lock = FileLock(_lock_path(gpu))
-    lock.acquire()
+    path = _lock_path(gpu)
+    what = f"GPU {gpu.index} ({gpu.name})"
+    waiting(f"waiting for {what}, on which {holder(path)} is measuring")
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=limit_s)
+    except Timeout as error:
+        raise UserError(
+            f"{what} is held by {holder(path)} for {limit_s:g} s: end that, choose device=cuda:N, or set gpu_wait_s="
+        ) from error
     return Lease(gpu, lock)
+
+
+def holder(path: Path) -> str:
+    """Return which process holds a file's lock: its number, its command, and whether it is stopped."""
+    pid = _holding(path)
+    try:
+        words = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace").split("\0")
+        state = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        # In another PID namespace, or gone meanwhile.
+        return "another attn_exp"
+    command = printable(without_secrets(" ".join(words).strip()))
+    shown = command if len(command) <= _LONGEST_SHOWN else f"{command[:_LONGEST_SHOWN]}..."
+    return f"process {pid} ({shown}){f', stopped (kill -CONT {pid} continues it),' if state == 'T' else ''}"
+
+
+def _holding(path: Path) -> int:
+    """Return the process that the kernel lists as the holder of a file's lock, 0 if it lists none."""
+    with contextlib.suppress(OSError):
+        inode = path.stat().st_ino
+        for line in Path("/proc/locks").read_text().splitlines():
+            # "1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF"; one that waits has "->" in the second place.
+            words = line.split()
+            if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
+                return int(words[4])
+    return 0
 
 
 def try_lease(gpus: list[GpuInfo]) -> Lease | None:

@@ -41,7 +41,7 @@ def planned(session: Session, config: DictConfig) -> Planned:
         request = session.request(config)
     except UserError as error:
         return Planned("impossible", why=str(error))
-    done = done_record(request, Path(config.folder).resolve() / request.job)
+    done = done_record(request, Path(str(config.folder)).resolve() / request.job)
     return Planned(f"done ({done.status})" if done else "would run", request)
 
 
