@@ -5,7 +5,7 @@ Hydra refuses an unknown key, but not one with a `+` before it, nor one in a fil
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from attn_exp.core.errors import UserError, check_name, first_line, nearest, no_
 _COMPOSING = ("attn_exp.config.hydra_main", "attn_exp.config.compose", "attn_exp.sweep.product")
 
 
-def explain_error(error: Exception, overrides: Sequence[str]) -> str:
+def explain_error(error: Exception, culprit: Callable[[], str]) -> str:
     """Return one sentence that says what is wrong and what to type instead.
 
     Args:
         error: a UserError, or an error of Hydra's or OmegaConf's, or one that they raise within.
-        overrides: what could not be composed.
+        culprit: returns which overrides could not be composed, where the error does not say.
     """
     if isinstance(error, UserError):
         return str(error)
@@ -35,7 +35,7 @@ def explain_error(error: Exception, overrides: Sequence[str]) -> str:
     known = isinstance(error, HydraException | OmegaConfBaseException) or text.startswith("Config group override")
     if not known:
         what = f"{type(error).__name__}: {first_line(error)}" if text else type(error).__name__
-        return f"{_culprit(overrides)} ({what}): groups take names, as in backend=flash,cudnn"
+        return f"Hydra cannot compose {culprit()} ({what}): groups take names, as in backend=flash,cudnn"
     if isinstance(error, OverrideParseException):
         # `_sweep` explains the rest of its message.
         text = f"Error parsing override '{error.override}'\n{text}"
@@ -44,21 +44,6 @@ def explain_error(error: Exception, overrides: Sequence[str]) -> str:
         if sentence:
             return sentence
     return " ".join(text.split())
-
-
-def _culprit(overrides: Sequence[str]) -> str:
-    """Return which override Hydra cannot compose, by composing each alone; a message of Hydra's own names its own."""
-    if len(overrides) == 1:
-        return f"Hydra cannot compose {overrides[0]}"
-    from attn_exp.config.compose import compose_config
-
-    for override in overrides:
-        try:
-            compose_config([override], "any")
-        except UserError as mistake:
-            if (said := f"Hydra cannot compose {override}") in str(mistake):
-                return said
-    return "Hydra cannot compose these overrides"
 
 
 def _unreadable(error: Exception) -> str | None:
@@ -180,11 +165,11 @@ def _with_several_values(text: str) -> str | None:
     return text.split("'")[1] if several else None
 
 
-def explain_error_of_one_case(error: Exception, overrides: Sequence[str]) -> str:
+def explain_error_of_one_case(error: Exception, culprit: Callable[[], str]) -> str:
     """Return the sentence of `explain_error` for a command that takes one case, and so one value of each key."""
     word = _with_several_values(str(error))
     key = word.partition("=")[0].lstrip("+") if word else None
-    return f"this command takes one case: give {key} one value" if key else explain_error(error, overrides)
+    return f"this command takes one case: give {key} one value" if key else explain_error(error, culprit)
 
 
 def _sweep(text: str) -> str | None:

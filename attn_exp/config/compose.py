@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,20 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     except Exception as error:
         if not is_of_composing(error):
             raise
-        raise UserError(explain_error_of_one_case(error, overrides)) from error
+        raise UserError(explain_error_of_one_case(error, partial(culprit, overrides))) from error
+
+
+def culprit(overrides: Sequence[str]) -> str:
+    """Return which override Hydra cannot compose, by composing each alone; `these overrides` if it is none alone."""
+    if len(overrides) == 1:
+        return overrides[0]
+    for override in overrides:
+        try:
+            compose_config([override], "any")
+        except UserError as mistake:
+            if f"cannot compose {override} " in str(mistake):
+                return override
+    return "these overrides"
 
 
 def _search_path(own: Path | None) -> list[str]:

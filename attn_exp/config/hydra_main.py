@@ -13,6 +13,7 @@ import logging
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode, TaskFunction
 
 from attn_exp.config.check import explain_error, is_of_composing
-from attn_exp.config.compose import prepare_hydra
+from attn_exp.config.compose import culprit, prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, check_words, no_config_dir
 
@@ -58,7 +59,7 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
     except Exception as error:
         if not is_of_composing(error):
             raise
-        raise UserError(explain_error(error, given.overrides)) from error
+        raise UserError(explain_error(error, partial(culprit, given.overrides))) from error
 
 
 def _refuse(message: str) -> NoReturn:
