@@ -108,6 +108,29 @@ def test_where_most_rows_are_in_doubt_that_comes_first_and_nothing_is_picked(tmp
     assert " ".join(text_of(page(found)).split()).startswith("NO PICK")
 
 
+@pytest.mark.parametrize(
+    ("flag", "command", "wanted"),
+    [
+        ("busy_host", "python -m attn_exp -m batch=1,8 sweep=s", "python -m attn_exp -m batch=1,8 sweep=s-again"),
+        ("busy_host", "python -m attn_exp -m batch=1,8 stopping=quick", "... stopping=quick sweep=s-again"),
+        ("unstable", "python -m attn_exp -m batch=1,8 stopping=quick", "... stopping=thorough sweep=s-again"),
+        ("unstable", "python -m attn_exp -m batch=1,8 stopping.budget_s=1", "... stopping=thorough sweep=s-again"),
+        # Its folder is taken; what is no command of ours is not one to paste.
+        ("busy_host", "python -m attn_exp -m batch=1,8 folder=here", ""),
+        ("busy_host", "rm -rf /", ""),
+        ("busy_host", "", ""),
+    ],
+)
+def test_without_a_pick_the_command_is_that_which_measures_again_into_another_sweep(tmp_path, flag, command, wanted):
+    records = grid(lambda *_: {"flash": 100.0, "cudnn": 50.0}, flags=(flag,))
+    folder = sweeps.write(tmp_path / "s", records)
+    (folder / "command.txt").write_text(f"{command}\n")
+    found = compare(folder)
+    asked = ["once more, as another sweep:", wanted.replace("...", "python -m attn_exp -m batch=1,8")]
+    assert found.answer.lines()[1:] == (asked if wanted else [])
+    assert page(found).headline.command == (asked[1] if wanted else "")
+
+
 def test_some_rows_in_doubt_leave_the_rest_a_rule_and_are_counted(tmp_path):
     records = grid(lambda *_: {"flash": 100.0, "cudnn": 50.0, "math": 900.0})
     records[0] = sweeps.replace(records[0], flags=("busy_host",))

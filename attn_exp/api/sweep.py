@@ -32,7 +32,7 @@ class Sweep(read.Sweep):
     @classmethod
     def of(cls, sweep: read.Sweep) -> "Sweep":
         """Return a sweep that was read with what this class adds."""
-        return cls(sweep.name, sweep.place, sweep.results, sweep.broken)
+        return cls(sweep.name, sweep.place, sweep.results, sweep.broken, sweep.command)
 
     def __iter__(self) -> Iterator[Result]:
         """Yield the results."""

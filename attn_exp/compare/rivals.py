@@ -3,9 +3,10 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from attn_exp.compare.again import again
 from attn_exp.compare.comparison import Comparison, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.join import comparable_groups, latest
@@ -224,9 +225,13 @@ def compare_rivals(
     ways = {name: {get(cell.result) for cell in cells} for name, get in _WAYS.items() if name not in by}
     by = (*by, *(name for name, seen in ways.items() if len(seen) > 1))
     rows = [row for index, group in enumerate(groups) for row in ranked(group, index, metric, spreads, baseline)]
+    summaries = tuple(summarize_sweep(sweep) for sweep in sweeps)
+    answer = answer_of(rows, metric, spreads)
+    if answer.warning and not answer.rules:
+        answer = replace(answer, again=again(summaries, longer=answer.longer))
     return Rivals(
         metric=metric,
-        sweeps=tuple(summarize_sweep(sweep) for sweep in sweeps),
+        sweeps=summaries,
         broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
         notes=(
             *([_STAR] if any(row.best for row in rows) else ()),
@@ -240,7 +245,7 @@ def compare_rivals(
         rows=tuple(rows),
         means=means(rows, labels, by, baseline),
         by=by,
-        answer=answer_of(rows, metric, spreads),
+        answer=answer,
         ties=_ties(rows, metric),
     )
 

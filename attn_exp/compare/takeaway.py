@@ -68,7 +68,8 @@ class Answer:
     """Which backend to take where: `rules`, the fewest that say it. `warning` says why there are none, or fewer.
 
     `close` counts the passes, of all `n` of the `cases`, in which two are too close to call, and `settle` is the duel
-    that would decide the pair that is so most often, on its largest case.
+    that would decide the pair that is so most often, on its largest case. `longer` says that without a pick more time
+    would help, and `again` is the command that then measures the sweep once more.
     """
 
     metric: ChosenMetric
@@ -78,6 +79,8 @@ class Answer:
     n: int = 0
     cases: int = 0
     settle: Duel | None = None
+    longer: bool = False
+    again: str = ""
 
     def __str__(self) -> str:
         return "\n".join(self.lines() or ["there is nothing to compare: fewer than two backends have a result"])
@@ -99,7 +102,9 @@ class Answer:
         ]
 
     def open_lines(self) -> list[str]:
-        """Return what is too close to call, and the command that would settle it; none if nothing is."""
+        """Return what is open, and the command that would settle it; none if nothing is."""
+        if self.again:
+            return ["once more, as another sweep:", self.again]
         if self.settle is None:
             return []
         pair = f"{self.settle.a.result.label} and {self.settle.b.result.label}"
@@ -133,6 +138,7 @@ def answer_of(rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -
         metric=metric,
         rules=tuple(rules),
         warning=_warning(valued, doubtful, most, len(groups) - len(decided)),
+        longer=most and _wants_time(doubtful),
         close=close,
         n=len(groups),
         cases=cases,
@@ -149,13 +155,16 @@ def _warning(valued: Sequence[Ranking], doubtful: Sequence[Ranking], most: bool,
     if not most:
         left = f"; {undecided} cases are left open by them" if undecided else ""
         return f"{of}{left}"
-    unstable = counts["unstable"] + counts["a wide interval"]
     remedy = (
         "measure longer (stopping=thorough, or a larger stopping.budget_s)"
-        if unstable > len(doubtful) / 2
+        if _wants_time(doubtful)
         else "measure again while nothing else runs on the machine"
     )
     return f"NO PICK: {of}; {remedy}"
+
+
+def _wants_time(doubtful: Sequence[Ranking]) -> bool:
+    return sum(row.doubt in ("unstable", "a wide interval") for row in doubtful) > len(doubtful) / 2
 
 
 def _rule(

@@ -1,0 +1,29 @@
+"""The command that measures a sweep once more, as another one: the same command would keep all of its jobs."""
+
+import shlex
+from collections.abc import Sequence
+
+from attn_exp.compare.comparison import SweepSummary
+
+_TYPED = ["python", "-m", "attn_exp"]
+
+
+def again(sweeps: Sequence[SweepSummary], *, longer: bool) -> str:
+    """Return the command that measures the only sweep of a comparison again; empty if it is unknown.
+
+    Args:
+        sweeps: what is compared; several sweeps have no such command.
+        longer: with `stopping=thorough` in place of the sweep's own.
+    """
+    if len(sweeps) != 1:
+        return ""
+    try:
+        words = shlex.split(sweeps[0].command)
+    except ValueError:
+        return ""
+    # Two sweeps cannot share a folder.
+    if words[:3] != _TYPED or any(word.startswith("folder=") for word in words):
+        return ""
+    gone = ("sweep=", "stopping=", "stopping.") if longer else ("sweep=",)
+    kept = [word for word in words if not word.startswith(gone)]
+    return shlex.join([*kept, *(["stopping=thorough"] if longer else []), f"sweep={sweeps[0].name}-again"])
