@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 EXAMPLES = int(os.environ.get("ATTN_EXP_FUZZ", "0"))
 
 
-def mutated(few: int = 100) -> settings:
-    """Settings of a test of mutations: as many examples as `make fuzz` asks for, else these few, each time the same."""
+def mutated(few: int = 100, share: float = 1.0) -> settings:
+    """Settings of a test of mutations: as many examples as `make fuzz` asks for, else these few, each time the same.
+
+    `share` of what `make fuzz` asks for is tried where an example takes long.
+    """
     # Nothing may hang: ten seconds for one input are a hundred times what the slowest takes.
     return settings(
-        max_examples=EXAMPLES or few,
+        max_examples=round(EXAMPLES * share) or few,
         derandomize=not EXAMPLES,
         database=None,
         deadline=10_000,

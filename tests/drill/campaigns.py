@@ -88,9 +88,9 @@ class Campaign:
         self.run((new.exists, kill))
         self.counts["the parent killed while MLflow's database is made"] += new.exists() and not self.database.exists()
 
-    def end(self, fault: str, numbers: Sequence[signal.Signals]) -> None:
+    def end(self, fault: str, share: float, numbers: Sequence[signal.Signals]) -> None:
         """End the parent in the middle by signals."""
-        ended = self.run((0.6, lambda running: running.signal(*numbers)))
+        ended = self.run((share, lambda running: running.signal(*numbers)))
         if ended.code == 0:
             # It was through before.
             return
@@ -210,9 +210,9 @@ def served(campaign: Campaign, server: Server) -> None:
     campaign.killed(campaign.run((0.15, stop), (0.35, start), (0.5, campaign.kill)))
     campaign.cut()
     campaign.plant()
-    for fault, numbers in ENDS.items():
-        campaign.end(fault, numbers)
-    campaign.run((0.8, stop), (0.9, start))
+    for share, (fault, numbers) in zip((0.55, 0.65, 0.75), ENDS.items(), strict=True):
+        campaign.end(fault, share, numbers)
+    campaign.run((0.85, stop), (0.95, start))
     for kind in kinds:
         # If the command was through before.
         server.stop()
