@@ -1,7 +1,7 @@
 """Mutated records among good ones, through compare, explain, log and the API, beside numbers computed apart.
 
 Nothing may end in a traceback or in exit 1, the code of a regression; a good record counts as before; and of what is
-shown, ratios and order are those of the times in the files. `make fuzz` tries ten thousand; with MLflow's own database a
+shown, ratios and order are those of the times in the files. `make fuzz` tries ten thousand; with MLflow's database a
 thousand, of 0.3 s each.
 """
 
