@@ -1,4 +1,4 @@
-"""The fault drill, small: every fault once or more. `make drill` runs the large one."""
+"""The fault drill, small: what a few runs of a command can suffer. `make drill` runs the large one."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 from cli import environment
 
 
-# Under a minute where nothing else runs; each of its commands starts a worker, a parent and MLflow anew.
+# 40 s of processor; each of its commands starts a worker, a parent and MLflow anew.
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_whatever_goes_wrong(tmp_path):
     done = subprocess.run(

@@ -18,13 +18,11 @@ from drill.command import Command, Ended, Running, Step
 from drill.disk import Disk
 from drill.evidence import Evidence, cut_in_half, wrong
 from drill.odd import DATABASES, Private, plant, plant_before, read_only
-from drill.plan import Plan, struck
+from drill.plan import FIRST_END, LARGE, Plan, struck
 from drill.server import Server, sick_server
 from drill.writers import Writers
 
 _MOST_RUNS = 6
-# With fewer jobs more of it happens in one run of the command: each costs seconds to start.
-_LARGE = 50
 # Making a database takes a second and a half.
 _MAKING_S = 1.0
 _AT_ONCE = 4
@@ -98,7 +96,7 @@ class Campaign:
 
     def again(self, _: Running) -> None:
         """Start the same command beside the one that runs, several times at once; `run` waits for them."""
-        self._beside += [self.command.start() for _ in range(_AT_ONCE if self.plan.jobs >= _LARGE else 1)]
+        self._beside += [self.command.start() for _ in range(_AT_ONCE)]
 
     def sick(self, server: Server, kind: str, *steps: Step) -> None:
         """Run the command with a sick server in the place of a healthy one."""
@@ -198,14 +196,6 @@ def served(campaign: Campaign, server: Server) -> None:
         campaign.counts["jobs done without a server"] += done
         server.start()
 
-    kinds = campaign.chance.sample(sorted(SICK), len(SICK))
-    if campaign.plan.jobs < _LARGE:
-        campaign.sick(server, kinds[0], (0.5, campaign.kill))
-        server.start()
-        campaign.cut()
-        campaign.plant()
-        campaign.finish()
-        return
     server.start()
     campaign.killed(campaign.run((0.15, stop), (0.35, start), (0.5, campaign.kill)))
     campaign.cut()
@@ -213,7 +203,7 @@ def served(campaign: Campaign, server: Server) -> None:
     for share, (fault, numbers) in zip((0.55, 0.65, 0.75), ENDS.items(), strict=True):
         campaign.end(fault, share, numbers)
     campaign.run((0.85, stop), (0.95, start))
-    for kind in kinds:
+    for kind in SICK:
         # If the command was through before.
         server.stop()
         campaign.sick(server, kind)
@@ -225,7 +215,6 @@ def local(campaign: Campaign, disk: Disk) -> None:
     """Into sqlite that is anything but a database, or that eight others lock, on a disk that fills up."""
     writers: list[Writers] = []
     clock = campaign.command.clock
-    large = campaign.plan.jobs >= _LARGE
 
     def lock(_: Running) -> None:
         writers.append(Writers(campaign.database))
@@ -244,23 +233,19 @@ def local(campaign: Campaign, disk: Disk) -> None:
         disk.fill(running.family())
 
     campaign.counts[plant_before(campaign.command.folder, campaign.chance)] += 1
-    kinds = campaign.chance.sample(sorted(DATABASES), len(DATABASES) if large else 1)
-    for kind in kinds:
-        campaign.odd_database(kind)
-    locked = (0.05, lock), (0.1, campaign.again), (0.25, unlock)
+    large = campaign.plan.jobs >= LARGE // 2
     if large:
+        for kind in DATABASES:
+            campaign.odd_database(kind)
         campaign.kill_while_made()
-        campaign.killed(campaign.run(*locked, (0.45, campaign.kill)))
-        campaign.cut()
+    beside = [(0.3, campaign.again)] if large else []
+    campaign.killed(campaign.run((0.05, lock), (0.25, unlock), *beside, (FIRST_END, campaign.kill)))
+    campaign.cut()
+    if large:
         campaign.protected_database()
-        ended = campaign.run((0.55, set_back), (0.65, set_right), (0.75, full))
-    else:
-        # Of few jobs more than a few must be left when the disk is full: they take no second each.
-        ended = campaign.run(*locked, (0.3, set_back), (0.45, set_right), (0.6, full))
+    ended = campaign.run((0.55, set_back), (0.65, set_right), (0.75, full))
     told = disk.error in ended.said
     campaign.counts[f"the disk full ({disk.kind})"] += told and ended.code != 0 and ended.records < campaign.plan.jobs
     disk.empty()
-    if not large:
-        campaign.cut()
     campaign.plant()
     campaign.finish()

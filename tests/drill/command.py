@@ -57,7 +57,9 @@ class Ended:
 class Command:
     """`python -m attn_exp -m ... sweep=NAME`, always the same."""
 
-    def __init__(self, world: Path, sweep: str, jobs: int, plan: Path, folder: Path, tracker: list[str]) -> None:
+    def __init__(
+        self, world: Path, sweep: str, jobs: int, plan: Path, folder: Path, tracker: list[str], timeout_s: int = 6
+    ) -> None:
         self.sweep, self.jobs, self.plan, self.folder, self._world = sweep, jobs, plan, folder, world
         self.temporary, self.clock = world / f"tmp-{sweep}", world / f"clock-back-{sweep}"
         self.temporary.mkdir()
@@ -65,7 +67,13 @@ class Command:
         self._arguments = [
             *("-m", *small, f"batch=range(1,{jobs + 1})", "passes=[forward]", "save_plots=false"),
             *("backend=eager", "backend._target_=drill.backend.Drilled", "backend.name=drilled"),
-            *(f"+backend.plan={plan}", "isolation.timeout_s=6", f"sweep={sweep}", f"folder={folder}", *tracker),
+            *(
+                f"+backend.plan={plan}",
+                f"isolation.timeout_s={timeout_s}",
+                f"sweep={sweep}",
+                f"folder={folder}",
+                *tracker,
+            ),
         ]
 
     def records(self) -> list[Path]:

@@ -66,8 +66,10 @@ class Ends:
         plan = Plan(f"ended-{series}", _JOBS, {})
         plan.write(home / "plan.json")
         database = home / "mlruns" / "mlflow.db"
-        command = Command(home, plan.sweep, _JOBS, home / "plan.json", home / "multirun" / plan.sweep, [])
+        folder = home / "multirun" / plan.sweep
+        command = Command(home, plan.sweep, _JOBS, home / "plan.json", folder, [], timeout_s=300)
         said: list[str] = []
+        known = len(self.wrong)
         for _ in range(_IN_A_ROW):
             how, before = chance.choice(sorted(_ENDS)), _contents(command)
             moment = time.monotonic() + chance.uniform(0, whole_s)
@@ -95,6 +97,8 @@ class Ends:
             f"{plan.sweep}: a traceback: {text[-1500:]}" for text in [*said, ended.said] if "Traceback" in text
         ]
         self.wrong += wrong(plan, command, database)
+        for line in self.wrong[known:]:
+            print(f"WRONG: {line}", flush=True)
         print(f"{self._left} to go, {whole_s:.0f} s undisturbed, {len(self.wrong)} things do not hold", flush=True)
         return whole_s
 

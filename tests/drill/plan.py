@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SWEEPS = ("served", "local")
-# Fewer jobs than this are a small drill: the faults are shared out between the sweeps, and of those that end a worker,
-# which takes seconds to replace, each sweep gets two.
+# Fewer jobs than this are a small drill: one sweep into sqlite, and a few of the faults that end a worker, which takes
+# seconds to replace. Other tests have a server that is lost or sick, and each way in which a worker ends.
 LARGE = 100
+_FEW = 3
+# The share of the jobs after which a parent is first killed.
+FIRST_END = 0.45
 # Of the jobs of a sweep, the share that suffers each fault; at least one job does. All but "out of memory" are worth a
 # retry, and those of `HARMLESS` leave the job's result as it is.
 SHARES = {
@@ -49,20 +52,22 @@ def struck(plan: Path, batch: int) -> Path:
 
 
 def plans(jobs: int, seed: int) -> dict[str, Plan]:
-    """Plans for both sweeps, of `jobs` together; every fault strikes at least once in each."""
+    """Plans for both sweeps, of `jobs` together; every fault strikes at least once in each. A small drill has one."""
+    if jobs < LARGE:
+        ends = [fault for fault in SHARES if fault not in (*HARMLESS, "hang")]
+        faults = [*random.Random(seed).sample(ends, _FEW), *HARMLESS]
+        # Before the first run is ended: whoever strikes later costs another run.
+        return {SWEEPS[-1]: _plan(SWEEPS[-1], jobs, faults, int(jobs * FIRST_END), random.Random(seed))}
     chance = random.Random(seed)
     found = {}
     for index, sweep in enumerate(SWEEPS):
         own = jobs // 2 + (jobs % 2 if index == 0 else 0)
         faults = [fault for fault, share in SHARES.items() for _ in range(max(1, round(share * own)))]
-        # A small drill shares the faults out: each costs the start of another worker.
-        small = jobs < LARGE
-        if small:
-            ends = [fault for fault in faults if fault not in HARMLESS]
-            ends = random.Random(seed).sample(ends, 2 * len(SWEEPS))
-            faults = [*ends, *HARMLESS][index :: len(SWEEPS)]
-        # Not in the first job, which opens the sweep alone. In a small drill before the first run is ended, at half of
-        # the jobs: whoever strikes later costs another run.
-        victims = chance.sample(range(2, max(own // 2, len(faults) + 1) + 1 if small else own + 1), len(faults))
-        found[sweep] = Plan(sweep, own, dict(sorted(zip(victims, faults, strict=True))))
+        found[sweep] = _plan(sweep, own, faults, own, chance)
     return found
+
+
+def _plan(sweep: str, jobs: int, faults: list[str], last: int, chance: random.Random) -> Plan:
+    """Return a plan whose faults strike up to the job `last`, and not in the first one, which opens the sweep alone."""
+    victims = chance.sample(range(2, last + 1), len(faults))
+    return Plan(sweep, jobs, dict(sorted(zip(victims, faults, strict=True))))
