@@ -41,6 +41,7 @@ def _typed(folder: Path) -> str:
 DEFAULT_URI = "sqlite:///mlruns/mlflow.db"
 _SERVERS = ("http", "https")
 DATABASES = ("postgresql", "mysql", "mssql")
+_QUERY = re.compile(r"\w+=[^/&]*(&\w+=[^/&]*)*")
 _EXAMPLE = "write tracker.uri=http://HOST:5000"
 
 
@@ -57,6 +58,8 @@ def absolute_uri(uri: str) -> str:
         name, question, query = rest.removeprefix("/").partition("?")
         if not rest.startswith("/") or name in ("", ":memory:"):
             raise UserError(f"tracker.uri={shown} names no database file: use tracker.uri={DEFAULT_URI}")
+        if question and not _QUERY.fullmatch(query):
+            raise UserError(f"tracker.uri={shown} has a ? in its path, where a URI's path ends: write %3F")
         return sqlite_uri(Path(unquote(name)).absolute(), f"{question}{query}", kind)
     if rest and scheme in (*_SERVERS, *DATABASES):
         if re.search(r"\s", uri):
