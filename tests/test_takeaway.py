@@ -136,7 +136,7 @@ def test_some_rows_in_doubt_leave_the_rest_a_rule_and_are_counted(tmp_path):
     records[0] = sweeps.replace(records[0], flags=("busy_host",))
     first, rule = answer(tmp_path, records).lines()
     assert first == "2 of 144 rows decide nothing (2 busy_host)"
-    assert rule == "cudnn is 2.00 [1.98, 2.02] times as fast as flash, 46 of 48 passes of 24 cases"
+    assert rule == "cudnn is 2.00 [1.98, 2.02] times as fast as flash, surely in 46 of 48 passes of 24 cases"
 
 
 def test_one_backend_alone_and_failures_give_no_rule(tmp_path):

@@ -56,7 +56,8 @@ class Rule:
             times = f"{_times(self.ratio)} [{_times(self.low)}, {_times(self.high)}] times"
             better = "as fast as" if metric.kind.follows_clock else f"better by {metric} than"
             compared = f"{times} {better} {self.over}"
-            said = f"{who} is {compared}, {_of(self.wins, self.n, self.cases)}"
+            surely = "surely in " if self.wins < self.n else ""
+            said = f"{who} is {compared}, {surely}{_of(self.wins, self.n, self.cases)}"
             if self.ties:
                 close = f"{who} and {_and(self.ties)} are too close to call"
                 said = f"{close}, {_counted(self.cases)}; {self.label} is {compared}"
