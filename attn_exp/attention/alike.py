@@ -61,6 +61,14 @@ class Alike:
         )
         return cls(made, (of_scores, of_values))
 
+    def turned(self, results: Mapping[str, torch.Tensor], other: "Alike") -> dict[str, torch.Tensor]:
+        """Return copies of results on these inputs as they are on other ones, of the same numbers but for signs."""
+        turned = {name: tensor.detach().clone() for name, tensor in results.items()}
+        for name, tensor in turned.items():
+            which = 0 if name in ("dq", "dk") else 1
+            flip_rows(tensor, [one ^ two for one, two in zip(self.signs[which], other.signs[which], strict=True)])
+        return turned
+
     @torch.no_grad()
     def wrong_row(
         self, row: int, expected: Expected, results: Mapping[str, torch.Tensor], scales: Mapping[str, float]
@@ -81,10 +89,17 @@ class Alike:
         return None
 
 
-def alike_inputs(kind: str, case: Case, like: Inputs, seed: int) -> Alike:
+def alike_inputs(kind: str, case: Case, like: Inputs, seed: int, signs: int | None = None) -> Alike:
     """Return inputs of a kind whose rows of the batch are alike, of the shapes, layout, dtype and scales of `like`.
 
     They need no gradients: copy them into tensors that do.
+
+    Args:
+        kind: `NORMAL`, or a kind of hard values.
+        case: the problem.
+        like: inputs of the case.
+        seed: of the numbers.
+        signs: another seed for the signs of the rows alone, None for the same.
     """
     one, device = replace(case, batch=1), like.q_bhsd.device
     if kind == NORMAL:
@@ -92,7 +107,7 @@ def alike_inputs(kind: str, case: Case, like: Inputs, seed: int) -> Alike:
         row = row if like.scales is None else _with_scales(row, like.scales)
     else:
         row = draw(kind, one, torch.Generator(device).manual_seed(seed), like=like.row(0))
-    return Alike.of(row, like, case, Random(seed))
+    return Alike.of(row, like, case, Random(seed if signs is None else signs))
 
 
 def _with_scales(inputs: Inputs, scales: Scales) -> Inputs:

@@ -93,9 +93,13 @@ class _Changeable:
         count = _PATTERNS if dim == -1 else _PATTERNS_OF_ROWS
         self.bits = bits or [dice.getrandbits(self.length) or 1 for _ in range(count)]
         self._masks = [_along(mask, dim) for mask in _masks(self.bits, self._integers, dim)]
+        # Made now: a copy to a GPU between timed calls would make the host wait for it.
+        self._factors = sign_factors(self.bits, self.length, tensor.device)
+        self.signs = torch.ones(self.length, device=tensor.device)
 
     def change(self, pattern: int) -> int:
         torch.bitwise_xor(self._integers, self._masks[pattern], out=self._integers)
+        self.signs.mul_(self._factors[pattern])
         return self.bits[pattern]
 
 
@@ -144,7 +148,7 @@ class FreshInputs:
         by_rows = ("d_out",) if not self._attention else ("v", "d_out") if self._keeps_scores else ("k", "v", "d_out")
         for name in by_rows:
             self._changeable[rows_of(name)] = _Changeable(tensors[name], self._dice, dim=-2)
-        if self._keeps_scores:
+        if self._attention:
             self._changeable["k"] = _Changeable(tensors["k"], self._dice, bits=self._changeable["q"].bits)
         self._bits = dict.fromkeys(self._changeable, 0)
         self._negated = False
@@ -172,15 +176,39 @@ class FreshInputs:
             if chosen >> index & 1:
                 self._change(name)
 
+    def renew_values(self) -> None:
+        """Change channels of q and k alike, and of v: the output is that of before but for signs of channels."""
+        pattern = self._dice.randrange(_PATTERNS)
+        for name in ("q", "k"):
+            self._change_channels(name, pattern)
+        self._change_channels("v", self._dice.randrange(_PATTERNS))
+
     def renew_gradient(self) -> None:
         """Change the output's gradient, which is all that a backward of a given forward may read anew."""
         self._change("d_out")
 
+    def renew_gradient_along(self, dim: int) -> None:
+        """Change only rows (-2) of the output's gradient, so that dq keeps its numbers, or channels (-1): dv does."""
+        if dim == -1:
+            self._change_channels("d_out", self._dice.randrange(_PATTERNS))
+        else:
+            self._change_rows("d_out")
+
+    def signs(self, name: str) -> torch.Tensor:
+        """Return the signs of a tensor's channels, or by `rows_of` its name of its rows, relative to those written."""
+        return self._changeable[name].signs
+
     def _change(self, name: str, pattern: int | None = None) -> None:
-        chosen = self._dice.randrange(_PATTERNS) if pattern is None else pattern
-        self._bits[name] ^= self._changeable[name].change(chosen)
-        if rows := self._changeable.get(rows_of(name)):
-            self._bits[rows_of(name)] ^= rows.change(self._dice.randrange(_PATTERNS_OF_ROWS))
+        self._change_channels(name, self._dice.randrange(_PATTERNS) if pattern is None else pattern)
+        if rows_of(name) in self._changeable:
+            self._change_rows(name)
+
+    def _change_channels(self, name: str, pattern: int) -> None:
+        self._bits[name] ^= self._changeable[name].change(pattern)
+
+    def _change_rows(self, name: str) -> None:
+        key = rows_of(name)
+        self._bits[key] ^= self._changeable[key].change(self._dice.randrange(_PATTERNS_OF_ROWS))
 
     def relative(self, state: State) -> State:
         """Return another state whose output is that of `state` but for the signs of channels; a block's has none."""

@@ -66,8 +66,8 @@ class Judged:
 
     Attributes:
         call: `first`, on the inputs of the seed; `hard`, on hard values; `alone`, of a block's attention without the
-            block; `drawn`, a timed call that was chosen at
-            random; `last`, one more call as the timer makes it.
+            block; `drawn`, a timed call that was chosen at random; `last`, one more call as the timer makes it;
+            `again`, on hard values after the timing.
         passes: the passes whose results were compared.
         index: which timed call of the pass it was, from 1 on; None for the others.
         of: how many calls the timer made of that pass by then.
@@ -80,7 +80,7 @@ class Judged:
             and `alone`.
     """
 
-    call: Literal["first", "hard", "alone", "drawn", "last"]
+    call: Literal["first", "hard", "alone", "drawn", "last", "again"]
     passes: tuple[str, ...]
     inputs: str
     index: int | None = None

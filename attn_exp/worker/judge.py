@@ -23,6 +23,7 @@ from attn_exp.timers.timed_call import TimedCall
 from attn_exp.worker.attempt import Stopped
 from attn_exp.worker.cpu_time import CpuTimes
 from attn_exp.worker.judged import form_of
+from attn_exp.worker.linked import Linked
 from attn_exp.worker.looks import Looks
 from attn_exp.worker.timed_pass import Kept, Results, TimedPass, form_only, poison
 
@@ -48,6 +49,7 @@ class Judge:
         self._has_graph: bool | None = None
         self.passes: dict[str, TimedPass] = {}
         self.looks = Looks(case, calls.inputs or inputs, calls.scales)
+        self._linked = Linked(calls.inputs or inputs, self.fresh)
         # The output that the timed backward is of, and the inputs of its forward; a later pass changes them.
         self._out: torch.Tensor | None = None
         self.beside = self.fresh.state
@@ -137,30 +139,29 @@ class Judge:
         known.count, known.drawn = 0, None
         known.probes.clear()
         known.sums.clear()
+        # What a call before the timing did wrong stays.
+        known.links = [replace(link, index=0) for link in known.links]
         if known.cpu is not None:
             known.cpu.clear()
 
     def _renew(self, direction: str, known: TimedPass) -> None:
+        if not (known.wants_last and known.drawn):
+            self._linked.renew(direction, known)
+            return
+        self._linked.forget(known)
+        state = known.drawn.state
         if direction == "forward":
-            if known.wants_last and known.drawn:
-                self.fresh.set_forward(self.fresh.relative(known.drawn.state))
-            else:
-                self.fresh.renew()
+            self.fresh.set_forward(self.fresh.relative(state))
         elif direction == "step":
-            if known.wants_last and known.drawn:
-                self.fresh.set_forward(known.drawn.state)
-                self.fresh.set_gradient(known.drawn.state, negated=not known.drawn.state.negated)
-            else:
-                self.fresh.renew()
-                self.fresh.renew_gradient()
-        elif known.wants_last and known.drawn:
-            self.fresh.set_gradient(known.drawn.state, negated=True)
+            self.fresh.set_forward(state)
+            self.fresh.set_gradient(state, negated=not state.negated)
         else:
-            self.fresh.renew_gradient()
+            self.fresh.set_gradient(state, negated=True)
 
     def _probe(self, known: TimedPass, returned: Sequence[torch.Tensor]) -> None:
         """Look at a call if it is among those chosen at random."""
         self.looks.perhaps(known, returned, self.fresh.state, self._out)
+        self._linked.look(known, dict(zip(known.names, returned, strict=True)))
 
     def _look(self, direction: str, known: TimedPass, returned: Any) -> None:
         tensors = (returned,) if direction == "forward" else returned

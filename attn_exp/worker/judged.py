@@ -23,7 +23,7 @@ def pass_of(name: str) -> str:
 
 def add_judged(
     attempt: Attempt,
-    call: Literal["first", "hard", "alone", "drawn", "last"],
+    call: Literal["first", "hard", "alone", "drawn", "last", "again"],
     forms: Mapping[str, Form],
     expected: Expected,
     made: Verdict,

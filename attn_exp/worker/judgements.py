@@ -8,6 +8,7 @@ import torch
 
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import Inputs, distribution
+from attn_exp.attention.links import wrong_link
 from attn_exp.attention.probe import allowed_error, probe_errors, usual_size
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
@@ -88,6 +89,16 @@ class Judgements:
             others.compare(NORMAL)
         others.compare(HARD)
 
+    def again(self) -> None:
+        """Call each pass of an attention once more on hard values, after the timing.
+
+        Raises:
+            Stopped: a result is inaccurate.
+        """
+        request, seeded = self.attempt.request, self.seeded()
+        if request.case.workload is None and isinstance(seeded, Inputs):
+            OtherValues(self.attempt, self.machine, request, self.calls, self.judge, seeded).compare_again()
+
     def timed(self) -> None:
         """Compare the drawn and the last call of each pass with one reference of their inputs.
 
@@ -141,12 +152,12 @@ class Judgements:
         Raises:
             Stopped: it is inaccurate.
         """
-        wrong = self._wrong_look(direction, self.judge.passes[direction], seeded, first)
+        known = self.judge.passes[direction]
+        wrong = self._wrong_look(direction, known, seeded, first) or wrong_link(known.links, first.tolerances)
         if wrong:
             index, why = wrong
-            raise Stopped(
-                "inaccurate", f"{direction}: the first call was within tolerance, call {index} was not: {why}"
-            )
+            which = f"call {index}" if index else "a call before the timing"
+            raise Stopped("inaccurate", f"{direction}: the first call was within tolerance, {which} was not: {why}")
 
     def _wrong_look(self, direction: str, known: TimedPass, seeded: Any, first: Expected) -> tuple[int, str] | None:
         """Return which call that was looked at is wrong, and what is wrong as a sentence, or None."""

@@ -12,8 +12,8 @@ from attn_exp.attention.probe import Probe, draw_places
 from attn_exp.core.case import Case
 from attn_exp.worker.timed_pass import TimedPass, put
 
-# How many calls of a pass have a few of their rows looked at, and how many sets of rows these choose from.
-_PROBES, _PLACES = 8, 64
+# How many calls of a pass have a few of their rows looked at by device, and how many sets of rows these choose from.
+_PROBES, _PLACES = {"cuda": 8, "cpu": 24}, 64
 # How many have sums, which need no reference. After the first ones it is one call of so many by device: a GPU gets
 # twenty small kernels for each, and a full queue would hold the host up.
 _SUMS, _FIRST_SUMS, _ONE_OF = 32, 8, {"cuda": 4, "cpu": 1}
@@ -51,8 +51,9 @@ class Looks:
             return
         # Reservoir sampling, of rows and of sums.
         slot = self._dice.randrange(known.count)
-        if slot < _PROBES:
-            put(known.probes, _PROBES, slot, self._rows(known.count, returned, state))
+        most = _PROBES[self._device.type]
+        if slot < most:
+            put(known.probes, most, slot, self._rows(known.count, returned, state))
         if len(returned) > 1 and slot < _SUMS:
             dense = known.count <= _FIRST_SUMS or self._dice.randrange(_ONE_OF[self._device.type]) == 0
             if dense and (sums := self._sums(known.count, returned, out)):

@@ -37,8 +37,8 @@ from attn_exp.workloads.base import Workload
 
 # On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
 BURST_REST_S = 0.1
-# The flush, five changes of the inputs, and copies of results, which are few on average.
-_KERNELS_AROUND = 7
+# The flush, seven changes of the inputs and of their signs, and looks at results, which are few on average.
+_KERNELS_AROUND = 9
 
 
 def measure(request: Request, machine: Machine) -> Record:
@@ -119,6 +119,7 @@ def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) 
         if "backward" in prepared.judge.passes:
             told = check_first_backward(attempt, machine, prepared.judge, prepared.calls)
             prepared.judgements.later(told)
+        prepared.judgements.again()
 
 
 def _time_one(

@@ -1,6 +1,8 @@
 """Judge calls on other values than those that are timed: hard ones, and of attention in a block normal ones, too."""
 
+import itertools
 from dataclasses import dataclass, replace
+from random import SystemRandom
 from typing import Any, Literal
 
 import torch
@@ -84,6 +86,48 @@ class OtherValues:
         if wrong:
             alone = "the attention alone, " if self.call == "alone" else ""
             raise Stopped("inaccurate", f"{alone}{_ON[kind]}: {wrong}")
+
+    def compare_again(self) -> None:
+        """Compare one call more of each pass on hard values with other signs, after the timing.
+
+        What a backend does otherwise from some call on shows on the values that bite. Where the memory does not hold
+        another graph beside the timed one there is no such call.
+
+        Raises:
+            Stopped: a result is inaccurate.
+        """
+        attempt, request = self.attempt, self.request
+        with attempt.stage("accuracy"), self.machine.settings.again():
+            again = self.machine.values_again(request, HARD, self.seeded, with_gradients=attempt.with_gradients)
+            if again is None:
+                return
+            alike, row, expected = self.machine.values_for(
+                request, HARD, self.seeded, with_gradients=attempt.with_gradients
+            )
+        rare = rare_inputs(request.case, self.seeded) if self._own_row() else iter(())
+        beside: list[str] = []
+        try:
+            results, forms, _ = self._results(again.inputs, None)
+            # One of the three at random.
+            if one := next(itertools.islice(rare, SystemRandom().randrange(3), None), None):
+                self._write(one.inputs)
+                out = self.judge.results("forward", self.calls.forward())["out"]
+                synchronize(request.device)
+                with self.machine.settings.again():
+                    beside += filter(None, [one.wrong(out, self._own_row() or 0.0)])
+        except Exception as error:  # whatever does not fit
+            if status_of(error, "")[0] != "out_of_memory":
+                raise
+            return
+        finally:
+            self._write(self.seeded)
+        with attempt.stage("accuracy"), self.machine.settings.again():
+            results = again.turned(results, alike)
+            made = self._verdict(alike.inputs, row, expected, results)
+            add_judged(attempt, "again", forms, expected, made, "hard values")
+            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales) or next(iter(beside), None)
+        if wrong:
+            raise Stopped("inaccurate", f"{_ON[HARD]}, once more after the timing: {wrong}")
 
     def _verdict(self, values: Inputs, row: int, expected: Expected, results: Results) -> Verdict:
         of_row = {name: tensor[row : row + 1] for name, tensor in results.items()}

@@ -8,6 +8,7 @@ import torch
 
 from attn_exp.attention.call_sums import CallSums
 from attn_exp.attention.fresh_inputs import State
+from attn_exp.attention.links import Link, Rows
 from attn_exp.attention.probe import Probe
 from attn_exp.core.judged import Form
 from attn_exp.worker.cpu_time import CpuTimes
@@ -59,6 +60,10 @@ class TimedPass:
         result: what that call returned, with its graph.
         probes: of more calls chosen at random.
         sums: of the same calls of a backward.
+        links: how far calls are off from the ones before them, where these tell what is right.
+        linked: the tensor that the call before tells, None if it tells none.
+        next_linked: the tensor that the call tells of the next one.
+        rows: those of the call before, by tensor, if it tells this one.
         cpu: the CPU time of the calls, None on a GPU.
         plain: of a forward what it takes by itself, to be compared with later ones.
     """
@@ -73,6 +78,10 @@ class TimedPass:
     result: Any = None
     probes: list[Probe] = field(default_factory=list)
     sums: list[CallSums] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    linked: str | None = None
+    next_linked: str | None = None
+    rows: dict[str, Rows] = field(default_factory=dict)
     cpu: CpuTimes | None = None
     plain: PlainTimes | None = None
 
