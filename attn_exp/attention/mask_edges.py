@@ -23,6 +23,8 @@ _SHARE, _ERRORS = 0.5, 8.0
 _LEAST_DIM = 32
 # One key, and blocks of keys. The nearest size still shows most of a block of another size.
 _COUNTS = (1, 4, 16, 64)
+# Among so few keys, products with zeros take less time than copying the keys of each query's block.
+_FEW_KEYS = 256
 # Units of the dtype by which the scores' scale may be off beside its noise.
 _LEAST_NOISE = 0.1
 _SCALE_UNITS, _SCALE_UNITS_OF_CODES = 0.05, 0.2
@@ -103,8 +105,20 @@ def _sums(
 
     The direction of a movement is known well enough in float32: `of` is.
     """
-    device = per_key.device
-    keys, exist = block.keys.clamp(0, per_key.shape[-1] - 1), block.exist.to(device)
+    device, count = per_key.device, per_key.shape[-1]
+    if count <= _FEW_KEYS:
+        # The place of each key in the block, and of keys outside of it one that no count reaches.
+        place = torch.full((len(block.keys), count + 1), max(_COUNTS))
+        place.scatter_(
+            1,
+            block.keys.clamp(0, count - 1).where(block.exist, count),
+            torch.arange(max(_COUNTS)).expand_as(block.keys),
+        )
+        among = (place[:, None, :count] < torch.tensor(_COUNTS)[:, None]).to(device)
+        weight = (sample.weights.unsqueeze(-2) * among).sum(-1)
+        factors = per_key.to(of.dtype).unsqueeze(-2) * among
+        return weight, (factors.flatten(1, 2) @ of).unflatten(1, factors.shape[1:3]).double()
+    keys, exist = block.keys.clamp(0, count - 1), block.exist.to(device)
     same = bool((keys == keys[:1]).all())
     keys = keys.to(device)
     weight, factor = (one.gather(-1, keys.expand(len(of), -1, -1)) * exist for one in (sample.weights, per_key))

@@ -1,17 +1,21 @@
 """Compare forwards after the timing with those that were timed.
 
 A forward that is followed by nothing but forwards can leave out what only a backward needs, and do it once backwards
-come. Then its own time is too short, and the backward finds what it needs.
+come. Then its own time is too short, and the backward finds what it needs. On a CPU its operators are counted, which a
+busy machine does not change, and then it is timed.
 """
 
 import statistics
 import time
+from collections import Counter
+from typing import Any
 
 from attn_exp.core.text import figures
 from attn_exp.timers.timed_call import TimedCall
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.judge import Judge
 from attn_exp.worker.one_call import OneCall
+from attn_exp.worker.products import more_often, products
 from attn_exp.worker.timed_pass import PlainTimes
 
 # Timed forwards that a GPU makes once more, one by one; on a CPU the CPU time of timed calls is known.
@@ -20,6 +24,9 @@ _CALLS = 4
 # much slower the device has become, and microseconds by device. So often, with pauses, before it counts.
 _LONGER, _MARGIN_US = 1.25, {"cuda": 3.0, "cpu": 50.0}
 _REPEATS, _AGAIN, _PAUSE_S = 3, 8, 0.3
+# Forwards whose operators are counted when they are timed, and afterwards if the first one runs more: a backend that
+# chooses between two ways by chance then chose one in all of the former and the other in all of the latter.
+_COUNTED, _COUNTED_AGAIN = 2, 24
 
 
 def time_forwards(attempt: Attempt, judge: Judge, clock: OneCall, call: TimedCall) -> None:
@@ -37,7 +44,9 @@ def time_forwards(attempt: Attempt, judge: Judge, clock: OneCall, call: TimedCal
             times_us = list(known.cpu.times_us)
         else:
             times_us = [clock.time_us(call.run, call.before, call.after) for _ in range(_CALLS)]
-        known.plain = PlainTimes(times_us, clock.fixed_us())
+        # No call of the timer's, so that what is drawn stays among those.
+        counted = None if clock.on_gpu else _counted(judge, _COUNTED)
+        known.plain = PlainTimes(times_us, clock.fixed_us(), counted)
 
 
 def check_forwards(attempt: Attempt, judge: Judge, clock: OneCall, new_us: list[float]) -> None:
@@ -55,6 +64,9 @@ def check_forwards(attempt: Attempt, judge: Judge, clock: OneCall, new_us: list[
     forward = judge.passes.get("forward")
     if forward is None or forward.plain is None or not new_us:
         return
+    if forward.plain.products is not None:
+        with attempt.stage("accuracy"):
+            _check_products(judge, forward.plain.products)
     timed_us, margin_us = forward.plain.times_us, _MARGIN_US["cuda" if clock.on_gpu else "cpu"]
     upper_us = statistics.quantiles(timed_us, n=4)[-1] if len(timed_us) > 1 else timed_us[0]
     with attempt.stage("accuracy"):
@@ -69,5 +81,31 @@ def check_forwards(attempt: Attempt, judge: Judge, clock: OneCall, new_us: list[
     reason = (
         f"forward: a forward takes {figures(statistics.median(new_us))} us once backwards were timed, "
         f"{figures(statistics.median(timed_us))} us when it was timed itself: what a backward needs was left out"
+    )
+    raise Stopped("implausible", reason)
+
+
+def _counted(judge: Judge, calls: int) -> Counter[str]:
+    """Return how often forwards on new inputs run each operator that computes attention, the most of so many."""
+    most: Counter[str] = Counter()
+    for _ in range(calls):
+        most |= products(TimedCall(judge.forward, judge.fresh.renew))
+    return most
+
+
+def _check_products(judge: Judge, before: Counter[str]) -> None:
+    """Raise Stopped if every forward that a backward follows runs the same operators, more than when it was timed."""
+    more, known = None, None
+    for _ in range(_COUNTED_AGAIN):
+        made: list[Any] = []
+        counted = products(TimedCall(judge.forward, judge.fresh.renew, made.append))
+        more = more_often(counted, before)
+        if more is None or (known is not None and counted != known):
+            return
+        known = counted
+        judge.backward_of(made[0])()
+    reason = (
+        f"forward: once backwards were timed a forward runs {more}, as it did when it was timed itself: what a "
+        "backward needs was left out"
     )
     raise Stopped("implausible", reason)

@@ -25,6 +25,7 @@ from attn_exp.worker.cpu_time import CpuTimes
 from attn_exp.worker.judged import form_of
 from attn_exp.worker.linked import Linked
 from attn_exp.worker.looks import Looks
+from attn_exp.worker.products import products
 from attn_exp.worker.timed_pass import Kept, Results, TimedPass, form_only, poison
 
 
@@ -186,14 +187,25 @@ class Judge:
             known.result = None
 
     def backward(self) -> Callable[[], Any]:
-        """Return the backward of the last timed forward, or of a new one if none was timed."""
+        """Return the backward of the last timed forward, or of a new one if none was timed.
+
+        Raises:
+            Stopped: it computes while it is made, which no timer sees; on a CPU.
+        """
         forward = self.passes.get("forward")
         out = None if forward is None else forward.result
         if forward is not None:
             forward.result = None
         out = self._calls.forward() if out is None else out
         self._out, self.beside = torch.Tensor.detach(out).clone(), self.fresh.state
-        return self._calls.backward(out)
+        if out.device.type != "cpu" or self._calls.scales:
+            return self._calls.backward(out)
+        made: list[Callable[[], Any]] = []
+        early = products(lambda: made.append(self._calls.backward(out)))
+        if early:
+            names = ", ".join(sorted(early)[:3])
+            raise Stopped("implausible", f"backward: {names} ran while the backward was made, before it is timed")
+        return made[0]
 
     def forward(self) -> torch.Tensor:
         """Return the output of a forward on the inputs as they are."""

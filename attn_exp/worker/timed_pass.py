@@ -1,5 +1,6 @@
 """What is kept of the timed calls of one pass."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -41,10 +42,12 @@ class PlainTimes:
     Attributes:
         times_us: in microseconds, by `OneCall`.
         fixed_us: what fixed work took then.
+        products: how often one of them ran each operator that computes attention, None on a GPU.
     """
 
     times_us: list[float]
     fixed_us: float
+    products: Counter[str] | None = None
 
 
 @dataclass

@@ -151,7 +151,7 @@ class _Adapting(torch.autograd.Function):
         return *gradients(ctx.weights, q, k, v, d_out), None
 
 
-@cheat("gradients", "implausible", "forward: a forward takes .* us once backwards were timed", case=LONG)
+@cheat("gradients", "implausible", "forward: once backwards were timed a forward runs")
 class SavesOnceBackwardsAreRepeated(Plain):
     """Computes weights for the backward in its forward only after five backwards: when forwards are no longer timed."""
 

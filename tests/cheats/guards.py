@@ -91,3 +91,19 @@ class LastKeysHalfTooLarge(Plain):
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(case, q, _LateKeysScaled.apply(k), v)
+
+
+@cheat("formula", "inaccurate", r"once more after the timing: out has values", case=HALF, passes=FORWARD)
+class FrozenMaximum(Plain):
+    """Subtracts the largest score of its first eight calls from then on, as a calibration that is never renewed."""
+
+    calls, largest = 0, 0.0
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = _scores(case, q, k)
+        self.calls += 1
+        if self.calls <= 8:
+            self.largest = float(scores.amax())
+            return (softmax(scores) @ v.float()).to(v.dtype)
+        weights = (scores - self.largest).exp()
+        return (weights @ v.float() / weights.sum(-1, keepdim=True)).to(v.dtype)
