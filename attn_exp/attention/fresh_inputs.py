@@ -158,8 +158,8 @@ class FreshInputs:
         """Return how the tensors differ now."""
         return State(dict(self._bits), self._negated)
 
-    def renew(self) -> None:
-        """Change some of the tensors that a forward reads, at random, but not a block's weights.
+    def renew(self, *, every: bool = False) -> None:
+        """Change some of the tensors that a forward reads, at random, or every one, but not a block's weights.
 
         Not always all: a result that follows only one of them, say, is stale when that one stays. Of hard values q and
         k change alike, and v.
@@ -171,13 +171,19 @@ class FreshInputs:
             self._change("v")
             return
         read = [name for name in self.tensors if name != "d_out"]
-        chosen = self._dice.randrange(1, 1 << len(read))
+        chosen = (1 << len(read)) - 1 if every else self._dice.randrange(1, 1 << len(read))
         for index, name in enumerate(read):
             if chosen >> index & 1:
                 self._change(name)
 
     def renew_values(self) -> None:
-        """Change channels of q and k alike, and of v: the output is that of before but for signs of channels."""
+        """Change channels of q and k alike, and of v: the output is that of before but for signs of channels.
+
+        A block has no such inputs: its own are renewed as by `renew`.
+        """
+        if not self._attention:
+            self.renew()
+            return
         pattern = self._dice.randrange(_PATTERNS)
         for name in ("q", "k"):
             self._change_channels(name, pattern)

@@ -71,7 +71,8 @@ class Linking:
             rows: the signs of its rows, (length,), or None.
         """
         numbers = torch.Tensor.detach(tensor).float()
-        products = numbers @ (self._vectors[name] * channels)
+        # No matrix product: a backend may have left autocast on.
+        products = (numbers * (self._vectors[name] * channels)).sum(-1)
         return Rows(products if rows is None else products * rows, numbers.norm(dim=-1))
 
     @torch.no_grad()

@@ -112,7 +112,7 @@ def _sums(
         place.scatter_(
             1,
             block.keys.clamp(0, count - 1).where(block.exist, count),
-            torch.arange(max(_COUNTS)).expand_as(block.keys),
+            torch.arange(max(_COUNTS)).expand(block.keys.shape),
         )
         among = (place[:, None, :count] < torch.tensor(_COUNTS)[:, None]).to(device)
         weight = (sample.weights.unsqueeze(-2) * among).sum(-1)

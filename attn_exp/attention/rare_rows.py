@@ -3,11 +3,13 @@
 A kernel that looks at a sample of its rows, and leaves out what only hard ones need where these look normal, is right
 on inputs that are all normal and on inputs that are hard everywhere. Here a single row of q, or of k, makes one score
 so large that its exponential overflows. Beside the row of q there is a key of zeros, as those of padding are, whose
-value is large: a key like others, that no mask hides. The hard row of q and that of k are in different halves of their
-tensors, so that who looks at the first tiles alone finds both normal at most once.
+value is large: a key like others, that no mask hides; and other queries of its head are faint. The hard row of q and
+that of k are in different halves of their tensors, so that who looks at the first tiles alone finds both normal at most
+once.
 
 In the head with a sink its first key has 95 to 99.9 % of every query's weight and no value, nearly as in trained models
-(arXiv:2309.17453): the output is then that of keys whose weights are small beside the largest one.
+(arXiv:2309.17453): the output is then that of keys whose weights are small beside the largest one. A quarter of these
+keys are small.
 """
 
 import math
@@ -27,6 +29,9 @@ from attn_exp.core.text import apart
 _SCORE = 160.0
 # With fewer channels other keys come near to it.
 _LEAST_DIM = 32
+# The powers of two by which other queries of the head of a hard one are smaller, and by which one in four of the keys
+# beside a sink is.
+_OCTAVES, _FAINT_KEYS, _FAINT_KEY = 6, 4, 2.0**-4
 # Rows of the head that are judged with the hard one, and the keys beside a sink from which on a row has a norm.
 _OTHERS, _LEAST_OTHERS = 32, 8
 # The value of the key of zeros, over the square root of the number of keys: a quarter of a row's norm and more.
@@ -137,6 +142,10 @@ def rare_inputs(case: Case, normal: Inputs) -> Iterator[Rare]:
         if hard == "q":
             q, k, v = q.clone(), k.clone(), v.clone()
             q[batch, head, query] = k_row * (_SCORE * case.head_dim**0.5 / k_row.square().sum())
+            # Faint queries, whose weights are nearly equal but not quite.
+            others = [one for one in (drawn(sees) for _ in range(_OTHERS)) if one != query]
+            octaves = torch.tensor([dice.randrange(_OCTAVES) for _ in others], device=q.device)
+            q[batch, head, others] *= torch.exp2(-octaves.float()).to(q.dtype).unsqueeze(-1)
             zeros = dice.randrange(case.kv_len)
             if zeros != key:
                 k[batch, kv_head, zeros] = 0.0
@@ -144,7 +153,8 @@ def rare_inputs(case: Case, normal: Inputs) -> Iterator[Rare]:
         else:
             k = k.clone()
             k[batch, kv_head, key] = q_row * (_SCORE * case.head_dim**0.5 / q_row.square().sum())
-        queries = torch.tensor([query, *(drawn(sees) for _ in range(_OTHERS))])
+            others = [drawn(sees) for _ in range(_OTHERS)]
+        queries = torch.tensor([query, *others])
         inputs = replace(normal, q_bhsd=q, k_bhsd=k, v_bhsd=v)
         yield Rare(case, inputs, hard, batch, head, queries)
     # Queries that see the first key, and enough others that these have a value.
@@ -165,6 +175,8 @@ def _with_sink(case: Case, normal: Inputs, dice: SystemRandom, queries: torch.Te
     q, k, v = (one.detach().clone() for one in normal.qkv)
     channel = dice.randrange(case.head_dim)
     size = math.sqrt(score * case.head_dim**0.5)
+    faint = [index for index in range(1, case.kv_len) if dice.randrange(_FAINT_KEYS) == 0]
+    k[batch, kv_head, faint] *= _FAINT_KEY
     q[batch, head, :, channel], k[batch, kv_head, :, channel] = size, 0.0
     k[batch, kv_head, 0] = 0.0
     k[batch, kv_head, 0, channel] = size

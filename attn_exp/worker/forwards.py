@@ -8,6 +8,7 @@ busy machine does not change, and then it is timed.
 import statistics
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from attn_exp.core.text import figures
@@ -24,12 +25,14 @@ _CALLS = 4
 # much slower the device has become, and microseconds by device. So often, with pauses, before it counts.
 _LONGER, _MARGIN_US = 1.25, {"cuda": 3.0, "cpu": 50.0}
 _REPEATS, _AGAIN, _PAUSE_S = 3, 8, 0.3
-# Forwards whose operators are counted when they are timed, and afterwards if the first one runs more: a backend that
-# chooses between two ways by chance then chose one in all of the former and the other in all of the latter.
-_COUNTED, _COUNTED_AGAIN = 2, 24
+# Forwards whose operators are counted if the first one runs more than it should, or fewer: a backend that chooses among
+# several ways by chance then chose the same all the time.
+_COUNTED_AGAIN = 24
 
 
-def time_forwards(attempt: Attempt, judge: Judge, clock: OneCall, call: TimedCall) -> None:
+def time_forwards(
+    attempt: Attempt, judge: Judge, clock: OneCall, call: TimedCall, counted: Counter[str] | None
+) -> None:
     """Note what timed forwards take one by one, and how fast the device is.
 
     Args:
@@ -37,6 +40,7 @@ def time_forwards(attempt: Attempt, judge: Judge, clock: OneCall, call: TimedCal
         judge: keeps it.
         clock: of single calls.
         call: the forward, as the timer makes it.
+        counted: its operators, None on a GPU.
     """
     known = judge.passes["forward"]
     with attempt.stage("accuracy"):
@@ -44,8 +48,6 @@ def time_forwards(attempt: Attempt, judge: Judge, clock: OneCall, call: TimedCal
             times_us = list(known.cpu.times_us)
         else:
             times_us = [clock.time_us(call.run, call.before, call.after) for _ in range(_CALLS)]
-        # No call of the timer's, so that what is drawn stays among those.
-        counted = None if clock.on_gpu else _counted(judge, _COUNTED)
         known.plain = PlainTimes(times_us, clock.fixed_us(), counted)
 
 
@@ -85,12 +87,29 @@ def check_forwards(attempt: Attempt, judge: Judge, clock: OneCall, new_us: list[
     raise Stopped("implausible", reason)
 
 
-def _counted(judge: Judge, calls: int) -> Counter[str]:
-    """Return how often forwards on new inputs run each operator that computes attention, the most of so many."""
-    most: Counter[str] = Counter()
-    for _ in range(calls):
-        most |= products(TimedCall(judge.forward, judge.fresh.renew))
-    return most
+def count_forwards(attempt: Attempt, judge: Judge) -> Counter[str]:
+    """Return how often forwards run each operator that computes attention; on a CPU.
+
+    Two are made, of which the second one's result is that of the first but for signs.
+
+    Raises:
+        Stopped: the second one runs less, so that it was recognised.
+    """
+    both: tuple[Counter[str], Counter[str]] | None = None
+    with attempt.stage("accuracy"):
+        for _ in range(_COUNTED_AGAIN):
+            # No calls of the timer's, so that what is drawn stays among those.
+            renewals = partial(judge.fresh.renew, every=True), judge.fresh.renew_values
+            first, second = (products(TimedCall(judge.forward, renew)) for renew in renewals)
+            less = more_often(first, second)
+            if less is None or (both is not None and both != (first, second)):
+                return first | second
+            both = first, second
+    reason = (
+        f"forward: it runs {less} where its result is not that of the call before but for signs: what is known is not "
+        "computed again"
+    )
+    raise Stopped("implausible", reason)
 
 
 def _check_products(judge: Judge, before: Counter[str]) -> None:

@@ -25,7 +25,7 @@ NAMES: dict[str, str] = {
         "Generator Size Tensor _scaled_mm abs all allclose amax aminmax any arange "
         "are_deterministic_algorithms_enabled argmax argsort as_strided as_tensor baddbmm bfloat16 bincount "
         "bitwise_and bitwise_or bitwise_xor bmm bool broadcast_to cat ceil clamp clone count_nonzero cumsum device div "
-        "dtype einsum empty empty_like empty_strided equal exp eye finfo flatten flip float16 float32 float64 "
+        "dtype einsum empty empty_like empty_strided equal exp exp2 eye finfo flatten flip float16 float32 float64 "
         "float8_e4m3fn floor from_numpy frombuffer full full_like gather get_default_dtype "
         "get_float32_matmul_precision "
         "get_num_threads iinfo index_select inf int16 int32 int64 int8 is_grad_enabled isclose isfinite isin isinf "

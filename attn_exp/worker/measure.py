@@ -23,7 +23,7 @@ from attn_exp.timers.timed_call import TimedCall, as_timed
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.device import Machine
 from attn_exp.worker.first_backward import check_first_backward
-from attn_exp.worker.forwards import time_forwards
+from attn_exp.worker.forwards import count_forwards, time_forwards
 from attn_exp.worker.judge import Judge
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
@@ -191,8 +191,10 @@ def _make_last_of_rival(attempt: Attempt, machine: Machine, judge: Judge, direct
 
 def _make_last(attempt: Attempt, machine: Machine, judge: Judge, direction: str, timer: Timer, call: TimedCall) -> None:
     """Make a call more whose results are kept; of a forward that a backward follows, note its plain time before."""
-    if direction == "forward" and attempt.with_gradients:
-        time_forwards(attempt, judge, OneCall(attempt, machine), call)
+    if direction == "forward":
+        counted = count_forwards(attempt, judge) if machine.gpu is None else None
+        if attempt.with_gradients:
+            time_forwards(attempt, judge, OneCall(attempt, machine), call, counted)
     judge.make_last(direction, timer, call)
 
 
