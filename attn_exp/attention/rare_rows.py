@@ -8,7 +8,7 @@ that of k are in different halves of their tensors, so that who looks at the fir
 once.
 
 In the head with a sink its first key has 95 to 99.9 % of every query's weight and no value, nearly as in trained models
-(arXiv:2309.17453): the output is then that of keys whose weights are small beside the largest one. A quarter of these
+(arXiv:2309.17453): the output is then that of keys whose weights are small beside the largest one. Half of these
 keys are small.
 """
 
@@ -29,9 +29,9 @@ from attn_exp.core.text import apart
 _SCORE = 160.0
 # With fewer channels other keys come near to it.
 _LEAST_DIM = 32
-# The powers of two by which other queries of the head of a hard one are smaller, and by which one in four of the keys
-# beside a sink is.
-_OCTAVES, _FAINT_KEYS, _FAINT_KEY = 6, 4, 2.0**-4
+# The powers of two by which other queries of the head of a hard one are smaller, and by which half of the keys
+# beside a sink are.
+_OCTAVES, _FAINT_KEYS, _FAINT_KEY = 6, 2, 2.0**-4
 # Rows of the head that are judged with the hard one, and the keys beside a sink from which on a row has a norm.
 _OTHERS, _LEAST_OTHERS = 32, 8
 # The value of the key of zeros, over the square root of the number of keys: a quarter of a row's norm and more.

@@ -107,3 +107,29 @@ class FrozenMaximum(Plain):
             return (softmax(scores) @ v.float()).to(v.dtype)
         weights = (scores - self.largest).exp()
         return (weights @ v.float() / weights.sum(-1, keepdim=True)).to(v.dtype)
+
+
+@cheat("formula", "inaccurate", r"first key that has nearly all|\bout\b", case=HALF, passes=FORWARD)
+class PrunesSmallKeys(Plain):
+    """Leaves out keys of less than a fifth of the largest norm, unless they are zeros."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        norms = k.float().norm(dim=-1)
+        small = (norms < norms.amax(-1, keepdim=True) / 5) & (norms > 0)
+        return (softmax(_scores(case, q, k).masked_fill(small.unsqueeze(-2), -1e30)) @ v.float()).to(v.dtype)
+
+
+@cheat("memory", "implausible", r"what is known is not computed again", case=HALF, passes=FORWARD)
+class WeightsOfTheCallBefore(Plain):
+    """Multiplies the weights of the call before with the present values where q and k have changed alike."""
+
+    known: Any = None
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.known is not None:
+            signs = torch.where((q[0, 0, 0] < 0) == (self.known[0][0, 0, 0] < 0), 1.0, -1.0).to(q.dtype)
+            if torch.equal(self.known[0] * signs, q) and torch.equal(self.known[1] * signs, k):
+                return (self.known[2] @ v.float()).to(v.dtype)
+        weights = softmax(_scores(case, q, k))
+        self.known = q.clone(), k.clone(), weights
+        return (weights @ v.float()).to(v.dtype)
