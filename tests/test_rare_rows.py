@@ -82,7 +82,7 @@ def test_who_looks_at_the_first_half_of_queries_and_keys_misses_a_hard_row():
         assert sorted(late) == [False, True]
 
 
-def test_all_rows_but_one_are_those_of_the_inputs_and_places_are_drawn_anew():
+def test_other_heads_and_rows_are_those_of_the_inputs_and_places_are_drawn_anew():
     case, inputs, _ = setting(causal=False)
     places = set()
     for _ in range(10):
@@ -90,7 +90,12 @@ def test_all_rows_but_one_are_those_of_the_inputs_and_places_are_drawn_anew():
             if rare.hard == "sink":
                 continue
             unlike = [int((one != like).any(-1).sum()) for one, like in zip(rare.inputs.qkv, inputs.qkv, strict=True)]
-            assert unlike in ([1, 1, 1], [1, 0, 0]) if rare.hard == "q" else unlike == [0, 1, 0]
+            if rare.hard == "q":
+                # Beside the hard row those that are faint, and where there is one the key of zeros with its value.
+                assert 1 <= unlike[0] <= 33
+                assert unlike[1:] in ([1, 1], [0, 0])
+            else:
+                assert unlike == [0, 1, 0]
             scores = scores_of(case, *rare.inputs.qkv[:2])
             assert 150 < scores[rare.batch, rare.head, int(rare.queries[0])].max() < 170
             places.add((rare.head, int(rare.queries[0])))
