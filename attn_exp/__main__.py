@@ -1,6 +1,16 @@
 """python -m attn_exp: the same as `attn-exp`."""
 
-from attn_exp.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command line, which says nothing more if Ctrl-C ends the imports before it."""
+    try:
+        from attn_exp.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -18,8 +18,9 @@ TESTS = Path(__file__).resolve().parents[1]
 _LIMIT_S = 600.0
 _APART_S = 0.05
 _LOOK_S = 0.03
-# (share of the jobs that have a record, or what has to hold; what to do then)
-Step = tuple[float | Callable[[], bool], Callable[["Running"], None]]
+# A share of the jobs that have a record, or what has to hold.
+When = float | Callable[[], bool]
+Step = tuple[When, Callable[["Running"], None]]
 
 
 @dataclass
@@ -112,7 +113,7 @@ class Command:
         reader.join()
         return Ended(process.returncode, "".join(running.said), len(self.records()))
 
-    def _has_come(self, when: float | Callable[[], bool]) -> bool:
+    def _has_come(self, when: When) -> bool:
         return when() if callable(when) else len(self.records()) >= when * self.jobs
 
     def _read(self, running: Running) -> None:

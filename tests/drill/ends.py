@@ -11,11 +11,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from drill.command import Command, Running
+from drill.command import Command, Running, When
 from drill.evidence import held_locks, processes, wrong
 from drill.plan import Plan
 
 _JOBS, _IN_A_ROW, _AT_ONCE = 4, 5, 2
+# An end comes up to so much later than what it follows.
+_AFTER_S = 1.5
 _ENDS = {
     "SIGKILL": (signal.SIGKILL,),
     "Ctrl-C": (signal.SIGINT,),
@@ -50,16 +52,21 @@ class Ends:
         self.wrong += [f"process {number} is left" for number in processes(self._world)] + held_locks(self._world)
 
     def _go_on(self) -> None:
-        # How long the command takes undisturbed, here and now; of the first one it is not known yet.
-        whole_s = 10.0
         while self._left > 0:
             with self._lock:
                 self._series += 1
                 series = self._series
-            whole_s = self._one(series, whole_s)
+            self._one(series)
 
-    def _one(self, series: int, whole_s: float) -> float:
-        """End the command of a series some times, let it through, and check it; the seconds of the last run."""
+    @staticmethod
+    def _whens(command: Command, database: Path) -> list[When]:
+        """What an end follows: the start, the making of the database, its being there, or some of the records."""
+        new = database.with_name(f".{database.name}.new")
+        made = [lambda: new.exists() or database.exists(), database.exists]
+        return [0.0, *made, *(count / _JOBS for count in range(1, _JOBS + 1))]
+
+    def _one(self, series: int) -> None:
+        """End the command of a series some times, let it through, and check it."""
         chance = random.Random(f"{self._seed} {series}")
         home = self._world / str(series)
         home.mkdir()
@@ -72,12 +79,13 @@ class Ends:
         known = len(self.wrong)
         for _ in range(_IN_A_ROW):
             how, before = chance.choice(sorted(_ENDS)), _contents(command)
-            moment = time.monotonic() + chance.uniform(0, whole_s)
+            pause_s = chance.uniform(0, _AFTER_S)
 
-            def end(running: Running, how: str = how) -> None:
+            def end(running: Running, how: str = how, pause_s: float = pause_s) -> None:
+                time.sleep(pause_s)
                 running.signal(*_ENDS[how])
 
-            ended = command.run((lambda moment=moment: time.monotonic() >= moment, end))  # type: ignore[misc]
+            ended = command.run((chance.choice(self._whens(command, database)), end))
             said.append(ended.said)
             self._compare(plan.sweep, before, command)
             if ended.code == 0:
@@ -87,9 +95,8 @@ class Ends:
                 self._left -= 1
                 self.counts[f"ended by {how}"] += 1
                 self.counts[f"then there were {there if database.exists() else 'neither record nor database'}"] += 1
-        before, began = _contents(command), time.monotonic()
+        before = _contents(command)
         ended = command.run()
-        whole_s = time.monotonic() - began
         self._compare(plan.sweep, before, command)
         if ended.code != 0:
             self.wrong.append(f"{plan.sweep}: exit code {ended.code}: {ended.said[-800:]}")
@@ -99,8 +106,7 @@ class Ends:
         self.wrong += wrong(plan, command, database)
         for line in self.wrong[known:]:
             print(f"WRONG: {line}", flush=True)
-        print(f"{self._left} to go, {whole_s:.0f} s undisturbed, {len(self.wrong)} things do not hold", flush=True)
-        return whole_s
+        print(f"{self._left} to go, {len(self.wrong)} things do not hold", flush=True)
 
     def _compare(self, sweep: str, before: dict[Path, bytes], command: Command) -> None:
         """Whole records stay as they are."""
