@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from fakes import make_request
 
-from attn_exp.core.request import REQUEST_NAME
+from attn_exp.core.request import REQUEST_NAME, read_requests
 from attn_exp.worker import early_context
 from attn_exp.worker.early_context import create_context, lines_of_input
 
@@ -99,3 +99,26 @@ def test_all_lines_arrive_whatever_the_first_one_leads_to(monkeypatch, tmp_path)
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         assert list(lines_of_input()) == text.splitlines(keepends=True)
     assert tried.wait(20)
+
+
+def test_no_two_threads_decode_at_a_time(tmp_path, monkeypatch):
+    """Of a type that another thread is decoding for the first time, msgspec knows half, and the process dies of it."""
+    (tmp_path / REQUEST_NAME).write_bytes(msgspec.yaml.encode(make_request()))
+    both = threading.Barrier(2)
+    decode, together = msgspec.yaml.decode, []
+
+    def slow(*given, **named):
+        try:
+            both.wait(0.3)
+            together.append(True)
+        except threading.BrokenBarrierError:
+            pass
+        return decode(*given, **named)
+
+    monkeypatch.setattr(msgspec.yaml, "decode", slow)
+    threads = [threading.Thread(target=read_requests, args=(tmp_path,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == []

@@ -12,6 +12,7 @@ from attn_exp.core.errors import NOT_DECODED, RecordError, UserError
 from attn_exp.core.files import read_whole, write_whole
 from attn_exp.core.record import SCHEMA, Record
 from attn_exp.core.redaction import tree_without_secrets
+from attn_exp.core.request import DECODING
 from attn_exp.core.safe_text import printable_json
 from attn_exp.core.soundness import check_environment, unsound
 
@@ -69,7 +70,8 @@ def decode_record(content: bytes, path: Path) -> Record:
         RecordError: it is not a record of this schema, or says what no record can (core/soundness.py).
     """
     try:
-        record = msgspec.json.decode(printable_json(content), type=Record)
+        with DECODING:
+            record = msgspec.json.decode(printable_json(content), type=Record)
         if record.schema != SCHEMA:
             raise RecordError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
         check_environment(record.environment)

@@ -1,5 +1,6 @@
 """The request of one job, and of a duel's rivals: what the parent writes into a folder and a worker reads."""
 
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,10 @@ from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
 from attn_exp.core.files import read_whole
 from attn_exp.core.text import flat
 
+# Held while a file is decoded. While one thread decodes a type for the first time, another one finds msgspec 0.22's
+# description of it unfinished, and the process ends by SIGSEGV. A worker reads its first request in two threads, and
+# records are read by the tracker's, too.
+DECODING = threading.Lock()
 # The files in a folder: of a job, and of a duel.
 REQUEST_NAME = "request.yaml"
 DUEL_NAME = "duel.yaml"
@@ -152,6 +157,7 @@ def read_requests(folder: Path) -> list[tuple[Request, Path]]:
 
 def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded:
     try:
-        return msgspec.yaml.decode(read_whole(path), type=kind)
+        with DECODING:
+            return msgspec.yaml.decode(read_whole(path), type=kind)
     except (*NOT_DECODED, UserError) as error:
         raise RecordError(f"{path} is not a request: {' '.join(str(error).split())}") from error
