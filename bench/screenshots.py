@@ -148,7 +148,6 @@ def comparison(page: Page, out: Path) -> None:
     page.get_by_role("button", name="Compare").click()
     page.get_by_text("Parallel Coordinates Plot").first.wait_for()
     page.wait_for_timeout(2000)
-    choose(page, "align", "q_len")
     choose(page, "forward/time_us", "forward/tflops")
     page.wait_for_timeout(2000)
     page.screenshot(path=out / "compare.png")
