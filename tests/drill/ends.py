@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import attn_exp
 from drill.command import Command, Running, When
 from drill.evidence import held_locks, processes, wrong
 from drill.plan import Plan
 
+_PACKAGE = Path(attn_exp.__file__).parent
 _JOBS, _IN_A_ROW, _AT_ONCE = 4, 5, 2
 # An end comes up to so much later than what it follows.
 _AFTER_S = 1.5
@@ -100,9 +102,10 @@ class Ends:
         self._compare(plan.sweep, before, command)
         if ended.code != 0:
             self.wrong.append(f"{plan.sweep}: exit code {ended.code}: {ended.said[-800:]}")
-        self.wrong += [
-            f"{plan.sweep}: a traceback: {text[-1500:]}" for text in [*said, ended.said] if "Traceback" in text
-        ]
+        for text in (*said, ended.said):
+            # Not one of Python's own, which it prints where a signal meets an import.
+            if "Traceback" in text and str(_PACKAGE) in text:
+                self.wrong.append(f"{plan.sweep}: a traceback: {text[-1500:]}")
         self.wrong += wrong(plan, command, database)
         for line in self.wrong[known:]:
             print(f"WRONG: {line}", flush=True)
