@@ -51,6 +51,8 @@ LEAST_ROW = 0.25
 LEAST_NORMAL = 16.0
 # A row of zeros is off by 1 of its norm. Of means of equal weights, some are smaller than others.
 LEAST_LOST, _SMALLEST_MEAN = 0.5, 0.3
+# Where few rows of d_out are large, those of a part of the case may happen to round less than others.
+_SLACK_OF_GRADIENTS = 1.5
 # Unit roundoff of float32, in which every backend sums.
 ROUNDOFF = 2.0**-24
 
@@ -73,7 +75,8 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     fused = {name: bounds(case, otherwise[name], single[name], exact[name]) for name in exact}
     least = FACTOR * score_rounding(part, on_part)
     few = part.batch * part.q_heads * part.q_len < FEW_ROWS
-    made = {name: _on_hard_values(plain[name], fused[name], least, 2.0 if few else 1.0) for name in exact}
+    slacks = {name: 2.0 if few else 1.0 if name == "out" else _SLACK_OF_GRADIENTS for name in exact}
+    made = {name: _on_hard_values(plain[name], fused[name], least, slacks[name]) for name in exact}
     for name in {"out", "dv"} & made.keys():
         several = [worst_channel(one[name], exact[name], case.dtype)[1] for one in (rounded, otherwise)]
         made[name] = replace(made[name], channel=max(FACTOR * max(several), PART_FACTOR * made[name].relative))
