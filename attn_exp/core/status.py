@@ -80,13 +80,14 @@ STATUSES: dict[Status, StatusInfo] = {
             "worker/kernels.py",
             "worker/first_backward.py",
             "worker/forwards.py",
+            "worker/judge.py",
             "worker/threads.py",
             "worker/guard.py",
         ),
         why="the time is below what the GPU's datasheet, 1.5 times the machine's matrix product, or the call's own "
         "kernels allow, the call's stream does not wait for all of its work, threads compute after a "
-        "call, a repeated backward does less than the first one of a forward, a timed forward less than a later "
-        "one, or the backend replaced a clock or a function that judges it",
+        "call, a repeated backward does less than the first one of a forward, a backward computes while it is made, "
+        "a timed forward does less than a later one, or the backend replaced a clock or a function that judges it",
     ),
     "out_of_memory": StatusInfo(
         "the case does not fit",
