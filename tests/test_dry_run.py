@@ -6,10 +6,11 @@ import msgspec
 import pytest
 import sweeps
 
+from attn_exp.core.job_question import JobAnswer, JobAnswers, JobQuestion
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.run import forecast
 from attn_exp.run.forecast import Forecast, forecasts, least_bytes, memory_text
-from attn_exp.worker.job_answers import JobAnswer, JobAnswers, JobQuestion, answers
+from attn_exp.worker.job_answers import answers
 
 GPU = GpuInfo(0, "NVIDIA H200", "GPU-1", 141 << 30)
 

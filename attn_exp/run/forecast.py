@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from attn_exp.core.case import DTYPE_BYTES, Case
+from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.flops import flops
 from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.job_question import JobAnswer, JobAnswers, JobQuestion
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.process import installed_bytes
 from attn_exp.core.request import Request
@@ -24,28 +25,6 @@ _JUDGING = 6
 # A call's rate, relative to a matrix product's. Neither a lower nor an upper bound: backends differ by more.
 _SHARE = 0.4
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Question:
-    """A question as attn_exp/worker/job_answers.py reads it; this process must not import that module, for torch."""
-
-    backend: dict[str, object]
-    case: Case
-    device: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    missing: str | None = None
-    refusal: str | None = None
-    holds_scores: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Answers:
-    jobs: tuple[_Answer, ...]
-    cpu_flops_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +61,15 @@ def forecasts(requests: Sequence[Request], gpus: Sequence[GpuInfo]) -> list[Fore
     """
     if not requests:
         return []
-    asked = [_Question(backend=one.backend, case=one.case, device=one.device) for one in requests]
-    answers = msgspec.json.decode(answer_of("attn_exp.worker.job_answers", asked), type=_Answers)
+    asked = [JobQuestion(backend=one.backend, case=one.case, device=one.device) for one in requests]
+    answers = msgspec.json.decode(answer_of("attn_exp.worker.job_answers", asked), type=JobAnswers)
     return [
         _forecast(request, answer, gpus[0] if gpus else None, answers.cpu_flops_per_s)
         for request, answer in zip(requests, answers.jobs, strict=True)
     ]
 
 
-def _forecast(request: Request, answer: _Answer, gpu: GpuInfo | None, cpu_flops_per_s: float | None) -> Forecast:
+def _forecast(request: Request, answer: JobAnswer, gpu: GpuInfo | None, cpu_flops_per_s: float | None) -> Forecast:
     on_gpu = request.device == "cuda"
     needed = least_bytes(request, holds_scores=answer.holds_scores)
     there = (gpu.memory_bytes if gpu is not None else 0) if on_gpu else installed_bytes()

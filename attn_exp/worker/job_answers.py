@@ -1,11 +1,12 @@
 """Print whether the backends can compute a dry run's jobs, as JSON: `python -m attn_exp.worker.job_answers`.
 
-Reads `JobQuestions` as JSON from standard input. Runs no attention and opens no GPU's memory: others may measure there.
+Reads a list of `JobQuestion` as JSON from standard input. Runs no attention and opens no GPU's memory: others may
+measure there.
 """
 
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,46 +15,11 @@ import torch
 from attn_exp.backends.base import Backend, load_backend
 from attn_exp.backends.package import Unavailable
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
 from attn_exp.core.errors import first_line
+from attn_exp.core.job_question import JobAnswer, JobAnswers, JobQuestion
 
 # The product whose rate is that of this host's processors: long enough for all threads, short enough to wait for.
 _SIZE, _PRODUCTS = 1024, 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobQuestion:
-    """A job that would run: a backend's configuration, the case, and `cpu` or `cuda`."""
-
-    backend: dict[str, Any]
-    case: Case
-    device: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobAnswer:
-    """What a backend says about a job.
-
-    Attributes:
-        missing: why the backend cannot be loaded.
-        refusal: why it cannot compute the case.
-        holds_scores: whether it holds all scores in memory.
-    """
-
-    missing: str | None = None
-    refusal: str | None = None
-    holds_scores: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobAnswers:
-    """An answer to each question, and the rate of a float32 matrix product on this host's processors (FLOP/s).
-
-    The rate is None if no question is about the CPU.
-    """
-
-    jobs: tuple[JobAnswer, ...]
-    cpu_flops_per_s: float | None = None
 
 
 def answers(questions: tuple[JobQuestion, ...]) -> JobAnswers:
