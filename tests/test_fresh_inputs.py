@@ -147,7 +147,7 @@ def test_a_probe_tells_a_stale_result_or_head_from_a_right_one(case, name):
         right = reference(case, read, with_gradients=True)[name]
         for tensor in (right, stale, spoiled(right), torch.full_like(stale, float("nan"))):
             probes.append(Probe(places, places.of(tensor).squeeze(0), fresh.state, 1))
-    errors = probe_errors(case, seeded, probes, name, 1.0, usual)
+    errors = probe_errors(case, seeded, probes, name, usual)
     last = case.batch * case.q_heads - 1
     for right, kept, head, nan in zip(errors[::4], errors[1::4], errors[2::4], errors[3::4], strict=True):
         assert right[0] < allowed < kept[0] < nan[0] == float("inf")

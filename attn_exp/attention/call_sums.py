@@ -6,7 +6,7 @@ out. Of the latter two, products with a few random vectors are compared, which c
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -34,6 +34,7 @@ class CallSums:
             float32.
         of_scores: qT dq and dkT k times the vectors, (2, kv_heads, head_dim, vectors); None if they are not compared.
         of_weights: d_outT out and dvT v times the vectors, (2, kv_heads, value_dim, vectors); None if they are not.
+        scales: the factors of the results, by name, if they are codes: a later backward may have others.
     """
 
     batch: int
@@ -41,6 +42,7 @@ class CallSums:
     of_values: torch.Tensor
     of_scores: torch.Tensor | None
     of_weights: torch.Tensor | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
 
 
 class Summing:
@@ -92,7 +94,7 @@ class Summing:
             made = torch.Tensor.detach(out)[batch]
             sides = (self._of_groups(_product(every, made, self._of_values)), _product(dv, v, self._of_values))
             of_weights = torch.stack(sides)
-        return CallSums(batch, index, of_values, of_scores, of_weights)
+        return CallSums(batch, index, of_values, of_scores, of_weights, dict(self._scales))
 
     @torch.no_grad()
     def wrong(self, several: Sequence[CallSums], relative: Mapping[str, float]) -> tuple[int, str] | None:
@@ -105,20 +107,24 @@ class Summing:
         if not several:
             return None
         scales = self._inputs.scales or Scales(1.0, 1.0, 1.0, 1.0)
-        made = {name: self._scales.get(name, 1.0) for name in ("out", "dq", "dk", "dv")}
+
+        def made(name: str) -> torch.Tensor:
+            """Return the factor of each call's codes, (calls, 1, 1)."""
+            return sums.new_tensor([one.scales.get(name, 1.0) for one in several])[:, None, None]
+
         sums = torch.stack([one.of_values for one in several], 1)
-        of_dv, wanted = sums[0] * made["dv"], sums[1] * scales.d_out
+        of_dv, wanted = sums[0] * made("dv"), sums[1] * scales.d_out
         size = torch.stack([self._size(one.batch) for one in several]) * (LEAST_SUM * scales.d_out)
         errors = [(of_dv - wanted).norm(dim=-1) / wanted.norm(dim=-1).maximum(size).clamp(min=_TINY)]
         said, allowed = ["dv of all keys does not sum to d_out"], [allowed_error(relative["dv"])]
         of_scores = [one.of_scores for one in several if one.of_scores is not None]
         if len(of_scores) == len(several):
-            errors.append(_apart(of_scores, scales.q * made["dq"], scales.k * made["dk"]))
+            errors.append(_apart(of_scores, scales.q * made("dq"), scales.k * made("dk")))
             said.append("dkT k is not qT dq")
             allowed.append(allowed_sum(max(relative["dk"], relative["dq"])))
         of_weights = [one.of_weights for one in several if one.of_weights is not None]
         if len(of_weights) == len(several):
-            errors.append(_apart(of_weights, scales.d_out * made["out"], scales.v * made["dv"]))
+            errors.append(_apart(of_weights, scales.d_out * made("out"), scales.v * made("dv")))
             said.append("dvT v is not d_outT out")
             allowed.append(allowed_sum(max(relative["dv"], relative["out"])))
         worst, heads = torch.stack(errors).nan_to_num(math.inf, math.inf).max(-1)
@@ -143,8 +149,14 @@ class Summing:
         return self._of_groups(of_heads.square()).sqrt()
 
 
-def _apart(several: Sequence[torch.Tensor], of_one: float, of_other: float) -> torch.Tensor:
-    """Return how far both sides of sums are apart, times a factor each, relative to the larger one: (calls, heads)."""
+def _apart(several: Sequence[torch.Tensor], of_one: torch.Tensor, of_other: torch.Tensor) -> torch.Tensor:
+    """Return how far both sides of sums are apart, relative to the larger one, (calls, heads).
+
+    Args:
+        several: both sides of each call, (2, heads, dim, vectors).
+        of_one: the factors of the first side, (calls, 1, 1).
+        of_other: those of the second.
+    """
     sides = torch.stack(list(several), 1).flatten(3).float()
     one, other = sides[0] * of_one, sides[1] * of_other
     larger = one.norm(dim=-1).maximum(other.norm(dim=-1)).clamp(min=_TINY)

@@ -38,12 +38,14 @@ class Probe:
         rows: their numbers, or codes, (heads, n, dim).
         state: how the inputs of the call differed from those of the seed.
         index: which call of its pass it was, from 1 on.
+        scale: the factor of its rows if they are codes.
     """
 
     places: Places
     rows: torch.Tensor
     state: State
     index: int
+    scale: float = 1.0
 
 
 def draw_places(case: Case, device: torch.device, count: int) -> list[Places]:
@@ -59,7 +61,7 @@ def draw_places(case: Case, device: torch.device, count: int) -> list[Places]:
 
 @torch.no_grad()
 def probe_errors(
-    case: Case, seeded: Inputs, probes: Sequence[Probe], name: str, scale: float, usual: float
+    case: Case, seeded: Inputs, probes: Sequence[Probe], name: str, usual: float
 ) -> list[tuple[float, int]]:
     """Return the largest relative error of a head of each probe, infinite if it is not finite, and which head it is.
 
@@ -70,13 +72,12 @@ def probe_errors(
         seeded: the inputs of the seed.
         probes: of one pass.
         name: `out` or `dq`.
-        scale: the factor of rows that are codes.
         usual: the root mean square of the whole tensor (see `usual_size`). Rows that nearly vanish beside it are not
             judged by their own norm.
     """
     places = probes[0].places
     # (heads, probes, n, dim), as the rows of one head are computed together.
-    found = torch.stack([probe.rows for probe in probes], 1).float() * scale
+    found = torch.stack([probe.rows.float() * probe.scale for probe in probes], 1)
     rows = torch.stack([probe.places.rows for probe in probes], 1)
     errors = []
     for some in _parts(case, len(places.heads), rows[0].numel(), found.device.type):

@@ -2,7 +2,8 @@
 
 Scales are float32 tensors of shape (1, 1, 1, 1) on the device. Those of p and of the output are known in advance: p is
 at most 1, and an output, a mean of values, is at most as large as the largest value. Those of ds and of the gradients
-are measured by two calls before the first timed one, as training takes them from the previous step.
+are measured by two calls before the first timed one, as training takes them from the previous step, with room for
+twice as large numbers: those of a later step are not the measured ones.
 """
 
 import math
@@ -30,6 +31,9 @@ from attn_exp.backends.package import Refused
 from attn_exp.core.case import Case
 
 _HOPPER = 9
+# Of 560,000 pairs of steps whose inputs differ by signs, the largest gradient of the second was above twice that of the
+# first in 0.4 %, and never above three times. Transformer Engine's DelayedScaling has `margin` for it.
+_MARGIN = 2.0
 _DIM_MULTIPLE = 16
 
 
@@ -149,7 +153,7 @@ def _gradient_scales(
 def _scale_of(amax: Operand) -> float:
     largest = amax.tensor.item()
     # Zero where every query sees one key. The accuracy check finds what is not finite.
-    return largest / E4M3_MAX if largest > 0 and math.isfinite(largest) else 1.0
+    return _MARGIN * largest / E4M3_MAX if largest > 0 and math.isfinite(largest) else 1.0
 
 
 def _operands(values: Mapping[str, float], device: torch.device) -> dict[str, Operand]:

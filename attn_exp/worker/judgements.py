@@ -166,7 +166,7 @@ class Judgements:
         name, case = "out" if direction == "forward" else "dq", self.attempt.request.case
         relative = {of: bounds.relative for of, bounds in first.tolerances.items()}
         allowed, usual = allowed_error(relative[name]), usual_size(first.tensors[name])
-        errors = probe_errors(case, seeded, known.probes, name, self.calls.scales.get(name, 1.0), usual)
+        errors = probe_errors(case, seeded, known.probes, name, usual)
         for probe, (error, head) in zip(known.probes, errors, strict=True):
             if error > allowed:
                 of, at_most = apart(error, allowed)

@@ -34,6 +34,7 @@ class Looks:
         self._batch, self._device = case.batch, read.d_out.device
         # Made now: copying indices to a GPU between timed calls would make the host wait for it.
         self._places = draw_places(case, self._device, _PLACES) if isinstance(read, Inputs) else []
+        self._scales = scales
         self.summing = Summing(case, read, scales) if isinstance(read, Inputs) else None
 
     def perhaps(
@@ -69,8 +70,9 @@ class Looks:
     def _rows(self, index: int, returned: Sequence[torch.Tensor], state: State) -> Probe:
         """Take rows of `out`, or of dq: a wrong output of a step has wrong gradients."""
         places = self._dice.choice(self._places)
-        tensor = returned[0] if len(returned) == 1 else returned[-3]
-        return Probe(places, places.of(tensor).squeeze(0), state, index)
+        name, tensor = ("out", returned[0]) if len(returned) == 1 else ("dq", returned[-3])
+        # A later backward may have another scale.
+        return Probe(places, places.of(tensor).squeeze(0), state, index, self._scales.get(name, 1.0))
 
     def _sums(self, index: int, returned: Sequence[torch.Tensor], out: torch.Tensor | None) -> CallSums | None:
         if self.summing is None:
