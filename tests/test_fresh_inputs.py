@@ -18,6 +18,8 @@ from attn_exp.attention.head_sums import LEAST_KEYS, fewest_keys
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.probe import Probe, allowed_error, draw_places, probe_errors, usual_size
 from attn_exp.attention.reference import reference
+from attn_exp.worker.looks import Looks
+from attn_exp.worker.timed_pass import TimedPass
 
 WIDE = replace(CASE, batch=2, q_heads=4, kv_heads=2, q_len=33, kv_len=40, head_dim=24, value_dim=16)
 CASES = {
@@ -186,6 +188,28 @@ def test_sums_of_gradients_tell_those_that_were_kept_and_follow_the_signs_of_cha
             assert (wrong is None) == (said is None), wrong
             if said:
                 assert wrong[0] == index and wrong[1].startswith(f"{said} in head ")
+
+
+def test_codes_are_judged_with_the_scales_that_they_were_made_with(case):
+    read, seeded, fresh = fresh_and_seeded(case)
+    first = expected(case, seeded, with_gradients=True)
+    relative, names, scales = (
+        {name: bounds.relative for name, bounds in first.tolerances.items()},
+        ("dq", "dk", "dv"),
+        {},
+    )
+    looks, known = Looks(case, read, scales), TimedPass(names, {})
+    for scale in (0.5, 4.0, 1.0):
+        fresh.renew()
+        fresh.renew_gradient()
+        out, *gradients = reference(case, read, with_gradients=True).values()
+        # A backend measures them anew for each backward.
+        scales.update(dict.fromkeys(names, scale))
+        known.count += 1
+        looks.at(known, [gradient / scale for gradient in gradients], fresh.state, out)
+    assert looks.summing.wrong(known.sums, relative) is None
+    errors = probe_errors(case, seeded, known.probes, "dq", usual_size(first.tensors["dq"]))
+    assert len(errors) == 3 and max(errors)[0] < allowed_error(relative["dq"])
 
 
 def test_inputs_that_were_freed_or_put_elsewhere_are_not_read_but_named(case):

@@ -249,8 +249,8 @@ def test_cudnn_is_told_scales_that_make_its_codes_right(fake, case, api):
     found = dict(zip(NAMES, (out, *gradients), strict=True))
     assert {tensor.dtype for tensor in found.values()} == {torch.float8_e4m3fn}
     assert judged(case, inputs, found, calls.scales) is None
-    # Codes are used whole: neither cut off at the largest nor lost below the smallest.
-    assert all(tensor.float().abs().max() > 200 for tensor in gradients)
+    # Half of 448: those of a later step with gradients twice as large are not cut off.
+    assert all(tensor.float().abs().max() == 224 for tensor in gradients)
     assert judged(case, inputs, {"out": out}) is not None, "codes are no numbers"
     for name in ("dq", "dk", "dv"):
         assert calls.notes[f"scale_{name}"] == calls.scales[name] > 0
