@@ -27,7 +27,7 @@ from attn_exp.core.request import Measuring, Request
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.run.duel import compare_pairs
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure_interleaved
 
 SIZES = {"cuda": {"batch": 8, "seq_len": 2048}, "cpu": {"batch": 1, "seq_len": 128}}

@@ -25,7 +25,7 @@ from attn_exp.timers.loop import sample
 from attn_exp.timers.settle import Settling
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import Call
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 
 # Batch and length of the calls, and whether they are heavy; 16 heads of 128, as in power_cap.csv.
 CALLS = {"heavy": (8, 8192, True), "light": (1, 512, False)}

@@ -28,8 +28,8 @@ from attn_exp.doctor.bench import attention
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Entry, sample_rivals
 from attn_exp.timers.stopping import StoppingRule
-from attn_exp.worker.device import Machine
-from attn_exp.worker.nvml_reader import NvmlReader
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.machine.nvml_reader import NvmlReader
 
 ROOT = Path(__file__).resolve().parent.parent
 # Batch and length of flash attention with 16 heads of 128: launch-bound, short, long.

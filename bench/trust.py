@@ -21,7 +21,7 @@ from attn_exp.doctor.bench import attention
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import sample
 from attn_exp.timers.stopping import StoppingRule
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 
 SECONDS = 4.0
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)

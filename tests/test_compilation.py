@@ -16,7 +16,7 @@ from attn_exp.backends import compile as compilation
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.core.request import Compile
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}

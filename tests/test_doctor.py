@@ -13,7 +13,7 @@ from attn_exp.doctor.bench import Bench, Finding, attention, side_by_side
 from attn_exp.doctor.run_checks import CHECKS, alarms_fire
 from attn_exp.results.calibration import Calibration, calibration_path, margin_for, read_calibration, write_calibration
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 
 
 @pytest.fixture

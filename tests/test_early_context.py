@@ -14,8 +14,8 @@ import pytest
 from fakes import make_request
 
 from attn_exp.core.request import REQUEST_NAME, read_requests
-from attn_exp.worker import early_context
-from attn_exp.worker.early_context import create_context, lines_of_input
+from attn_exp.worker.machine import early_context
+from attn_exp.worker.machine.early_context import create_context, lines_of_input
 
 ON_GPU = replace(make_request(), device="cuda", gpu_uuid="GPU-7")
 

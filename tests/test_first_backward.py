@@ -12,11 +12,12 @@ from fakes import FakeGpu, make_request
 
 from attn_exp.core.judged import Judged
 from attn_exp.core.record import FirstBackward, PassRecord
-from attn_exp.worker import first_backward
-from attn_exp.worker.attempt import Attempt, Stopped
-from attn_exp.worker.cpu_time import CpuTimes
-from attn_exp.worker.device import Machine
-from attn_exp.worker.first_backward import check_first_backward
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.judge import first_backward
+from attn_exp.worker.judge.cpu_time import CpuTimes
+from attn_exp.worker.judge.first_backward import check_first_backward
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.stopped import Stopped
 
 FRESH = SimpleNamespace(state="any", set_forward=lambda state: None, renew=lambda: None, renew_gradient=lambda: None)
 

@@ -18,8 +18,8 @@ from attn_exp.attention.head_sums import LEAST_KEYS, fewest_keys
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.probe import Probe, allowed_error, draw_places, probe_errors, usual_size
 from attn_exp.attention.reference import reference
-from attn_exp.worker.looks import Looks
-from attn_exp.worker.timed_pass import TimedPass
+from attn_exp.worker.judge.looks import Looks
+from attn_exp.worker.judge.timed_pass import TimedPass
 
 WIDE = replace(CASE, batch=2, q_heads=4, kv_heads=2, q_len=33, kv_len=40, head_dim=24, value_dim=16)
 CASES = {
@@ -233,7 +233,7 @@ class LosesDkNowAndThen(Plain):
 
 
 def test_calls_whose_dk_alone_is_wrong_are_found_where_all_are_probed(monkeypatch):
-    monkeypatch.setattr("attn_exp.worker.looks._SUMS", 10_000)
+    monkeypatch.setattr("attn_exp.worker.judge.looks._SUMS", 10_000)
     entry = Entry("", f"{__name__}.LosesDkNowAndThen", "", ("inaccurate",), None)
     found, _ = outcome(entry, shared_machine())
     assert found.status == "inaccurate"

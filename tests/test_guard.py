@@ -25,12 +25,12 @@ from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.source import described
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.worker_process import Worker
-from attn_exp.worker.attempt import Stopped
-from attn_exp.worker.device import Machine
-from attn_exp.worker.guard import Guard
-from attn_exp.worker.guarded import NAMES
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.machine.guard import Guard
+from attn_exp.worker.machine.guarded import NAMES
+from attn_exp.worker.machine.settings import Settings
 from attn_exp.worker.measure import measure
-from attn_exp.worker.settings import Settings
+from attn_exp.worker.stopped import Stopped
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = Path(__file__).resolve().parent
@@ -46,7 +46,7 @@ NOT_OF_TENSORS = {"__init__", "add", "backward", "cuda", "device", "median", "na
 def used():
     """The dotted names, and the attributes that a tensor has, in the modules that judge and time."""
     names, attributes = set(), set()
-    for path in [path for folder in JUDGING for path in (ROOT / "attn_exp" / folder).glob("*.py")]:
+    for path in [path for folder in JUDGING for path in (ROOT / "attn_exp" / folder).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
                 parts, inner = [], node
@@ -206,7 +206,7 @@ HONEST = """
 import importlib
 import sys
 import attn_exp.worker.measure
-from attn_exp.worker.guard import Guard
+from attn_exp.worker.machine.guard import Guard
 guard = Guard.snapshot()
 import torch
 import torch._inductor.compile_fx

@@ -8,8 +8,8 @@ from attn_exp.core.case import E4M3
 from attn_exp.core.flops import flops
 from attn_exp.core.limits import PRODUCT_FACTOR, above_product, below_kernels
 from attn_exp.core.record import Work
-from attn_exp.worker import ceilings
-from attn_exp.worker.ceilings import fastest_product
+from attn_exp.worker.machine import ceilings
+from attn_exp.worker.machine.ceilings import fastest_product
 
 PRODUCT = 1e12
 CASES = [CASE, replace(CASE, causal=False), replace(CASE, window=3), replace(CASE, q_len=1)]

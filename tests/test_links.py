@@ -12,8 +12,8 @@ from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.links import wrong_link
 from attn_exp.attention.tolerance import measured_tolerances
 from attn_exp.backends.base import calls_of
-from attn_exp.worker import linked
-from attn_exp.worker.judge import Judge
+from attn_exp.worker.judge import linked
+from attn_exp.worker.judge.judge import Judge
 
 MIDSIZE = replace(CASE, batch=2, q_heads=4, kv_heads=2, q_len=96, kv_len=96, head_dim=32, value_dim=32)
 

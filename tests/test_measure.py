@@ -15,9 +15,10 @@ from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.record import Traced
 from attn_exp.core.record_file import read_record, write_record
 from attn_exp.timers.loop import Block, Cost
-from attn_exp.worker import device, kernels
+from attn_exp.worker import kernels
 from attn_exp.worker.attempt import Attempt, status_of
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine import device
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
@@ -33,7 +34,7 @@ def short_rounds(monkeypatch):
     monkeypatch.setattr("attn_exp.timers.loop.ROUND_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.WARM_UP_US", 1_000.0)
-    monkeypatch.setattr("attn_exp.worker.device.LOAD_S", 0.1)
+    monkeypatch.setattr("attn_exp.worker.machine.device.LOAD_S", 0.1)
 
 
 def measured(backend, machine, tmp_path, case=CASE, **measuring):
@@ -159,7 +160,7 @@ def test_the_record_says_whose_outputs_the_next_forward_overwrites(machine, tmp_
 def test_where_another_graph_does_not_fit_hard_values_are_judged_without_it(machine, tmp_path, monkeypatch):
     failed = []
     monkeypatch.setattr(
-        "attn_exp.worker.other_values.status_of",
+        "attn_exp.worker.judge.other_values.status_of",
         lambda error, name: failed.append(str(error)) or status_of(error, name),
     )
     record = measured("cheats.odd.OneGraphAtATime", machine, tmp_path, SMALL, passes=("forward", "backward"))
@@ -382,11 +383,11 @@ def test_events_beside_a_graph_are_asked_for_and_kept(gpu_machine, tmp_path, mon
 def test_the_load_of_a_sustained_job_comes_also_after_a_burst_one(machine, monkeypatch):
     loads = []
     monkeypatch.setattr(
-        "attn_exp.worker.device.matmul_ceiling", lambda device, dtype, load_s: loads.append(load_s) or 1e14
+        "attn_exp.worker.machine.device.matmul_ceiling", lambda device, dtype, load_s: loads.append(load_s) or 1e14
     )
-    monkeypatch.setattr("attn_exp.worker.device.copy_ceiling", lambda device: 1e12)
-    monkeypatch.setattr("attn_exp.worker.device.load_libraries", lambda dtype: None)
-    monkeypatch.setattr("attn_exp.worker.device.canaries", lambda device: {"copy": 1.0})
+    monkeypatch.setattr("attn_exp.worker.machine.device.copy_ceiling", lambda device: 1e12)
+    monkeypatch.setattr("attn_exp.worker.machine.device.load_libraries", lambda dtype: None)
+    monkeypatch.setattr("attn_exp.worker.machine.device.canaries", lambda device: {"copy": 1.0})
     opened = Machine("cuda", gpu=FakeGpu())
     for dtype, settle_s in (("bfloat16", 0.0), ("bfloat16", 3.0), ("float16", 0.05), ("float16", 0.0)):
         opened.ceilings_for(dtype, settle_s=settle_s)

@@ -18,8 +18,8 @@ from test_measure import (  # noqa: F401 (fixtures)
 )
 
 from attn_exp.backends.base import Calls
+from attn_exp.worker.machine.memory import CallMemory, Ledger, call_memory
 from attn_exp.worker.measure import measure_interleaved
-from attn_exp.worker.memory import CallMemory, Ledger, call_memory
 
 MIB = 1 << 20
 # What the backend below takes: at its start, in each forward for a moment, for as long as the output lives, in each

@@ -27,7 +27,7 @@ from attn_exp.profilers.ncu_csv import CsvError, Launch, read_launches
 from attn_exp.profilers.ncu_metrics import COUNTERS, counters_for, known_names, own_counter, stall_counter
 from attn_exp.profilers.ncu_program import NcuError, ask, failure, find_program
 from attn_exp.profilers.ncu_table import kernels, pass_figures, split_passes
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.profile_pass import profile_job
 
 FIXTURE = Path(__file__).parent / "fixtures" / "ncu_raw.csv"

@@ -260,7 +260,7 @@ def test_the_first_backward_imports_symbolic_shapes():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False True\n", (
-        "worker/device.py imports ahead what the first backward does not import any more"
+        "worker/machine/device.py imports ahead what the first backward does not import any more"
     )
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attn_exp.worker.attempt import Stopped
-from attn_exp.worker.forwards import _check_products
-from attn_exp.worker.products import more_often, products
+from attn_exp.worker.judge.forwards import _check_products
+from attn_exp.worker.judge.products import more_often, products
+from attn_exp.worker.stopped import Stopped
 
 ONE = torch.ones(4, 4)
 

@@ -22,7 +22,7 @@ from attn_exp.profilers.proton import Proton
 from attn_exp.profilers.proton_lines import as_imported
 from attn_exp.profilers.proton_session import load_proton
 from attn_exp.profilers.torch import TorchProfiler, _missing
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure_and_keep
 from attn_exp.worker.profile_pass import profile_job
 

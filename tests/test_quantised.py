@@ -31,8 +31,8 @@ from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.limits import above_datasheet
 from attn_exp.core.metrics import pass_metrics
 from attn_exp.core.record import PassRecord
-from attn_exp.worker import ceilings
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine import ceilings
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure
 
 CASE = Case(

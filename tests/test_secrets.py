@@ -19,7 +19,7 @@ from attn_exp.core.redaction import redacted, without_secrets
 from attn_exp.core.request import Request
 from attn_exp.run.context import open_context
 from attn_exp.run.worker_process import Outcome, Worker
-from attn_exp.worker.environment import environment
+from attn_exp.worker.machine.environment import environment
 
 MANY = "0a1b2c3d4e5f6g7h8i9j" * 4
 HEX = "0123456789abcdef" * 4

@@ -21,7 +21,7 @@ from attn_exp.results.table import csv_text
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.worker_process import Worker
 from attn_exp.worker import loaded
-from attn_exp.worker.attempt import Stopped
+from attn_exp.worker.stopped import Stopped
 
 ROOT = Path(__file__).resolve().parent.parent
 MINE = """

@@ -16,10 +16,10 @@ from attn_exp.core.cpu_reader import CpuReader
 from attn_exp.core.energy import Reading
 from attn_exp.core.flags import window_flags
 from attn_exp.core.moment import moment
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.machine.nvml_reader import NvmlReader
+from attn_exp.worker.machine.watch import Watch, watch_cpu
 from attn_exp.worker.measure import measure, measure_interleaved
-from attn_exp.worker.nvml_reader import NvmlReader
-from attn_exp.worker.watch import Watch, watch_cpu
 
 TESTS = Path(__file__).resolve().parent
 LIMITS = {"max_sm_clock_mhz": 1980, "power_limit_w": 700.0}
@@ -118,7 +118,7 @@ def test_slow_answers_are_no_loss(nvml_watch):
 
 def test_the_process_ends_with_its_worker_even_if_the_driver_hangs(tmp_path):
     program = (
-        "import os, time; from attn_exp.worker.nvml_reader import NvmlReader\n"
+        "import os, time; from attn_exp.worker.machine.nvml_reader import NvmlReader\n"
         "reader = NvmlReader('GPU-1'); reader.begin(); time.sleep(0.6)\n"
         "print(reader.pid, flush=True); os._exit(0)"
     )

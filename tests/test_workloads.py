@@ -14,7 +14,7 @@ from attn_exp.core.flops import flops
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.limits import above_datasheet
 from attn_exp.core.request import Compile
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.rotary import rotary_tables, rotate

@@ -133,6 +133,31 @@ def test_folders_import_only_lower_floors():
     assert upward(imports()) == []
 
 
+def upward_in_the_worker(graph):
+    """The imports inside of the worker's folder that do not go to the left in the page's line about it."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    (line,) = re.findall(r"^worker: +(.+)$", page, re.MULTILINE)
+    order = line.split(" <- ")
+
+    def place(name):
+        part = name.removeprefix("attn_exp.worker.").split(".")[0]
+        return order.index(part) if part in order else len(order)
+
+    return [
+        (name, other)
+        for name, others in graph.items()
+        for other in others
+        if name.startswith("attn_exp.worker.") and other.startswith("attn_exp.worker.") and place(name) < place(other)
+    ]
+
+
+def test_the_worker_s_folder_has_floors_too():
+    assert upward_in_the_worker(imports()) == []
+    up = {"attn_exp.worker.machine.device": {"attn_exp.worker.attempt"}}
+    across = {"attn_exp.worker.judge.looks": {"attn_exp.worker.prepare", "attn_exp.worker.judge.linked"}}
+    assert len(upward_in_the_worker(up | across)) == 2
+
+
 def test_the_floors_see_imports_that_go_up_or_across():
     wrong = {
         "attn_exp.core.case": {"attn_exp.config.check"},

@@ -69,7 +69,12 @@ STATUSES: dict[Status, StatusInfo] = {
     "inaccurate": StatusInfo(
         "output or gradients are too far from the float32 reference",
         final=True,
-        set_by=("worker/prepare.py", "worker/judge.py", "worker/judgements.py", "worker/other_values.py"),
+        set_by=(
+            "worker/prepare.py",
+            "worker/judge/judge.py",
+            "worker/judge/judgements.py",
+            "worker/judge/other_values.py",
+        ),
         why="the first call, or a call after the timing, exceeds a tolerance or is wrong at the mask's boundary",
     ),
     "implausible": StatusInfo(
@@ -78,11 +83,11 @@ STATUSES: dict[Status, StatusInfo] = {
         set_by=(
             "worker/limits.py",
             "worker/kernels.py",
-            "worker/first_backward.py",
-            "worker/forwards.py",
-            "worker/judge.py",
-            "worker/threads.py",
-            "worker/guard.py",
+            "worker/judge/first_backward.py",
+            "worker/judge/forwards.py",
+            "worker/judge/judge.py",
+            "worker/judge/threads.py",
+            "worker/machine/guard.py",
         ),
         why="the time is below what the GPU's datasheet, 1.5 times the machine's matrix product, or the call's own "
         "kernels allow, the call's stream does not wait for all of its work, threads compute after a "

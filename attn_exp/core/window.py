@@ -1,6 +1,6 @@
 """The window of a pass: what clock, power and energy were while its blocks ran, from readings beside them.
 
-Everything here is arithmetic on readings; attn_exp/worker/watch.py takes them.
+Everything here is arithmetic on readings; attn_exp/worker/machine/watch.py takes them.
 """
 
 import itertools

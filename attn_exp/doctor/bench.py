@@ -14,7 +14,7 @@ from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Entry, sample, sample_rivals
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import Call
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 
 # Always seven rounds, so that every comparison costs the same.
 SEVEN = StoppingRule(precision=0.0, min_rounds=7, max_rounds=7, budget_s=0.0)

@@ -31,10 +31,10 @@ from attn_exp.core.process import die_with_parent, end_with, limit_memory, prefe
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME, write_record
 from attn_exp.core.request import DUEL_NAME, REQUEST_NAME, Request, read_requests
-from attn_exp.worker.early_context import lines_of_input
+from attn_exp.worker.machine.early_context import lines_of_input
 
 if TYPE_CHECKING:
-    from attn_exp.worker.device import Machine
+    from attn_exp.worker.machine.device import Machine
 
 
 def run_folder(
@@ -58,9 +58,9 @@ def run_folder(
         The machine for the next job, None if there is none, and whether this process can measure another job.
     """
     from attn_exp.backends.package import Unavailable
-    from attn_exp.worker.device import Machine
-    from attn_exp.worker.guard import Guard
     from attn_exp.worker.loaded import with_present_source
+    from attn_exp.worker.machine.device import Machine
+    from attn_exp.worker.machine.guard import Guard
     from attn_exp.worker.measure import measure_and_keep, measure_interleaved
 
     began = time.perf_counter()

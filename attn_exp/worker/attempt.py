@@ -20,13 +20,14 @@ from attn_exp.core.record import CompileRecord, PassRecord, Record
 from attn_exp.core.redaction import redacted
 from attn_exp.core.request import Request
 from attn_exp.core.status import Status
-from attn_exp.worker.device import Machine
-from attn_exp.worker.environment import versions
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.machine.environment import versions
 from attn_exp.worker.nvtx import marked
+from attn_exp.worker.stopped import Stopped, Untrusted
 
 if TYPE_CHECKING:
     from attn_exp.backends.base import Backend
-    from attn_exp.worker.guard import Guard
+    from attn_exp.worker.machine.guard import Guard
     from attn_exp.workloads.base import Workload
 
 # The message of PyTorch's CPU allocator; on a GPU it raises torch.OutOfMemoryError.
@@ -34,19 +35,6 @@ _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not e
 # Triton's message. Inductor wraps it and puts the kernel's name in place of the resource's.
 _OUT_OF_RESOURCE = re.compile(r"out of resource: .*?Required: ?(\d+),? Hardware limit: ?(\d+)")
 _LONGEST = 400
-
-
-class Stopped(Exception):
-    """Ends the job with a status other than `ok`."""
-
-    def __init__(self, status: Status, reason: str) -> None:
-        super().__init__(reason)
-        self.status: Status = status
-        self.reason = reason
-
-
-class Untrusted(Stopped):
-    """Ends the job because this process no longer has the clocks and functions that judge it."""
 
 
 @dataclass

@@ -11,9 +11,9 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.core.errors import first_line
 from attn_exp.core.record import Record
 from attn_exp.core.request import Request
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.machine.settings import Settings
 from attn_exp.worker.measure import measure_given
-from attn_exp.worker.settings import Settings
 from attn_exp.workloads.base import Workload
 from attn_exp.workloads.given import GivenFunction, GivenReference, GivenTensors, Reference, scaled
 

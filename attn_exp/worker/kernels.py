@@ -7,9 +7,10 @@ from attn_exp.core.case import HALVES
 from attn_exp.core.request import Request
 from attn_exp.timers.operators import operators
 from attn_exp.timers.trace import Trace, trace
-from attn_exp.worker.attempt import Attempt, Stopped
-from attn_exp.worker.device import Machine
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.prepare import PreparedBackend
+from attn_exp.worker.stopped import Stopped
 
 _TRACED_CALLS = 2
 # On a CPU, a call that is interrupted by another program shows that time in whichever operator it was in.

@@ -3,9 +3,10 @@
 from attn_exp.core.flags import telemetry_flags
 from attn_exp.core.hardware import Peak
 from attn_exp.core.limits import PRODUCT_FACTOR, above_datasheet, above_product, below_kernels, flops_per_s
-from attn_exp.worker.attempt import Attempt, Stopped
-from attn_exp.worker.ceilings import fastest_product
-from attn_exp.worker.device import Machine
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.machine.ceilings import fastest_product
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.stopped import Stopped
 
 
 def check_limits(attempt: Attempt, machine: Machine, direction: str, peak: Peak | None) -> None:

@@ -20,19 +20,20 @@ from attn_exp.timers.graph import CaptureFailed
 from attn_exp.timers.loop import Entry, RivalFailed, Timer, sample, sample_rivals
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import TimedCall, as_timed
-from attn_exp.worker.attempt import Attempt, Stopped
-from attn_exp.worker.device import Machine
-from attn_exp.worker.first_backward import check_first_backward
-from attn_exp.worker.forwards import count_forwards, time_forwards
-from attn_exp.worker.judge import Judge
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.judge.first_backward import check_first_backward
+from attn_exp.worker.judge.forwards import count_forwards, time_forwards
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.judge.one_call import OneCall
+from attn_exp.worker.judge.threads import check_threads
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.nvtx import marked
-from attn_exp.worker.one_call import OneCall
 from attn_exp.worker.prepare import PreparedBackend, prepare
 from attn_exp.worker.secondary import secondary_timings, timer_for
 from attn_exp.worker.settled import settling
-from attn_exp.worker.threads import check_threads
+from attn_exp.worker.stopped import Stopped
 from attn_exp.workloads.base import Workload
 
 # On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.

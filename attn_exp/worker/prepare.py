@@ -16,14 +16,15 @@ from attn_exp.core.record import PassRecord
 from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call, TimedCall
-from attn_exp.worker.attempt import Attempt, Stopped
-from attn_exp.worker.device import Machine
-from attn_exp.worker.guard import Guard
-from attn_exp.worker.judge import Judge
-from attn_exp.worker.judgements import Judgements
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.judge.judgements import Judgements
+from attn_exp.worker.judge.timed_pass import Results
 from attn_exp.worker.loaded import check_source
-from attn_exp.worker.memory import Ledger, OwnMemory
-from attn_exp.worker.timed_pass import Results
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.machine.guard import Guard
+from attn_exp.worker.machine.memory import Ledger, OwnMemory
+from attn_exp.worker.stopped import Stopped
 from attn_exp.workloads import workload_of
 from attn_exp.workloads.base import Workload
 

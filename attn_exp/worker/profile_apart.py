@@ -16,7 +16,7 @@ from attn_exp.core.profile import RESULT_NAME, Profile, profile_folder
 from attn_exp.core.record_file import read_record
 from attn_exp.profilers.base import Early, Subject, load_profiler
 from attn_exp.worker.attempt import Attempt
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.prepare import prepare
 from attn_exp.worker.profile_pass import run_profiler
 

@@ -17,7 +17,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import write_record
 from attn_exp.profilers.base import Subject, load_profiler
 from attn_exp.worker.attempt import error_summary
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend
 

@@ -11,7 +11,7 @@ from attn_exp.timers.loop import Timer, single_block
 from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import Call
 from attn_exp.worker.attempt import Attempt
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 
 # What a block takes, and the limits of its calls, which few rounds lower.
 _BLOCK_US = 10_000.0

@@ -6,7 +6,7 @@ from attn_exp.core.metrics import attention_work
 from attn_exp.timers.loop import Cost
 from attn_exp.timers.settle import Load, Settling
 from attn_exp.worker.attempt import Attempt
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 
 # Of the measured matrix product's rate, with the time around calls counted. On an H200 (results/h200/sdpa_sweep) no
 # call below 0.6 was held back by the power limit.

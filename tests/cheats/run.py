@@ -11,7 +11,7 @@ from fakes import make_request
 from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.record import Record
 from attn_exp.core.request import Request
-from attn_exp.worker.device import Machine
+from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 from cheats.corpus import Entry
 from cheats.ways import restore

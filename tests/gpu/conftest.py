@@ -12,7 +12,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def machine():
-    from attn_exp.worker.device import Machine
+    from attn_exp.worker.machine.device import Machine
 
     opened = Machine.open("cuda")
     opened.ceilings_for("bfloat16")

@@ -14,7 +14,7 @@ from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Refused
 from attn_exp.core.case import E4M3, Case
 from attn_exp.core.hardware import datasheet_peak
-from attn_exp.worker.ceilings import matmul_ceiling
+from attn_exp.worker.machine.ceilings import matmul_ceiling
 from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu

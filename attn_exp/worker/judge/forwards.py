@@ -13,11 +13,12 @@ from typing import Any
 
 from attn_exp.core.text import figures
 from attn_exp.timers.timed_call import TimedCall
-from attn_exp.worker.attempt import Attempt, Stopped
-from attn_exp.worker.judge import Judge
-from attn_exp.worker.one_call import OneCall
-from attn_exp.worker.products import more_often, products
-from attn_exp.worker.timed_pass import PlainTimes
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.judge.one_call import OneCall
+from attn_exp.worker.judge.products import more_often, products
+from attn_exp.worker.judge.timed_pass import PlainTimes
+from attn_exp.worker.stopped import Stopped
 
 # Timed forwards that a GPU makes once more, one by one; on a CPU the CPU time of timed calls is known.
 _CALLS = 4

@@ -15,13 +15,14 @@ from attn_exp.backends.base import Calls
 from attn_exp.core.case import GIVEN, NORMAL
 from attn_exp.core.judged import Form, TensorError
 from attn_exp.core.text import apart
-from attn_exp.worker.attempt import Attempt, Stopped
-from attn_exp.worker.attention_alone import judge_attention_alone
-from attn_exp.worker.device import HARD, Machine
-from attn_exp.worker.judge import Judge
-from attn_exp.worker.judged import add_judged, form_of, pass_of
-from attn_exp.worker.other_values import OtherValues
-from attn_exp.worker.timed_pass import Results, TimedPass
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.judge.attention_alone import judge_attention_alone
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.judge.judged import add_judged, form_of, pass_of
+from attn_exp.worker.judge.other_values import OtherValues
+from attn_exp.worker.judge.timed_pass import Results, TimedPass
+from attn_exp.worker.machine.device import HARD, Machine
+from attn_exp.worker.stopped import Stopped
 from attn_exp.workloads.base import Workload
 
 

@@ -14,11 +14,12 @@ from typing import Any
 from attn_exp.core.record import FirstBackward
 from attn_exp.core.text import figures
 from attn_exp.timers.timed_call import Call
-from attn_exp.worker.attempt import Attempt, Stopped, status_of
-from attn_exp.worker.device import Machine
-from attn_exp.worker.forwards import check_forwards
-from attn_exp.worker.judge import Judge
-from attn_exp.worker.one_call import OneCall
+from attn_exp.worker.attempt import Attempt, status_of
+from attn_exp.worker.judge.forwards import check_forwards
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.judge.one_call import OneCall
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.stopped import Stopped
 
 # A first call is longer if it takes more than a repeated one by so much: a factor, and microseconds by device.
 _LONGER, _MARGIN_US = 1.1, {"cuda": 3.0, "cpu": 20.0}

@@ -1,8 +1,8 @@
-"""Read NVML beside what a worker times, in a process of its own: `python -m attn_exp.worker.nvml_process UUID FD`.
+"""Read NVML beside what a worker times: `python -m attn_exp.worker.machine.nvml_process UUID FD`.
 
-A thread would take turns with the worker's own for the interpreter's lock. `+` on standard input begins the readings
-and `-` ends them; the end of standard input ends the process. Each reading is a line of JSON in the file FD, which is
-memory: nobody ever waits for this process, whatever a driver does.
+It is a process of its own: a thread would take turns with the worker's own for the interpreter's lock. `+` on standard
+input begins the readings and `-` ends them; the end of standard input ends the process. Each reading is a line of JSON
+in the file FD, which is memory: nobody ever waits for this process, whatever a driver does.
 """
 
 import json

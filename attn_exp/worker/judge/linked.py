@@ -10,7 +10,7 @@ from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.links import Linking
 from attn_exp.attention.tolerance import SMALL_BY_WEIGHTS
 from attn_exp.core.case import NORMAL
-from attn_exp.worker.timed_pass import TimedPass
+from attn_exp.worker.judge.timed_pass import TimedPass
 
 # One call of so many by device. They are few, since a backend that recognises them could do less in them alone: then
 # the median of all calls is still that of the others.

@@ -15,9 +15,10 @@ import torch
 
 from attn_exp.core.text import figures
 from attn_exp.timers.timed_call import Call, TimedCall, as_timed
-from attn_exp.worker.attempt import Attempt, Stopped
-from attn_exp.worker.cpu_time import CpuTimes, others_ns
-from attn_exp.worker.judge import Judge
+from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.judge.cpu_time import CpuTimes, others_ns
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.stopped import Stopped
 
 _TASKS = Path("/proc/self/task")
 # In the timed calls: the share of CPU time in other threads, and of the call's time after it, that are looked into,

@@ -12,7 +12,7 @@ from attn_exp.attention.fresh_inputs import State
 from attn_exp.attention.links import Link, Rows
 from attn_exp.attention.probe import Probe
 from attn_exp.core.judged import Form
-from attn_exp.worker.cpu_time import CpuTimes
+from attn_exp.worker.judge.cpu_time import CpuTimes
 
 Results = dict[str, torch.Tensor]
 _Kept = TypeVar("_Kept")

@@ -10,7 +10,7 @@ from attn_exp.attention.fresh_inputs import State
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.probe import Probe, draw_places
 from attn_exp.core.case import Case
-from attn_exp.worker.timed_pass import TimedPass, put
+from attn_exp.worker.judge.timed_pass import TimedPass, put
 
 # How many calls of a pass have a few of their rows looked at by device, and how many sets of rows these choose from.
 _PROBES, _PLACES = {"cuda": 8, "cpu": 24}, 64

@@ -20,13 +20,13 @@ from attn_exp.core.case import Case
 from attn_exp.timers.graph import GraphTimer
 from attn_exp.timers.loop import Timer
 from attn_exp.timers.timed_call import TimedCall
-from attn_exp.worker.attempt import Stopped
-from attn_exp.worker.cpu_time import CpuTimes
-from attn_exp.worker.judged import form_of
-from attn_exp.worker.linked import Linked
-from attn_exp.worker.looks import Looks
-from attn_exp.worker.products import products
-from attn_exp.worker.timed_pass import Kept, Results, TimedPass, form_only, poison
+from attn_exp.worker.judge.cpu_time import CpuTimes
+from attn_exp.worker.judge.judged import form_of
+from attn_exp.worker.judge.linked import Linked
+from attn_exp.worker.judge.looks import Looks
+from attn_exp.worker.judge.products import products
+from attn_exp.worker.judge.timed_pass import Kept, Results, TimedPass, form_only, poison
+from attn_exp.worker.stopped import Stopped
 
 
 class Judge:

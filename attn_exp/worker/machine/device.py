@@ -23,15 +23,15 @@ from attn_exp.core.flags import host_reading
 from attn_exp.core.nvml import GpuState
 from attn_exp.core.request import Request
 from attn_exp.timers.gpu import Cuda, Gpu
-from attn_exp.worker.ceilings import canaries, copy_ceiling, matmul_ceiling
-from attn_exp.worker.environment import environment
-from attn_exp.worker.memory import CudaMemory, DeviceMemory
-from attn_exp.worker.settings import Settings
-from attn_exp.worker.watch import Watch, watch_cpu, watch_gpu
+from attn_exp.worker.machine.ceilings import canaries, copy_ceiling, matmul_ceiling
+from attn_exp.worker.machine.environment import environment
+from attn_exp.worker.machine.memory import CudaMemory, DeviceMemory
+from attn_exp.worker.machine.settings import Settings
+from attn_exp.worker.machine.watch import Watch, watch_cpu, watch_gpu
 from attn_exp.workloads.base import Workload
 
 if TYPE_CHECKING:
-    from attn_exp.worker.guard import Guard
+    from attn_exp.worker.machine.guard import Guard
 
 
 def import_autograd() -> threading.Thread:

@@ -20,8 +20,8 @@ from torch.nn.modules import module as modules
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from attn_exp.worker.attempt import Untrusted
-from attn_exp.worker.guarded import COMPUTING, FREE_BUILTINS, NAMES
+from attn_exp.worker.machine.guarded import COMPUTING, FREE_BUILTINS, NAMES
+from attn_exp.worker.stopped import Untrusted
 
 # The folders of the worker's side: the parent of a command judges nothing.
 _JUDGING = tuple(

@@ -15,7 +15,7 @@ from attn_exp.core.energy import Reading
 from attn_exp.core.moment import moment
 from attn_exp.core.window import SILENCE_S
 
-_PROCESS = "attn_exp.worker.nvml_process"
+_PROCESS = "attn_exp.worker.machine.nvml_process"
 # A process that died or stopped answering is started again, so often.
 _STARTS = 3
 _MOST_BYTES = 1 << 20

@@ -18,11 +18,12 @@ from attn_exp.core.case import NORMAL
 from attn_exp.core.judged import Form
 from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
-from attn_exp.worker.attempt import Attempt, Stopped, status_of
-from attn_exp.worker.device import HARD, Machine
-from attn_exp.worker.judge import Judge
-from attn_exp.worker.judged import add_judged, form_of
-from attn_exp.worker.timed_pass import Results
+from attn_exp.worker.attempt import Attempt, status_of
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.judge.judged import add_judged, form_of
+from attn_exp.worker.judge.timed_pass import Results
+from attn_exp.worker.machine.device import HARD, Machine
+from attn_exp.worker.stopped import Stopped
 
 # What reasons begin with.
 _ON = {HARD: "on hard values (docs/accuracy.md)", NORMAL: "on normal values"}

@@ -9,9 +9,9 @@ from dataclasses import replace
 from attn_exp.backends.base import load_backend, supported_passes
 from attn_exp.core.case import NORMAL
 from attn_exp.worker.attempt import Attempt, status_of
-from attn_exp.worker.device import HARD, Machine
-from attn_exp.worker.judge import Judge
-from attn_exp.worker.other_values import OtherValues
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.judge.other_values import OtherValues
+from attn_exp.worker.machine.device import HARD, Machine
 from attn_exp.workloads import workload_of
 
 

@@ -10,7 +10,7 @@ from attn_exp.core.energy import Reading
 from attn_exp.core.moment import moment
 from attn_exp.core.record import Timing
 from attn_exp.core.window import Window, window_of
-from attn_exp.worker.nvml_reader import NvmlReader
+from attn_exp.worker.machine.nvml_reader import NvmlReader
 
 
 class Reader(Protocol):

@@ -10,8 +10,8 @@ import torch
 from attn_exp.timers import make_timer
 from attn_exp.timers.timed_call import Call, TimedCall
 from attn_exp.worker.attempt import Attempt
-from attn_exp.worker.device import Machine
-from attn_exp.worker.judge import Judge
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.machine.device import Machine
 
 # The stream is held until the host has enqueued a call.
 _HOLD_US, _LONGEST_HOLD_US, _HOLD_FACTOR = 1_000.0, 20_000.0, 1.5
