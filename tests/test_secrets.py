@@ -188,7 +188,7 @@ def test_modes_follow_the_choice(tmp_path: Path, private: bool, file_mode: int, 
         job = context.folder / "job"
         job.mkdir()
         write_record(sweeps.job(), job)
-        context.alone.close()
+        context.exclusive.close()
         assert os.umask(0o027) == 0o027
         be_as_private_as(job)
         (job / "of-a-worker").touch()

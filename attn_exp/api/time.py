@@ -49,7 +49,7 @@ def time(
         reference: what is right, if it is not attention: a function of q, k and v that computes in their dtype. It is
             called in the tensors' own dtype, in float32 and in float64, and must do the same in all. TFLOPS are
             unknown then.
-        passes: some of `forward`, `backward` and `step` (both in one call). By default the forward alone, and with the
+        passes: some of `forward`, `backward` and `step` (both in one call). By default only the forward, and with the
             backward if one of the tensors requires gradients. Autograd computes the backward, of all three.
         name: what to call it; by default the function's own name.
         sweep: keep the record in the sweep of that name, for `attn_exp.compare` and `attn-exp compare`: functions that

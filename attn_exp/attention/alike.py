@@ -2,7 +2,7 @@
 
 Changing the signs of the same channels of q and k changes no score, and changing those of v and of the output's
 gradient changes those of the output and of dv. So one reference judges one row, and the others are compared with it:
-what is wrong in one row of the batch alone shows, in gradients, too. No two rows need be equal, so that a row that is
+what is wrong in only one row of the batch shows, in gradients, too. No two rows need be equal, so that a row that is
 taken for another shows as well.
 """
 
@@ -99,7 +99,7 @@ def alike_inputs(kind: str, case: Case, like: Inputs, seed: int, signs: int | No
         case: the problem.
         like: inputs of the case.
         seed: of the numbers.
-        signs: another seed for the signs of the rows alone, None for the same.
+        signs: another seed for only the signs of the rows, None for the same.
     """
     one, device = replace(case, batch=1), like.q_bhsd.device
     if kind == NORMAL:

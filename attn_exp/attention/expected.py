@@ -50,7 +50,7 @@ class Expected:
 
     @property
     def leaves_heads_out(self) -> bool:
-        """Whether gradients of keys are known of some heads alone."""
+        """Whether gradients of keys are known of only some heads."""
         return "dk" in self.places and len(self.places["dk"].heads) < math.prod(self.shape("dk")[:2])
 
     @property

@@ -1,6 +1,6 @@
 """The formula rounded as fused kernels round it: scores and sums in float32, p and ds in the case's dtype.
 
-It is never timed. On hard values (attn_exp/attention/hard_values.py) the plain formula alone is no measure of what
+It is never timed. On hard values (attn_exp/attention/hard_values.py) the plain formula by itself is no measure of what
 fused kernels round: their backward recomputes p from a float32 log-sum-exp, whose rounding grows with the scores, and
 takes sum(p dp) of a row from the output as it was rounded (FlashAttention-2, arXiv:2307.08691, algorithm 2).
 """

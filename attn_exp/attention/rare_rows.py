@@ -4,7 +4,7 @@ A kernel that looks at a sample of its rows, and leaves out what only hard ones 
 on inputs that are all normal and on inputs that are hard everywhere. Here a single row of q, or of k, makes one score
 so large that its exponential overflows. Beside the row of q there is a key of zeros, as those of padding are, whose
 value is large: a key like others, that no mask hides; and other queries of its head are faint. The hard row of q and
-that of k are in different halves of their tensors, so that who looks at the first tiles alone finds both normal at most
+that of k are in different halves of their tensors, so that who looks at only the first tiles finds both normal at most
 once.
 
 In the head with a sink its first key has 95 to 99.9 % of every query's weight and no value, nearly as in trained models

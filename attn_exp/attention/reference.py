@@ -137,10 +137,10 @@ def _softmax(case: Case, scores: torch.Tensor, rows: slice) -> torch.Tensor:
 
 
 def _hide(case: Case, scores: torch.Tensor, rows: slice) -> None:
-    """Set the scores of hidden keys to minus infinity; `scores` (..., rows, keys) has the first keys alone."""
+    """Set the scores of hidden keys to minus infinity; `scores` (..., rows, keys) has only the first keys."""
     if not masked(case):
         return
-    # A causal mask alone hides no key from a later query that it shows to the first.
+    # A causal mask hides no key from a later query that it shows to the first.
     only_causal = case.window is None and case.lengths is None
     first = min(scores.shape[-1], max(0, rows.start + case.offset + 1)) if only_causal else 0
     hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device, first, scores.shape[-1])

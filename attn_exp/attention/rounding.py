@@ -54,7 +54,7 @@ def loose_head(case: Case, inputs: Inputs, expected: Expected, tensors: Mapping[
     for name in beyond:
         chosen = [_of_group(name, tensors[name], expected, head, group) for head in heads]
         if None in chosen:
-            # The reference has dk and dv of some heads alone.
+            # The reference has dk and dv of only some heads.
             continue
         known = known or [
             _rounded_otherwise(case, inputs, head, with_gradients=list(beyond) != ["out"]) for head in heads

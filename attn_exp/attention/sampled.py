@@ -1,4 +1,4 @@
-"""The float32 reference of a large case, for the rows alone that a judgement looks at.
+"""The float32 reference of a large case, only for the rows that a judgement looks at.
 
 Rows of the output and of dq need only their own queries. A gradient of a key needs all queries of its head: dk and dv
 are computed of as many heads as `draw_heads` affords, and `wrong_head` (attn_exp/attention/head_sums.py) looks at all.

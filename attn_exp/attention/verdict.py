@@ -67,7 +67,7 @@ def verdict(
     errors = {name: expected.judge(name, tensor, scales.get(name, 1.0)) for name, tensor in tensors.items()}
     wrong = inaccuracy({name: _whole(error) for name, error in errors.items()})
     # On hard values a boundary key that is missed, or let in, is a needle that the errors show; and where scores are
-    # large, rounding alone moves a key's weight.
+    # large, rounding by itself moves a key's weight.
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and "out" in tensors:
         # Before the parts of tensors: it says why these are wrong.
         wrong = edge_error(case, inputs, tensors["out"], scales.get("out", 1.0), tensors.get("dq"))

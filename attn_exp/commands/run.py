@@ -50,9 +50,9 @@ def _run(arguments: list[str]) -> int:
         code = _measure(arguments, session)
         if code:
             session.status = "FAILED"
-    # A sweep has its other jobs; whoever asks for one case has nothing.
-    alone = session.progress.total == 1 and not {"-m", "--multirun"} & set(arguments)
-    return code or int(alone and session.lost > 0)
+    # A sweep has its other jobs; a single case that is lost leaves nothing.
+    single = session.progress.total == 1 and not {"-m", "--multirun"} & set(arguments)
+    return code or int(single and session.lost > 0)
 
 
 def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "Path | None":

@@ -67,7 +67,7 @@ def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
     check_ways(choice, against=bool(choice.against))
     if choice.settle and (choice.against or choice.history or choice.published):
         raise UserError(
-            "settle=true measures backends of a sweep side by side on this machine: compare the sweep alone"
+            "settle=true measures backends of a sweep side by side on this machine: compare that sweep by itself"
         )
     return choice
 

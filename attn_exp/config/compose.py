@@ -133,7 +133,7 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
 
 
 def culprit(overrides: Sequence[str]) -> str:
-    """Return which override Hydra cannot compose, by composing each alone; `these overrides` if it is none alone."""
+    """Return which override Hydra cannot compose, composing each by itself, or `these overrides`."""
     if len(overrides) == 1:
         return overrides[0]
     for override in overrides:

@@ -216,7 +216,7 @@ class Case:
         return " ".join([length, batch, self._mask(), heads, dim, self.dtype, *self._more()])
 
     def shape(self) -> str:
-        """Return the sizes of the tensors alone, e.g. `b8 h16 s1024 d128`."""
+        """Return the sizes of only the tensors, e.g. `b8 h16 s1024 d128`."""
         return " ".join(self._sizes())
 
     def _sizes(self) -> tuple[str, str, str, str]:

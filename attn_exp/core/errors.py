@@ -13,9 +13,10 @@ import msgspec
 
 # What decoding a foreign file may raise, including endless nesting.
 NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
-_LONGEST, _LONGEST_SHOWN = 101, 200
+# Names of folders, and words of a command line or record, in characters.
+_LONGEST, LONGEST_WORD = 101, 200
 # What no separator of paths, overrides and expressions divides.
-_ENDLESS = re.compile(rf"[^\s,=()\[\]{{}}'\"/:]{{{_LONGEST_SHOWN + 1},}}")
+_ENDLESS = re.compile(rf"[^\s,=()\[\]{{}}'\"/:]{{{LONGEST_WORD + 1},}}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -34,14 +35,14 @@ def check_words(words: Iterable[str]) -> None:
     for word in words:
         if found := _ENDLESS.search(word):
             raise UserError(
-                f"{found[0][:20]}... has {len(found[0]):,} characters: names and numbers have at most {_LONGEST_SHOWN}"
+                f"{found[0][:20]}... has {len(found[0]):,} characters: names and numbers have at most {LONGEST_WORD}"
             )
 
 
 def odd_word(word: str) -> str | None:
     """Return why a name cannot stand in a table's cell and in a tracker's keys, or None."""
-    if len(word) > _LONGEST_SHOWN:
-        return f"has {len(word):,} characters, and {_LONGEST_SHOWN} are the most"
+    if len(word) > LONGEST_WORD:
+        return f"has {len(word):,} characters, and {LONGEST_WORD} are the most"
     return "has a line break or a tab" if "\t" in word or len(f"{word}.".splitlines()) > 1 else None
 
 
@@ -52,7 +53,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 # A word that is longer is repeated in part: it is a value that somebody typed or a file has. Paths are shorter.
-_LONGEST_WORD, _WORD_ENDS = 250, (100, 30)
+_LONGEST_SAID, _WORD_ENDS = 250, (100, 30)
 _LONGEST_MESSAGE, _MESSAGE_ENDS = 1500, (900, 200)
 
 
@@ -62,11 +63,11 @@ def brief(said: object) -> str:
     def shortened(text: str, longest: int, ends: tuple[int, int]) -> str:
         return text if len(text) <= longest else f"{text[: ends[0]]}...{text[-ends[1] :]}"
 
-    text = _WORD.sub(lambda found: shortened(found[0], _LONGEST_WORD, _WORD_ENDS), str(said))
+    text = _WORD.sub(lambda found: shortened(found[0], _LONGEST_SAID, _WORD_ENDS), str(said))
     return shortened(text, _LONGEST_MESSAGE, _MESSAGE_ENDS)
 
 
-_WORD = re.compile(rf"\S{{{_LONGEST_WORD},}}")
+_WORD = re.compile(rf"\S{{{_LONGEST_SAID},}}")
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: \S|$)")
 
 

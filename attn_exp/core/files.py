@@ -1,8 +1,8 @@
 """Files written atomically and read safely, and temporary files, whose names say which process made them.
 
 The folder of a sweep may be somebody else's: what is written into it stays in it, and what is read from it ends.
-Whoever makes a temporary file or folder holds a lock on it: containers may share folders and a host name, and yet not
-see each other's processes.
+The process that makes a temporary file or folder holds a lock on it: containers may share folders and a host name, and
+yet not see each other's processes.
 """
 
 import atexit

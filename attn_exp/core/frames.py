@@ -1,4 +1,4 @@
-"""Data frames, for whoever asks for one: pandas is imported here and nowhere else."""
+"""Data frames. pandas is imported here and nowhere else, when a caller asks for one."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

@@ -208,7 +208,7 @@ class Space:
         return self._words.get(name) or ((False, True) if name in TRUTHS else (1,))
 
     def restricts(self, name: str) -> bool:
-        """Whether the expression compares this field with constants alone."""
+        """Whether the expression compares this field only with constants."""
         return bool(self._alone[name])
 
     def among(self, name: str, candidates: Iterable[Any]) -> list[Any]:

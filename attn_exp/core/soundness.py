@@ -1,7 +1,7 @@
 """What a decoded record must also be, so that everything that reads records can rely on it.
 
 A record may be somebody else's, damaged, or of a changed program. Types are checked when it is decoded; here are the
-ranges of its numbers, the forms of its names, and what has to fit together. Whoever reads a record takes it as it is
+ranges of its numbers, the forms of its names, and what has to fit together. Readers of a record take it as it is
 afterwards: nothing else checks.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from attn_exp.core.case import PASSES
-from attn_exp.core.errors import odd_word
+from attn_exp.core.errors import LONGEST_WORD, odd_word
 from attn_exp.core.request import Measuring
 from attn_exp.core.status import Status
 from attn_exp.core.text import flat
@@ -29,11 +29,11 @@ _FREE = ("_low_us", "_high_us", "half_width", ".low", ".high")
 _NEVER_NEGATIVE = ("power_error", "/rounds", "half_width")
 # Below every limit.
 _USUAL = 1e11
-_LONGEST_WORD, _LONGEST_TEXT = 200, 20_000
+_LONGEST_TEXT = 20_000
 _MOST_NAMES, _MOST_ROUNDS = 2000, _USUAL
 _ROUNDED = 1 + 1e-9
 
-_Word = Annotated[str, Meta(max_length=_LONGEST_WORD)]
+_Word = Annotated[str, Meta(max_length=LONGEST_WORD)]
 _Text = Annotated[str, Meta(max_length=_LONGEST_TEXT)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Number = Annotated[float, Meta(ge=0, le=_LARGEST)]
@@ -131,7 +131,7 @@ def unsound(
 def _odd_passes(asked: Sequence[str], found: Mapping[str, Any]) -> str | None:
     for name in (*asked, *found):
         if name not in PASSES:
-            return f"it has a pass {name[:_LONGEST_WORD]!r}"
+            return f"it has a pass {name[:LONGEST_WORD]!r}"
     for name, measured in found.items():
         if not all(pair.one_us > 0 and pair.other_us > 0 for pair in measured.disagreements):
             return f"two timers of {name} disagree about no time"

@@ -87,7 +87,7 @@ def _counted(bench: Bench, items: Sequence[_Item]) -> Iterator[_Item]:
 def _slowed(bench: Bench, share: float) -> tuple[Call, Call]:
     """Return the bench's call, and one with this share of additional work.
 
-    On a GPU both launch a second kernel, a sleep: its launch alone may take more than 0.3 % of the call.
+    On a GPU both launch a second kernel, a sleep, whose launch may take more than 0.3 % of the call.
     """
     if bench.machine.gpu is not None:
 

@@ -36,7 +36,7 @@ class SweepContext:
         tracker: opened already.
         options: the resolved configuration of its first job.
         say: prints a line.
-        alone: closed at the end, when another command may run the sweep.
+        exclusive: closed at the end, when another command may run the sweep.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class SweepContext:
         tracker: Tracker,
         options: Mapping[str, Any],
         say: Callable[[str], None],
-        alone: contextlib.ExitStack | None = None,
+        exclusive: contextlib.ExitStack | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
         self.tracker = tracker
-        self.alone = alone or contextlib.ExitStack()
+        self.exclusive = exclusive or contextlib.ExitStack()
         self._options = options
         self._say = say
         self._isolation: Isolation | None = None
@@ -101,7 +101,7 @@ class SweepContext:
         """Stop, and end the tracker's run at once, so that it does not look as if it were still running."""
         self.stop()
         self.tracker.close(status, [], timeout_s=1.0)
-        self.alone.close()
+        self.exclusive.close()
 
 
 def open_context(
@@ -130,7 +130,7 @@ def open_context(
     tracker = make_tracker(options["tracker"])
     folder = Path(options["folder"]).resolve()
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    alone = contextlib.ExitStack()
+    exclusive = contextlib.ExitStack()
     private = options.get("private", False)
     if not isinstance(private, bool):
         raise UserError(f"private={private} is neither true nor false")
@@ -139,22 +139,22 @@ def open_context(
         raise UserError(f"gpu_wait_s={wait_s} is not a number of seconds: write gpu_wait_s=3600")
     try:
         if private:
-            alone.callback(os.umask, os.umask(PRIVATE))
+            exclusive.callback(os.umask, os.umask(PRIVATE))
         folder.mkdir(parents=True, exist_ok=kind == "sweep")
         if private:
             folder.chmod(0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if kind == "sweep":
-            alone.enter_context(_alone(folder, options["sweep"]))
+            exclusive.enter_context(_exclusive(folder, options["sweep"]))
         warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command, kind=kind))
         write_whole(folder / "command.txt", f"{command}\n".encode())
     except OSError as error:
-        alone.close()
+        exclusive.close()
         tracker.close("FAILED", [], timeout_s=1.0)
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
     except UserError:
-        alone.close()
+        exclusive.close()
         with contextlib.suppress(OSError):
             if made:
                 (folder / LOCK_NAME).unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def open_context(
         raise
     for line in filter(None, (warning, installed_note())):
         say(line)
-    return SweepContext(options["sweep"], folder, tracker, options, say, alone)
+    return SweepContext(options["sweep"], folder, tracker, options, say, exclusive)
 
 
 def already_running(sweep: str) -> UserError:
@@ -172,7 +172,7 @@ def already_running(sweep: str) -> UserError:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, sweep: str) -> Iterator[None]:
+def _exclusive(folder: Path, sweep: str) -> Iterator[None]:
     """Hold a sweep's folder against other commands of this machine; the system lets go of it when the process ends."""
     lock = FileLock(unlinked(folder / LOCK_NAME), timeout=_END_S)
     try:

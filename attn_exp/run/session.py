@@ -169,7 +169,7 @@ class Session:
         finally:
             self._stop()
             remove_litter([*hidden_files(context.folder), *Path(tempfile.gettempdir()).glob("attn_exp_*")])
-            context.alone.close()
+            context.exclusive.close()
 
     def _stop(self) -> None:
         """Kill what still runs, wait for its end, and release the GPU."""
@@ -248,7 +248,7 @@ class Session:
         self.log(record)
 
     def log(self, record: Record) -> None:
-        """Queue a record for the tracker, and hand it to whoever waits for it."""
+        """Queue a record for the tracker, and hand it to the caller that waits for it."""
         context = self.opened
         context.tracker.log(record, context.folder / record.request.job)
         if self._each is not None:

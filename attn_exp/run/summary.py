@@ -18,7 +18,7 @@ _REASONS = 5
 
 
 def summary_of(results: Sequence[Result], rivals: "Rivals | None", say: Callable[[str], None]) -> Summary:
-    """Return the summary of a sweep; without `rivals`, or where they cannot be summed up, its counts alone."""
+    """Return the summary of a sweep; without `rivals`, or where they cannot be summed up, only its counts."""
     counts = Counter[str](result.status for result in results)
     metrics = {"jobs": float(len(results))} | {f"jobs/{status}": float(count) for status, count in counts.items()}
     tags = {
@@ -30,16 +30,16 @@ def summary_of(results: Sequence[Result], rivals: "Rivals | None", say: Callable
     moment = max((result.finished_at for result in results), default=None)
     shared = _shared(params(result) for result in results)
     counted = _counted(results, counts)
-    alone = Summary(description=counted, params=shared, tags=tags, metrics=metrics, moment=moment)
+    without_answer = Summary(description=counted, params=shared, tags=tags, metrics=metrics, moment=moment)
     if rivals is None:
-        return alone
+        return without_answer
     try:
         found = standings(rivals)
         answer, tables = answer_in_brief(rivals), tables_in_brief(rivals, found)
     except Exception as error:
         # What fails here may not cost the records.
         say(f"no description in MLflow: {first_line(error)}")
-        return alone
+        return without_answer
     for one in found.backends:
         if one.speedup is not None:
             metrics[f"{one.direction}/speedup/{one.label}"] = one.speedup

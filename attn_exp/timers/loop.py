@@ -23,7 +23,7 @@ from attn_exp.timers.timed_call import Call
 
 WARM_UP_US = 25_000.0
 WARM_UP_CALLS = (3, 300)
-# Of one call alone: the interval needs many rounds more than long ones. Rivals share a round, and with it clocks.
+# Of a single call: the interval needs many rounds more than long ones. Rivals share a round, and with it clocks.
 ROUND_US, RIVALS_ROUND_US = 5_000.0, 15_000.0
 ROUND_CALLS = (1, 50)
 # The launch queue holds about 1,024 kernels; a block that fills it stalls the host behind the blocker.

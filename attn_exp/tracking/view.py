@@ -13,7 +13,7 @@ from attn_exp.tracking.client import quoted
 # Columns in addition to those that MLflow always shows. The name has backend and case, so the outcome comes first.
 # Widths in pixels: a window 1,400 wide shows everything up to the passes' metrics.
 _NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 310
-# Of sweeps alone: jobs leave it empty, as sweeps leave most others.
+# Only of sweeps: jobs leave it empty, as sweeps leave most others.
 ANSWER_COLUMN = "tags.`attn_exp.answer`"
 _OF_JOBS = {
     "tags.`attn_exp.status`": 110,

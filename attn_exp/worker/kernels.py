@@ -32,7 +32,7 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
     """
     call, backend = prepared.calls[direction], prepared.backend
     with attempt.stage("kernels"):
-        # By a call alone: in a trace, copies of results lie beside the next one's.
+        # By a call that is traced by itself: in a trace, copies of results lie beside the next one's.
         peak_bytes = prepared.memory.peak(direction, call) if prepared.memory else None
         gpu = machine.gpu
         checked = attempt.request.compile.mode == "none" or not getattr(backend, "transparent", False)

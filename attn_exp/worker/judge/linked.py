@@ -12,7 +12,7 @@ from attn_exp.attention.tolerance import SMALL_BY_WEIGHTS
 from attn_exp.core.case import NORMAL
 from attn_exp.worker.judge.timed_pass import TimedPass
 
-# One call of so many by device. They are few, since a backend that recognises them could do less in them alone: then
+# One call of so many by device. They are few, since a backend that recognises them could do less in only these: then
 # the median of all calls is still that of the others.
 _ONE_OF = {"cuda": 16, "cpu": 4}
 # The tensors that a call of a pass may tell of the next one. A step changes all of its inputs.

@@ -198,7 +198,7 @@ class Machine:
             seed, row, made = known[1:]
             return alike_inputs(kind, case, like, seed), row, made
         self.values.pop(kind, None)
-        # Other ones in each process, so that no backend can be right on these values alone.
+        # Other ones in each process, so that no backend can be right on only these values.
         seed, row = secrets.randbits(63), secrets.randbelow(case.batch)
         values = alike_inputs(kind, case, like, seed)
         of_row = values.inputs.row(row)
