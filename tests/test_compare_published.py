@@ -108,3 +108,10 @@ def test_lines_that_cannot_be_used_are_named_and_counted(beside):
                   "1 figures with a window", "1 figures of deterministic"):  # fmt: skip
         assert words in text
     assert len(found.rows) == 1
+
+
+def test_what_a_terminal_would_obey_is_a_question_mark(beside):
+    row = line(gpu="H200\x1b[31m", library="FA2 \u202eback").replace("a paper", "a \x9b2J paper")
+    found = beside([sweeps.job("flash")], row)
+    figure = found.rows[0].figure
+    assert (figure.source, figure.gpu, figure.library) == ("a ?2J paper", "H200?[31m", "FA2 ?back")

@@ -20,6 +20,7 @@ from attn_exp.commands.compare import main as compare_main
 from attn_exp.compare.published import Published
 from attn_exp.core.case import Case
 from attn_exp.core.errors import UserError
+from attn_exp.core.safe_text import printable_text
 
 LENGTHS = (1024, 4096)
 ROWS = [
@@ -121,7 +122,7 @@ def test_mutated_figures_have_a_reason_or_are_compared(
     assert code == (2 if found is None else 0)
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
-    assert not any(ord(letter) < 32 and letter not in "\n\t" for letter in out + err)
+    assert out + err == printable_text(out + err)
 
 
 def test_the_unchanged_ones_are_compared(world: Path) -> None:

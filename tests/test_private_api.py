@@ -528,6 +528,15 @@ def test_a_store_creates_its_database_when_it_is_made(tmp_path):
     assert check_database(tmp_path / "x.db") is State.CURRENT
 
 
+def test_a_store_keeps_its_engine(tmp_path):
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    uri = f"sqlite:///{tmp_path}/x.db"
+    engine = SqlAlchemyStore._get_or_create_engine(uri)
+    assert SqlAlchemyStore._engine_map.pop(uri) is engine
+    engine.dispose()
+
+
 def test_an_artifact_repository_takes_our_arguments(tmp_path):
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 

@@ -1,6 +1,7 @@
 """MLflow's sqlite file: what it may be, how it is created and upgraded, and the names that its folder may have."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import cli
@@ -21,7 +23,8 @@ from attn_exp.tracking.client import silence
 from attn_exp.tracking.database import State, check_database, database_file, prepare_database, sqlite_uri
 from attn_exp.tracking.location import absolute_uri
 from attn_exp.tracking.mlflow_read import check_sweep, read_run, read_store
-from attn_exp.tracking.runs import jobs_in_database
+from attn_exp.tracking.runs import ArtifactError, jobs_in_database
+from attn_exp.tracking.trouble import trouble
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +164,50 @@ def test_a_killed_writers_journal_is_not_written_into_a_new_database(made: bytes
         assert database.execute("SELECT name FROM experiments").fetchall() == [("Default",)]
 
 
+@contextlib.contextmanager
+def full_disk(pages: int) -> Iterator[None]:
+    """Let databases have no more than so many pages, or stay as large as they are: sqlite says that the disk is full."""
+    from sqlalchemy import Engine, event
+
+    def limit(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    event.listen(Engine, "connect", limit)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", limit)
+
+
+def test_a_disk_that_fills_while_a_database_is_created_is_named_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    for _ in range(2):
+        with full_disk(10), pytest.raises(Exception, match="database or disk is full") as caught:
+            prepare_database(sqlite_uri(path))
+        assert trouble(caught.value) == "no space is left on its disk"
+        assert {file.name for file in tmp_path.iterdir()} == {"mlflow.db.lock"}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("(sqlite3.OperationalError) database or disk is full\n[SQL: ...]"), "no space is left on its disk"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x"), "no space is left on its disk"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "its disk takes no more of this user: a quota or a limit"),
+        (sqlite3.OperationalError("attempt to write a readonly database"), "it is read-only"),
+        (sqlite3.OperationalError("disk I/O error"), "its disk can be full or broken: disk I/O error"),
+        (
+            ArtifactError("[('/a', '/b', '[Errno 28] No space left on device')]"),
+            "its artifact store: no space is left on its disk",
+        ),
+        (RuntimeError("UNIQUE failed\n[parameters: ('database or disk is full',)]"), "UNIQUE failed"),
+    ],
+    ids=["sqlite", "file", "quota", "read_only", "broken", "artifacts", "quoted"],
+)
+def test_what_is_wrong_with_a_disk_is_said_in_words(error: Exception, said: str) -> None:
+    assert trouble(error) == said
+
+
 def test_an_older_database_is_upgraded_beside_a_copy_or_refused_as_asked(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     revision = older(path)
@@ -170,6 +217,12 @@ def test_an_older_database_is_upgraded_beside_a_copy_or_refused_as_asked(tmp_pat
     with pytest.raises(UserError, match=r"is of an older MLflow than .*: allow tracker\.upgrade=copy, which keeps"):
         make_tracker(config | {"upgrade": "refuse"}).open(SweepInfo("first", tmp_path, ""))
     assert path.read_bytes() == before
+    with full_disk(1):
+        tracker = make_tracker(config)
+        warning = tracker.open(SweepInfo("first", tmp_path, ""))
+        assert warning is not None and "stores nothing yet (no space is left on its disk)" in warning
+        tracker.close("FAILED", (), timeout_s=1.0)
+    assert path.read_bytes() == before and not (tmp_path / ".mlflow.db.new").exists()
     tracker = make_tracker(config)
     old = path.with_name(f"mlflow.db.{revision}")
     said = f"{path} was of an older MLflow and is upgraded; its old version is {old}"

@@ -16,6 +16,7 @@ _UNPRINTABLE = re.compile(
 _MARKS = (b"\\u", b"\\b", b"\\f", b"\\r", b"\x7f")
 # `\u000a` and `\u0009` are other spellings of characters that stay.
 _KEPT = re.compile(rb"\\u000[9aA]$")
+_UNPRINTABLE_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # Not brackets that no address can follow, as those of an interval, nor underscores, which mean nothing within a word.
 _MARKED_UP = re.compile(r"([\\`*|]|\](?=[(\[:])|~(?=~))")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -27,6 +28,11 @@ def printable_json(content: bytes) -> bytes:
     if content.isascii() and not ((b"\\" in content or b"\x7f" in content) and any(mark in content for mark in _MARKS)):
         return content
     return _UNPRINTABLE.sub(lambda found: found[0] if _KEPT.search(found[0]) else (found[1] or b"") + b"?", content)
+
+
+def printable_text(text: str) -> str:
+    """Return text with a question mark for each character that a terminal would obey, but tab and line feed."""
+    return _UNPRINTABLE_TEXT.sub("?", text)
 
 
 def markdown_text(text: str) -> str:

@@ -144,7 +144,8 @@ def open_context(
         if private:
             folder.chmod(0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            code = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code))
         if kind == "sweep":
             exclusive.enter_context(_exclusive(folder, options["sweep"]))
         warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command, kind=kind))

@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import folder_until_exit
+from attn_exp.tracking.trouble import disk_trouble
 
 _ELSEWHERE = "choose another database with tracker.uri=sqlite:///..."
 _REVISION = re.compile(r"^(down_)?revision\b[^=\n]*= *['\"](\w+)['\"]", re.MULTILINE)
@@ -169,6 +170,8 @@ def _upgrade(path: Path) -> str:
         try:
             _migrate(new, path)
         except Exception as error:
+            if disk_trouble(error) is not None:
+                raise
             raise UserError(f"{_half_made(path)} ({str(error).splitlines()[0][:100]})") from error
         shutil.copymode(path, new)
         shutil.copy2(path, old)
@@ -183,7 +186,13 @@ def _migrate(new: Path, path: Path) -> None:
     root = str(path.parent / "artifacts")
     if {"'", '"'} <= set(root):
         root = "artifacts"
-    SqlAlchemyStore(uri_of_mlflow(sqlite_uri(new)), root).engine.dispose()
+    uri = uri_of_mlflow(sqlite_uri(new))
+    try:
+        SqlAlchemyStore(uri, root)
+    finally:
+        # MLflow keeps it also if this fails: the next try would continue in the file that was removed.
+        if (engine := SqlAlchemyStore._engine_map.pop(uri, None)) is not None:
+            engine.dispose()
 
 
 @contextlib.contextmanager
@@ -203,7 +212,12 @@ def _beside(path: Path) -> Iterator[Path]:
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)  # of a process that was killed
     _remove_journals(new)
-    yield new
+    try:
+        yield new
+    except Exception:
+        new.unlink(missing_ok=True)  # where the disk is full, others need its room
+        _remove_journals(new)
+        raise
     # sqlite would write an earlier file's journal into the new one: https://sqlite.org/howtocorrupt.html, 1.4.
     _remove_journals(path)
     os.replace(new, path)

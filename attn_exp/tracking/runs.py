@@ -121,6 +121,13 @@ def _log_files(client: "MlflowClient", run: "Run", record: Record, folder: Path)
             raise ArtifactError(str(error)) from error
 
 
+def _store_file(client: "MlflowClient", run: str, file: Path, place: str | None) -> None:
+    try:
+        client.log_artifact(run, str(file), place)
+    except Exception as error:
+        raise ArtifactError(str(error)) from error
+
+
 def keep_curves(client: "MlflowClient", experiment: str, parent: "Run", curves: Sequence[Curve]) -> None:
     """Store the curves of a sweep; those that are there stay, outdated ones are deleted."""
     wanted = {_digest(curve): curve for curve in curves}
@@ -281,7 +288,7 @@ class Runs:
             names = [f"{place}/{file.name}" if place else file.name for file, place in places.items()]
             store_summary(client, parent, summary, names)
             for file, place in places.items():
-                client.log_artifact(self._parent, str(file), place)
+                _store_file(client, self._parent, file, place)
             for job, metrics in summary.of_jobs.items():
                 for run, _ in self._runs.get(job, ())[-1:]:
                     client.log_batch(run, metrics_at(metrics, summary.moment))
@@ -290,7 +297,7 @@ class Runs:
                 for run, _ in self._runs.get(job, ())[-1:]:
                     for file in own_files:
                         if file.is_file() and is_inside(file, own):
-                            client.log_artifact(run, str(file), _place(file, own))
+                            _store_file(client, run, file, _place(file, own))
             if curves:
                 with self._writers.exclusive("curves"):
                     keep_curves(client, self._experiment, parent, curves)

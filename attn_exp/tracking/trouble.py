@@ -15,6 +15,13 @@ _UNREACHABLE = re.compile(
     r"|too many \d+ error responses"
 )
 _TOO_LONG = re.compile(r"an answer of more than \d+ MiB")
+# In the words of sqlite (https://sqlite.org/rescode.html: FULL, READONLY, IOERR) and of the C library.
+_OF_DISK = (
+    (re.compile(r"database or disk is full|No space left on device"), "no space is left on its disk"),
+    (re.compile(r"Disk quota exceeded|File too large"), "its disk takes no more of this user: a quota or a limit"),
+    (re.compile(r"write a readonly database|Read-only file system"), "it is read-only"),
+    (re.compile(r"disk I/O error|Input/output error"), "its disk can be full or broken: disk I/O error"),
+)
 
 
 def refusal(error: Exception, option: str = "tracker.uri") -> str | None:
@@ -36,6 +43,13 @@ def refusal(error: Exception, option: str = "tracker.uri") -> str | None:
     return None
 
 
+def disk_trouble(error: Exception) -> str | None:
+    """Return what is wrong with the disk of a store, None if nothing is."""
+    # Below the first line, a database's library quotes what was to be written.
+    said = first_line(error)
+    return next((words for pattern, words in _OF_DISK if pattern.search(said)), None)
+
+
 def trouble(error: Exception, option: str = "tracker.uri") -> str:
     """Return what went wrong, in a few words without passwords; `option` as in `refusal`."""
     from attn_exp.tracking.runs import ArtifactError
@@ -44,9 +58,14 @@ def trouble(error: Exception, option: str = "tracker.uri") -> str:
     if (too_long := _TOO_LONG.search(text)) is not None:
         return f"it sent {too_long[0]}, which was not read further"
     matches = _UNREACHABLE.search(text)
+    on_disk = disk_trouble(error)
     if isinstance(error, ArtifactError):
+        if on_disk is not None:
+            return f"its artifact store: {on_disk}"
         message = matches[0] if matches else first_line(error)
         return redacted(f"its artifact store accepted no files (full or read-only?), see its log: {message}")[:_LONGEST]
+    if on_disk is not None:
+        return on_disk
     refused = refusal(error, option)
     if refused is not None:
         return refused
