@@ -2,12 +2,15 @@
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import cli
+import pytest
 
 from attn_exp.commands.run import main
 from attn_exp.core.ticker import Ticker
@@ -30,6 +33,32 @@ def test_a_command_is_timed_and_one_that_is_not_there_is_named(tmp_path):
     assert len(here["wall_s"]) == len(here["cpu_s"]) == 2 and min(here["wall_s"] + here["cpu_s"]) > 0
     assert (nowhere["exit_code"], nowhere["wall_s"]) == (1, [])
     assert "exit code 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("meets", "program", "code", "quiet"),
+    [
+        ("attn_exp.api", ["-m", "attn_exp", "--version"], 130, True),
+        ("attn_exp.cli", ["-m", "attn_exp", "--version"], 130, True),
+        ("attn_exp.api", ["-c", "import attn_exp"], -signal.SIGINT, False),
+    ],
+    ids=["package", "command_line", "library"],
+)
+def test_ctrl_c_within_the_first_imports_says_nothing_but_to_who_imports_the_library(
+    meets, program, code, quiet, tmp_path
+):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class CtrlC:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {meets!r}:\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, CtrlC())\n"
+    )
+    variables = cli.environment()
+    variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), variables["PYTHONPATH"]])
+    ended = subprocess.run([sys.executable, *program], env=variables, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, not ended.stderr) == (code, "", quiet)
 
 
 class Terminal(io.StringIO):

@@ -166,7 +166,7 @@ def test_a_killed_writers_journal_is_not_written_into_a_new_database(made: bytes
 
 @contextlib.contextmanager
 def full_disk(pages: int) -> Iterator[None]:
-    """Let databases have no more than so many pages, or stay as large as they are: sqlite says that the disk is full."""
+    """Let databases have no more pages than so many, or than they have: sqlite says that the disk is full."""
     from sqlalchemy import Engine, event
 
     def limit(connection: sqlite3.Connection, _: object) -> None:
@@ -191,7 +191,10 @@ def test_a_disk_that_fills_while_a_database_is_created_is_named_each_time(tmp_pa
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (RuntimeError("(sqlite3.OperationalError) database or disk is full\n[SQL: ...]"), "no space is left on its disk"),
+        (
+            RuntimeError("(sqlite3.OperationalError) database or disk is full\n[SQL: ...]"),
+            "no space is left on its disk",
+        ),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x"), "no space is left on its disk"),
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "its disk takes no more of this user: a quota or a limit"),
         (sqlite3.OperationalError("attempt to write a readonly database"), "it is read-only"),

@@ -183,7 +183,9 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
 def _figure(row: Mapping[str, str | None]) -> Figure:
     """Return the figure of one row; empty columns match any case. Raises ValueError if it is not a figure."""
     # Of endless words and of line breaks a table or a sentence would be illegible.
-    values = {name: brief(printable_text(" ".join((value or "").split()))) for name, value in row.items() if name is not None}
+    values = {
+        name: brief(printable_text(" ".join((value or "").split()))) for name, value in row.items() if name is not None
+    }
     tflops = float(values["tflops"])
     if not _RATES[0] <= tflops <= _RATES[1]:
         raise ValueError(f"tflops={values['tflops']} is not a rate")
