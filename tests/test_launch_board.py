@@ -119,6 +119,18 @@ def test_a_parent_on_another_host_is_gone_after_a_minute_without_a_beat(board, m
     assert not seat.should_continue()
 
 
+def test_a_parent_in_another_container_of_this_host_is_told_by_its_beats(board, monkeypatch):
+    """Its number may be that of no process here, or of another one."""
+    monkeypatch.setattr(board_module.os, "getpid", lambda: 2**22 + 1)
+    board.beat()
+    seat = TaskBoard(board.folder, 0)
+    assert not seat.should_continue()
+    monkeypatch.setattr(board_module, "pid_namespace", lambda: "another")
+    assert seat.should_continue() and TaskBoard(board.folder, 1).should_continue()
+    monkeypatch.setattr(board_module.time, "sleep", lambda _: None)
+    assert not running_elsewhere(board.folder, 0.0)
+
+
 def test_a_sweep_that_runs_is_not_run_twice_and_what_a_dead_one_left_is_cleared(board, tmp_path, monkeypatch):
     mine = Board(tmp_path / ".launch" / "two")
     mine.open()

@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import random
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from attn_exp.core.errors import RecordError
-from attn_exp.core.files import hidden_files, owner_mark, remove_litter, temporary_folder, write_whole
+from attn_exp.core.files import hidden_files, owner_mark, remove_litter, temporary_folder, write_first, write_whole
 from attn_exp.core.record import SCHEMA, Record
 from attn_exp.core.record_file import FILE_NAME, read_record, write_record
 from attn_exp.core.status import STATUSES
@@ -141,7 +142,7 @@ def test_what_a_process_of_another_container_uses_is_no_litter(tmp_path, monkeyp
 
     def look_in_the_middle(_):
         remove_litter(hidden_files(tmp_path))
-        assert [path.name for path in tmp_path.glob(".*")] == [f".record.json{owner_mark()}"]
+        assert len(list(tmp_path.glob(f".record.json{owner_mark()}*"))) == 1
 
     monkeypatch.setattr("attn_exp.core.files.os.fsync", look_in_the_middle)
     write_whole(tmp_path / "record.json", b"whole")
@@ -150,10 +151,37 @@ def test_what_a_process_of_another_container_uses_is_no_litter(tmp_path, monkeyp
         (folder / "file").touch()
         remove_litter(tmp_path.glob("attn_exp_*"))
         assert (folder / "file").exists()
+    # Removed before it is locked, a temporary file is made anew.
+    removals = iter([True])
+
+    def lock_late(opened):
+        if next(removals, False):
+            remove_litter(hidden_files(tmp_path))
+        fcntl.flock(opened, fcntl.LOCK_EX)
+
+    monkeypatch.setattr("attn_exp.core.files._lock", lock_late)
+    write_whole(tmp_path / "record.json", b"again")
+    assert (tmp_path / "record.json").read_bytes() == b"again"
+    assert next(removals, None) is None
     # Of a process that was killed, the lock is gone.
     (tmp_path / f"attn_exp_{owner_mark()}x").mkdir()
     remove_litter(tmp_path.glob("attn_exp_*"))
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_processes_of_one_number_do_not_meet_in_a_temporary_file(tmp_path, monkeypatch):
+    """Each container may have a process 1."""
+    target, contents = tmp_path / "sweep.id", iter([b"second"])
+
+    def write_within(_):
+        if (content := next(contents, None)) is not None:
+            write_first(target, content)
+
+    monkeypatch.setattr("attn_exp.core.files.os.fsync", write_within)
+    with pytest.raises(FileExistsError):
+        write_first(target, b"first")
+    assert target.read_bytes() == b"second"
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.id"]
 
 
 def test_litter_of_a_process_that_is_gone_goes_wherever_it_lies_and_no_other(tmp_path):

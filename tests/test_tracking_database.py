@@ -23,8 +23,8 @@ from attn_exp.tracking.client import silence
 from attn_exp.tracking.database import State, check_database, database_file, prepare_database, sqlite_uri
 from attn_exp.tracking.location import absolute_uri
 from attn_exp.tracking.mlflow_read import check_sweep, read_run, read_store
-from attn_exp.tracking.runs import ArtifactError, jobs_in_database
-from attn_exp.tracking.trouble import trouble
+from attn_exp.tracking.runs import jobs_in_database
+from attn_exp.tracking.trouble import ArtifactError, trouble
 
 
 @pytest.fixture(scope="module")

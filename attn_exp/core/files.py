@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -34,18 +35,43 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = True) -> None:
 
     A link, a pipe or an empty folder in its place is replaced and not written to.
     """
-    temporary = path.with_name(f".{path.name}{owner_mark()}")
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o666), "wb") as file:
-            _lock(file.fileno())
-            file.write(content)
-            if lasting:
-                file.flush()
-                os.fsync(file.fileno())
+
+    def place(temporary: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         temporary.replace(path)
+
+    _write(path, content, place, lasting=lasting)
+
+
+def write_first(path: Path, content: bytes) -> None:
+    """Write a file atomically, unless it is there: the first of several processes wins. Raises OSError."""
+
+    def place(temporary: Path) -> None:
+        os.link(temporary, path)
+        temporary.unlink()
+
+    _write(path, content, place, lasting=True)
+
+
+def _write(path: Path, content: bytes, place: Callable[[Path], object], *, lasting: bool) -> None:
+    """Write a temporary file beside `path`, and let `place` give it that name while it is locked."""
+    # The token, because processes in two containers may have the same number, 1 for instance.
+    temporary = path.with_name(f".{path.name}{owner_mark()}{secrets.token_hex(4)}")
+    # Exclusively: no link is followed.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
+            _lock(file.fileno())
+            if not os.fstat(file.fileno()).st_nlink:
+                # It was removed as litter before it was locked.
+                _write(path, content, place, lasting=lasting)
+                return
+            file.write(content)
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
+            place(temporary)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
@@ -132,14 +158,15 @@ def remove_litter(paths: Iterable[Path]) -> None:
     """Remove those of `paths` that a process of this host made and can no longer use, because it has ended."""
     for path in paths:
         owner = _OWNER.search(path.name)
-        if owner is None or owner[1] != os.uname().nodename or Path("/proc", owner[2]).exists() or _held(path):
+        if owner is None or owner[1] != os.uname().nodename or Path("/proc", owner[2]).exists():
             continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-            continue
-        # The file may belong to another user.
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        with _kept_free(path) as is_free:
+            # The file may belong to another user.
+            if is_free and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif is_free:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
 
 
 def hidden_files(folder: Path) -> list[Path]:
@@ -150,21 +177,25 @@ def hidden_files(folder: Path) -> list[Path]:
 def _lock(opened: int) -> None:
     """Hold the lock of an opened file or folder until it is closed, where the file system has locks."""
     with contextlib.suppress(OSError):
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever has it is about to remove it, and does not take long.
+        fcntl.flock(opened, fcntl.LOCK_EX)
 
 
-def _held(path: Path) -> bool:
-    """Whether a process holds the lock of a file or folder."""
+@contextlib.contextmanager
+def _kept_free(path: Path) -> Iterator[bool]:
+    """Yield whether no process holds the lock of a file or folder; if so, none can take it within."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return False
+        yield True
+        return
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        # Shared, because NFS locks a file exclusively only for those who may write to it.
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        is_free = True
+    except OSError as error:
+        is_free = not isinstance(error, BlockingIOError)
+    try:
+        yield is_free
     finally:
         os.close(opened)
-    return False

@@ -76,7 +76,7 @@ def own_mark() -> str:
 
     It names this process, and no other one: by its namespace of process ids, its id, and the moment of its start.
     """
-    return f"{_namespace()}:{os.getpid()}:{_started(os.getpid())}:{uuid.uuid4().hex}"
+    return f"{pid_namespace()}:{os.getpid()}:{_started(os.getpid())}:{uuid.uuid4().hex}"
 
 
 def kill_marked(name: str, mark: str) -> None:
@@ -101,10 +101,11 @@ def _is_orphaned(mark: str) -> bool:
     namespace, _, rest = mark.partition(":")
     maker, _, rest = rest.partition(":")
     # What another namespace calls its processes, as a container does, says nothing here.
-    return namespace == _namespace() and maker.isdecimal() and _started(int(maker)) != rest.partition(":")[0]
+    return namespace == pid_namespace() and maker.isdecimal() and _started(int(maker)) != rest.partition(":")[0]
 
 
-def _namespace() -> str:
+def pid_namespace() -> str:
+    """Return what names the namespace of this process's number: containers of one host name may have several."""
     try:
         return os.readlink("/proc/self/ns/pid").strip("pid:[]")
     except OSError:

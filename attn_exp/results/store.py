@@ -2,13 +2,12 @@
 
 import contextlib
 import hashlib
-import os
 import re
 import uuid
 from pathlib import Path
 
 from attn_exp.core.errors import is_inside
-from attn_exp.core.files import owner_mark, read_whole, write_whole
+from attn_exp.core.files import read_whole, write_first
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import sound_record
 from attn_exp.core.request import Request
@@ -40,15 +39,9 @@ def sweep_identity(folder: Path) -> str:
     For a folder that cannot be written and has no identity yet, it is derived from the folder's path.
     """
     path = folder / IDENTITY_NAME
-    temporary = folder / f".{IDENTITY_NAME}.{owner_mark()}"
     with contextlib.suppress(OSError):
         if not path.exists():
-            write_whole(temporary, f"{uuid.uuid4().hex}\n".encode())
-            try:
-                # Atomic: the first of several processes wins, and no other one reads a partial file.
-                os.link(temporary, path)
-            finally:
-                temporary.unlink()
+            write_first(path, f"{uuid.uuid4().hex}\n".encode())
     try:
         identity = read_whole(path).decode().strip()
     except (OSError, UnicodeDecodeError):

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from attn_exp.core.process import pid_namespace
+
 _POLL_S = 0.1
 _BEAT_S = 1.0
 # How long tasks may take to end after a stop request.
 _STOP_S = 3.0
-# A parent on another host is taken to be dead after so long without a heartbeat.
+# A parent in another place is taken to be dead after so long without a heartbeat.
 GONE_S = 60.0
 _PARENT = "parent"
 # How often a parent's file is read again if its line is incomplete.
@@ -57,7 +59,7 @@ class Board:
         self._beats += 1
         word, path = "stop" if stop else "go", self.folder / _PARENT
         try:
-            path.write_text(f"{word} {socket.gethostname()} {os.getpid()}:{_started(os.getpid())} {self._beats}\n")
+            path.write_text(f"{word} {_place()} {os.getpid()}:{_started(os.getpid())} {self._beats}\n")
         except OSError:
             path.unlink(missing_ok=True)
             if not stop:
@@ -132,14 +134,19 @@ def refresh_folder(folder: Path) -> None:
 
 
 def parent_is_alive(content: str) -> bool:
-    """Return whether the parent that wrote this line is alive; a parent on another host counts as alive."""
+    """Return whether the parent that wrote this line is alive; one in another place counts as alive."""
     word, host, process, _ = content.split()
     if word == "stop":
         return False
-    if host != socket.gethostname():
+    if host != _place():
         return True
     number, _, started = process.partition(":")
     return _started(int(number)) == started
+
+
+def _place() -> str:
+    """Return where numbers of processes mean the same: the host, and in a container its part of it."""
+    return f"{socket.gethostname()}/{pid_namespace()}"
 
 
 def _started(process: int) -> str | None:
@@ -155,12 +162,12 @@ def _started(process: int) -> str | None:
 
 
 def running_elsewhere(folder: Path, watch_s: float) -> bool:
-    """Return whether this board's parent is alive; on another host, whether it writes a heartbeat within `watch_s`."""
+    """Return whether this board's parent is alive; in another place, whether it writes a heartbeat within `watch_s`."""
     try:
         before = _whole_line(folder / _PARENT)
         if not before or not parent_is_alive(before):
             return False
-        if before.split()[1] == socket.gethostname():
+        if before.split()[1] == _place():
             return True
         time.sleep(watch_s)
         return _whole_line(folder / _PARENT) != before

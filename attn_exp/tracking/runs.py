@@ -54,6 +54,7 @@ from attn_exp.tracking.client import (
 from attn_exp.tracking.database import database_file, opened, prepare_database
 from attn_exp.tracking.lock import Writers
 from attn_exp.tracking.page import metrics_at, run_page, store_summary
+from attn_exp.tracking.trouble import ArtifactError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -70,10 +71,6 @@ WHERE parent.key = 'mlflow.parentRunId' AND parent.value = ?
 _WAIT_S = 20.0
 # The experiment of duels: their numbers would spoil the charts of sweeps.
 _DUELS = "_duels"
-
-
-class ArtifactError(RuntimeError):
-    """The store accepted the metrics but not the files."""
 
 
 def create_job_run(client: "MlflowClient", experiment: str, parent: str, record: Record, folder: Path) -> str:

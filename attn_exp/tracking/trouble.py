@@ -24,6 +24,10 @@ _OF_DISK = (
 )
 
 
+class ArtifactError(RuntimeError):
+    """The store accepted the metrics but not the files."""
+
+
 def refusal(error: Exception, option: str = "tracker.uri") -> str | None:
     """Return what to do if a store refused the user or is not MLflow; None for trouble that may pass.
 
@@ -52,8 +56,6 @@ def disk_trouble(error: Exception) -> str | None:
 
 def trouble(error: Exception, option: str = "tracker.uri") -> str:
     """Return what went wrong, in a few words without passwords; `option` as in `refusal`."""
-    from attn_exp.tracking.runs import ArtifactError
-
     text = str(error)
     if (too_long := _TOO_LONG.search(text)) is not None:
         return f"it sent {too_long[0]}, which was not read further"
