@@ -78,7 +78,9 @@ def test_a_gpu_that_stays_held_is_given_up_with_a_sentence_that_names_the_holder
     try:
         assert process.stdout is not None and process.stdout.readline() == b"held\n"
         said: list[str] = []
-        with pytest.raises(UserError, match=r"end that, choose device=cuda:N, or set gpu_wait_s=") as caught:
+        with pytest.raises(
+            UserError, match=r"end that, choose another with device=cuda:N or CUDA_VISIBLE_DEVICES, or set gpu_wait_s="
+        ) as caught:
             lease([GPU], said.append, 0.1)
         assert said[0].startswith(f"waiting for GPU 0 (NVIDIA H200), on which process {process.pid} (")
         assert f"GPU 0 (NVIDIA H200) is held by process {process.pid} (" in str(caught.value)

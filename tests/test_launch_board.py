@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,18 @@ import pytest
 from fakes import CASE, make_request
 
 from attn_exp.core.errors import UserError
+from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import read_record, write_record
 from attn_exp.run.context import SweepContext
+from attn_exp.run.gpus import try_lease
 from attn_exp.run.session import Session
 from attn_exp.sweep import board as board_module
 from attn_exp.sweep import parallel as sweep_module
 from attn_exp.sweep.board import GONE_S, Board, Line, TaskBoard, running_elsewhere
 from attn_exp.sweep.parallel import _check_alone
 from attn_exp.sweep.plan import Group, LaunchPlan, group_jobs, read_plan, write_plan
-from attn_exp.sweep.task import _own, _requests
+from attn_exp.sweep.task import _lease, _own, _requests
 from attn_exp.tracking.none import NoTracker
 
 
@@ -233,6 +236,48 @@ def test_a_record_of_an_earlier_try_is_no_record_of_this_one(tmp_path, jobs):
     found = read_record(folder)
     assert (found.status, found.finished_at) == ("unsupported", 2.0)
     assert found.profiles["ncu"].reason == "repeating the job for it ended as crashed: all tasks of slurm had ended"
+
+
+def test_a_task_gives_up_a_gpu_that_others_hold_for_too_long_and_says_who(board, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gpu, seat = GpuInfo(1, "NVIDIA H200", "GPU-1"), TaskBoard(board.folder, 0)
+    plan = LaunchPlan(folder="f", cwd="/", isolation={}, groups=(Group(jobs=(request("a"),)),), gpu_wait_s=0.0)
+    held = try_lease([gpu])
+    assert _lease(plan, seat, [gpu]) is None
+    waits, gives_up = board.lines(1)
+    assert waits == Line(0, "wait", "1 (NVIDIA H200)")
+    assert gives_up.word == "held"
+    assert re.fullmatch(r"GPU 1 \(NVIDIA H200\) is held by .* for 0 s: end that, .*, or set gpu_wait_s=", gives_up.rest)
+    held.release()
+    _lease(plan, seat, [gpu]).release()
+
+
+def test_jobs_whose_gpus_others_hold_have_no_record_and_the_command_ends_with_the_reason(tmp_path):
+    """The jobs that another task measured keep theirs."""
+    measured, left = request("a"), request("b", batch=7)
+
+    class Held:
+        name, tasks, gpus, pinned = "slurm", 2, (), False
+
+        def run(self, launch, tasks, say, over):
+            assert read_plan(launch).gpu_wait_s == 5.0
+            mine, other = (TaskBoard(launch, task) for task in (0, 1))
+            mine.append("held", "GPU 1 is held by process 7")
+            now = {"started_at": 1.0, "finished_at": 2.0}
+            (tmp_path / measured.job).mkdir()
+            write_record(Record(request=measured, status="unsupported", reason="no", **now), tmp_path / measured.job)
+            other.append("begin", measured.job)
+            return {}
+
+        def close(self):
+            pass
+
+    session = Session()
+    session.context = SweepContext("s", tmp_path, NoTracker(), {"gpu_wait_s": 5}, print)
+    with pytest.raises(UserError, match="GPU 1 is held by process 7"):
+        sweep_module.launch(session, Held(), {}, [measured, left], {})
+    assert [path.parent.name for path in tmp_path.glob("*/record.json")] == [measured.job]
+    assert not (tmp_path / ".launch").exists()
 
 
 def test_a_process_that_has_another_s_number_is_not_taken_for_it(board):

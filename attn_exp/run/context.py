@@ -62,6 +62,11 @@ class SweepContext:
         """The GPU that is leased, if one is."""
         return self._lease.gpu.uuid if self._lease else None
 
+    @property
+    def gpu_wait_s(self) -> float:
+        """How long a GPU is waited for that others measure on."""
+        return float(self._options["gpu_wait_s"])
+
     def start(
         self,
         device: str,
@@ -81,7 +86,7 @@ class SweepContext:
         isolation = make_isolation(isolation_options(self._options), run_folder)
         if device == "cuda":
             usable = resolve_device(str(self._options["device"]), list(gpus))[1]
-            self._lease = lease(usable, self._say, float(self._options["gpu_wait_s"]))
+            self._lease = lease(usable, self._say, self.gpu_wait_s)
         if worker is not None and isinstance(isolation, Worker) and isolation.takes(worker):
             worker.timeout_s, worker.profiler_timeout_s = isolation.timeout_s, isolation.profiler_timeout_s
             isolation = worker

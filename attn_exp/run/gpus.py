@@ -56,16 +56,21 @@ def lease(gpus: list[GpuInfo], waiting: Callable[[str], None], limit_s: float = 
         return free
     gpu = gpus[0]
     path = _lock_path(gpu)
-    what = f"GPU {gpu.index} ({gpu.name})"
-    waiting(f"waiting for {what}, on which {holder(path)} is measuring")
+    waiting(f"waiting for GPU {gpu.index} ({gpu.name}), on which {holder(path)} is measuring")
     lock = FileLock(path)
     try:
         lock.acquire(timeout=limit_s)
     except Timeout as error:
-        raise UserError(
-            f"{what} is held by {holder(path)} for {limit_s:g} s: end that, choose device=cuda:N, or set gpu_wait_s="
-        ) from error
+        raise UserError(held_too_long(gpu, limit_s)) from error
     return Lease(gpu, lock)
+
+
+def held_too_long(gpu: GpuInfo, limit_s: float) -> str:
+    """Return the sentence about a GPU that was waited for in vain: who holds it, and what to type."""
+    return (
+        f"GPU {gpu.index} ({gpu.name}) is held by {holder(_lock_path(gpu))} for {limit_s:g} s: end that, choose "
+        "another with device=cuda:N or CUDA_VISIBLE_DEVICES, or set gpu_wait_s="
+    )
 
 
 def holder(path: Path) -> str:

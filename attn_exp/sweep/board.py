@@ -29,7 +29,7 @@ _READS, _READ_AGAIN_S = 10, 0.02
 
 @dataclass(frozen=True)
 class Line:
-    """One message of a task: `hello HOST`, `wait GPU`, `begin JOB`, `end JOB` or `bye`."""
+    """One message of a task: `hello HOST`, `wait GPU`, `held SENTENCE`, `begin JOB`, `end JOB` or `bye`."""
 
     task: int
     word: str

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.case import Case
+from attn_exp.core.errors import UserError
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import sound_record, write_record
 from attn_exp.core.request import Request
@@ -36,6 +37,8 @@ class _Jobs:
         # Records of earlier attempts, which tasks replace.
         self._before = {job: record for job in self.left if (record := self._read(job)) is not None}
         self.halt: Record | None = None
+        # Sentences of tasks whose GPU was held by others for too long.
+        self.held: list[str] = []
         self._here: set[int] = set()
         self._later: list[str] = []
         # Jobs that have ended, and whose records this host's file system does not show yet.
@@ -53,6 +56,8 @@ class _Jobs:
             self._here.add(line.task)
         elif line.word == "wait":
             self.session.say(f"waiting for GPU {line.rest}, on which another attn_exp is measuring")
+        elif line.word == "held":
+            self.held.append(line.rest)
         elif line.word == "begin" and line.rest in self.left:
             self.begun[line.rest] = line.task
             progress.running(self.left[line.rest].label)
@@ -80,11 +85,12 @@ class _Jobs:
         self._later.clear()
 
     def record_lost(self, launcher: Launcher, ended: dict[int, str]) -> None:
-        """Write a record for each job that has none because its task died."""
+        """Write a record for each job that has none because its task died, not for one whose GPU was held by others."""
         until = time.monotonic() + GONE_S
         if not ended:
-            # No task died, so all jobs were measured; their records may not be visible here yet.
-            self._unseen |= {job: self.begun.get(job, -1) for job in self.left}
+            # No task died, so all jobs were measured but those of GPUs that were held; their records may not be
+            # visible here yet.
+            self._unseen |= {job: self.begun.get(job, -1) for job in self.left if job in self.begun or not self.held}
         while self._unseen and time.monotonic() < until:
             self._collect_unseen()
             if self._unseen:
@@ -92,6 +98,8 @@ class _Jobs:
         for job, request in list(self.left.items()):
             task = self.begun.get(job)
             record = self._written(job)
+            if record is None and task is None and self.held:
+                continue
             if record is None:
                 why = ended.get(task, "it ended early") if task is not None else ""
                 reason = f"task {task} died: {why}" if task is not None else f"all tasks of {launcher.name} had ended"
@@ -130,7 +138,7 @@ def launch(
     """Run the jobs of an opened session in the launcher's tasks, until all have a record.
 
     Raises:
-        UserError: no task can be started, or another command is running this sweep.
+        UserError: no task can be started, another command is running this sweep, or others hold a GPU for too long.
         SystemExit: a job ended as `stop_on` names.
     """
     folder = session.opened.folder
@@ -145,6 +153,7 @@ def launch(
         cwd=str(Path.cwd()),
         isolation=isolation,
         groups=groups,
+        gpu_wait_s=session.opened.gpu_wait_s,
         gpus=tuple(gpu.uuid for gpu in launcher.gpus) if launcher.pinned else (),
     )
     jobs = _Jobs(session, folder, [request for group in groups for request in group.jobs])
@@ -159,6 +168,8 @@ def launch(
         session.say(f"task {task} of {launcher.name} died: {why}")
     if not ended:
         _clear(board.folder)
+    if jobs.held and jobs.left and jobs.halt is None:
+        raise UserError(jobs.held[0])
     if jobs.halt is not None:
         session.say(stop_line(jobs.halt))
         raise SystemExit(1)

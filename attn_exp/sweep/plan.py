@@ -12,6 +12,7 @@ from attn_exp.core.files import write_whole
 from attn_exp.core.flops import flops
 from attn_exp.core.record import Record
 from attn_exp.core.request import Request
+from attn_exp.run.gpus import WAIT_S
 
 _FILE_NAME = "plan.json"
 
@@ -36,6 +37,7 @@ class LaunchPlan:
         cwd: where the command was typed.
         isolation: the options of `make_isolation`.
         groups: the jobs.
+        gpu_wait_s: how long a task waits for a GPU that others measure on.
         gpus: task N leases the N-th of these; if there are none, a task leases any GPU that it sees.
     """
 
@@ -43,6 +45,7 @@ class LaunchPlan:
     cwd: str
     isolation: dict[str, Any]
     groups: tuple[Group, ...]
+    gpu_wait_s: float = WAIT_S
     gpus: tuple[str, ...] = ()
 
     @property

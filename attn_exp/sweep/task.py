@@ -15,7 +15,7 @@ from pathlib import Path
 from attn_exp.core.files import be_as_private_as
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.request import Request
-from attn_exp.run.gpus import Lease, try_lease, visible_gpus
+from attn_exp.run.gpus import Lease, held_too_long, try_lease, visible_gpus
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.worker_process import Worker, make_isolation
 from attn_exp.sweep.board import TaskBoard
@@ -87,8 +87,8 @@ def _own(plan: LaunchPlan, uuid: str | None) -> list[int]:
 
 
 def _lease(plan: LaunchPlan, board: TaskBoard, gpus: list[GpuInfo]) -> Lease | None:
-    """Lease the first of these GPUs that becomes free while a group is left for it."""
-    waiting = False
+    """Lease the first of these GPUs that becomes free while a group is left for it, and within `plan.gpu_wait_s`."""
+    waiting, began = False, time.monotonic()
     while gpus and any(not board.taken(group) for group in _own(plan, gpus[0].uuid)) and board.should_continue():
         lease = try_lease(gpus)
         if lease:
@@ -96,6 +96,10 @@ def _lease(plan: LaunchPlan, board: TaskBoard, gpus: list[GpuInfo]) -> Lease | N
         if not waiting:
             board.append("wait", f"{gpus[0].index} ({gpus[0].name})")
             waiting = True
+        if time.monotonic() - began >= plan.gpu_wait_s:
+            # No failure yet: tasks that have a GPU may measure all jobs.
+            board.append("held", held_too_long(gpus[0], plan.gpu_wait_s))
+            break
         time.sleep(_LEASE_S)
     return None
 
