@@ -53,10 +53,10 @@ def test_a_worker_that_dies_in_a_job_charges_that_one_also_behind_such_an_end(tm
 
 
 def test_bytes_that_are_no_text_end_nothing(tmp_path: Path) -> None:
-    assert [one.status for one in outcomes(tmp_path, "bytes", "bytes", "")] == [None] * 3
+    assert [one.status for one in outcomes(tmp_path, "bytes", "flood", "")] == [None] * 3
 
 
-@pytest.mark.parametrize("then", [("daemon",), ("daemon", "exit"), ("daemon", "die")])
+@pytest.mark.parametrize("then", [("daemon",), ("daemon", "exit"), ("daemon", "die"), ("escaped", "")])
 def test_what_left_the_worker_s_group_ends_with_it(tmp_path: Path, then: tuple[str, ...]) -> None:
     outcomes(tmp_path, *then)
     daemon = int((tmp_path / "job\n0" / "daemon").read_text())

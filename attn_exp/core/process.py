@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 # How often `kill_marked` looks.
 _KILLS = 10
 
@@ -24,6 +25,11 @@ def die_with_parent(parent: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
+
+
+def keep_descendants() -> None:
+    """Stay above all processes that come of this one: those whose parent ends become its children (Linux, prctl(2))."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with(process: int) -> None:
@@ -90,6 +96,32 @@ def kill_marked(name: str, mark: str) -> None:
         if not found:
             return
         _kill(found)
+
+
+def descendants(pid: int) -> set[tuple[int, str]]:
+    """Return the processes below one, each with the moment of its start: another one may get its number later.
+
+    Empty if the kernel does not list children (CONFIG_PROC_CHILDREN).
+    """
+    found: set[tuple[int, str]] = set()
+    left = [pid]
+    while left:
+        for children in Path("/proc", str(left.pop()), "task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                below = {(child, _started(child)) for child in map(int, children.read_text().split())}
+                left += [child for child, _ in below - found]
+                found |= below
+    return found
+
+
+def kill_all(processes: set[tuple[int, str]]) -> None:
+    """Kill processes as `descendants` returns them, with what has come of them since."""
+    for _ in range(_KILLS):
+        processes = {one for one in processes if one[1] and _started(one[0]) == one[1]}
+        if not processes:
+            return
+        processes = processes.union(*(descendants(pid) for pid, _ in processes))
+        _kill([pid for pid, _ in processes])
 
 
 def kill_orphans(name: str) -> None:

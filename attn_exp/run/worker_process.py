@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 from attn_exp.core.errors import UserError, how_it_ended, last_message
 from attn_exp.core.files import cut_middle, rewrite
-from attn_exp.core.process import kill_marked, kill_orphans, own_mark
+from attn_exp.core.process import descendants, kill_all, kill_marked, kill_orphans, own_mark
 from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.redaction import is_secret, without_secrets
 from attn_exp.core.status import Status
@@ -40,10 +40,12 @@ _PREFIXES = (
 _MARK = "ATTN_EXP_WORKER"
 _PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
 START_LIMIT_S = 300.0
+# A reply is a word and a path.
+_LONGEST_REPLY = 1 << 16
 # Of a job's log its beginning and end are kept, so many bytes in all.
 LOG_BYTES = 16 << 20
 # The worker's phase after each of its messages; it sends `profile` before each profiler.
-_PHASES = {"begin": "job", "profile": "profile"}
+_PHASES = {"begin": "job", "profile": "profile", "end": "idle", "poisoned": "idle", "outdated": "idle"}
 # The module that runs as the worker process.
 WORKER = "attn_exp.worker"
 
@@ -144,6 +146,8 @@ class Worker:
         self._since = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = ""
+        # What came of the process, as last seen.
+        self._below: set[tuple[int, str]] = set()
         self._replies = -1
         self._pidfd = -1
         self._startup: IO[bytes] | None = None
@@ -202,13 +206,15 @@ class Worker:
             self.start()
             self._send()
             line = self._reply()
+            self._look_below()
             if line is None and self._served and self._phase == "idle":
                 # It ended between two jobs, through what the last one left behind: the next one is not to blame.
                 self._kill()
                 continue
             if line is None:
                 return self._failed_outcome(folder)
-            word, _, rest = line.partition(" ")
+            if (word := _word(line, folder)) is None:
+                continue
             self._phase = _PHASES.get(word, "idle")
             self._since = time.monotonic()
             if word == "begin":
@@ -216,7 +222,7 @@ class Worker:
             if word == "outdated":
                 # A module that was imported cannot be forgotten: another process loads the backend as it is now.
                 self._kill()
-            if word in ("end", "poisoned") and rest == json.dumps(str(folder)):
+            if word in ("end", "poisoned"):
                 self._pending.popleft()
                 self._sent -= 1
                 self._served += 1
@@ -257,13 +263,14 @@ class Worker:
                 ready = {key.fd for key, _ in selector.select(self._seconds_left())}
             if self._replies in ready:
                 chunk = os.read(self._replies, 4096)
-                self._buffer += chunk
+                # User code may write into the pipe too, and without end.
+                self._buffer = (self._buffer + chunk)[-_LONGEST_REPLY:]
                 if chunk:
                     continue
             # Its last message, if any, has been read by now.
             return None
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode(errors="replace")  # user code may write into the pipe too
+        return line.decode(errors="replace")
 
     def _seconds_left(self) -> float | None:
         limit = self._limit_s()
@@ -278,7 +285,7 @@ class Worker:
         """Find out why there will be no record, and remove the process."""
         assert self._process is not None
         phase, limit, timed_out = self._phase, self._limit_s(), self._timed_out()
-        began, profiling = phase in _PHASES.values(), phase == "profile"
+        began, profiling = phase in ("job", "profile"), phase == "profile"
         code = self._exit_code()
         words = "" if began else self._last_words()
         self._kill()
@@ -314,15 +321,23 @@ class Worker:
         left = self._seconds_left()
         return left is not None and left <= 0
 
+    def _look_below(self) -> None:
+        """Note what has come of the process: if it ends by itself, nothing says any more what was below it."""
+        assert self._process is not None
+        self._below |= descendants(self._process.pid)
+
     def _kill(self) -> None:
         if self._process is None:
             return
+        self._look_below()
         # The whole group, with compilers and other children of the job; SIGKILL, since SIGTERM can be ignored.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         # And those that have left it: a daemon would go on using the device, beside whatever is measured next.
         kill_marked(_MARK, self._mark)
+        kill_all(self._below)
+        self._below = set()
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -331,6 +346,15 @@ class Worker:
         if self._startup is not None:
             self._startup.close()
         self._process, self._sent = None, 0
+
+
+def _word(line: str, folder: Path) -> str | None:
+    """Return the word of the worker's message about a job, or `ready`; None for what user code wrote into the pipe.
+
+    Such words may also stand before a message, on its line.
+    """
+    job = json.dumps(str(folder))
+    return "ready" if line == "ready" else next((word for word in _PHASES if line.endswith(f"{word} {job}")), None)
 
 
 # Measures the job in a folder on the device that an earlier call returned (None at first), and returns that device.
