@@ -13,6 +13,7 @@ from cli import QUICK, complaints, environment, finished, left_behind, records, 
 from inprocess import typed
 
 import attn_exp
+from attn_exp.config.overrides import repeated
 from attn_exp.core.record_file import FILE_NAME
 
 SIZES = tuple(argument for argument in QUICK if not argument.startswith("batch="))
@@ -130,6 +131,7 @@ BAD = {
     "++backend.foo=1": "backend=auto has no option 'foo': it has none",
     "backend=cudnn_graph ++backend.lay=bshd": "backend=cudnn_graph has no option 'lay': did you mean 'layout'?",
     "-m backend=eager,flash ++backend.foo=1": "backend=eager has no option 'foo'",
+    "backend._target_=attn_exp.backends.eager.Eager ++backend.rows=1": "backend=eager has no option 'rows'",
     "backend._target_=null": "backend._target_=package.module.Class",
     # what only looks like a sweep, and what is taken away
     "-m save_plots=true,false": "save_plots is one for the whole sweep",
@@ -194,6 +196,7 @@ def test_a_mistake_in_a_file_of_one_s_own_is_one_sentence(call, tmp_path, conten
 
 
 def test_a_key_that_is_given_twice_is_told(call):
+    assert repeated(["batch=1", "seq_len=64", "seq_len=64,128"])[0].endswith("for both: -m seq_len=64,128")
     words = ("dry_run=true", "device=cpu", "batch=1", "batch=2", "seed=1", "seed=1")
     code, out, err = call(*words)
     assert (code, " b2 " in out) == (0, True)

@@ -261,15 +261,16 @@ def test_a_mistake_is_one_sentence_and_exits_with_2(line, said, tmp_path, monkey
 
 
 def test_an_interrupt_of_any_command_exits_with_130(tmp_path):
+    # In the middle of a comparison, when its reader would run.
     code = (
-        "import os, signal, sys\nimport attn_exp.cli as cli\nimport attn_exp.commands.explain as explain\n"
-        "def run(given):\n    os.kill(os.getpid(), getattr(signal, sys.argv.pop()))\n    signal.pause()\n"
-        "explain.main = lambda words: run(words)\ncli.main()\n"
+        "import os, signal, sys\nimport attn_exp.cli as cli\nimport attn_exp.compare.answer as answer\n"
+        "def run(choice):\n    os.kill(os.getpid(), getattr(signal, name))\n    signal.pause()\n"
+        "name, answer.answer = sys.argv.pop(), run\ncli.main()\n"
     )
     for name in ("SIGINT", "SIGTERM"):
-        command = [sys.executable, "-c", code, "explain", "first", name]
+        command = [sys.executable, "-c", code, "compare", "first", name]
         done = subprocess.run(command, cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (130, "")
+        assert (done.returncode, done.stdout, cli.without_progress(done.stderr)) == (130, "", [])
 
 
 # The TAB key.

@@ -248,8 +248,9 @@ def test_for_notebooks_the_package_loads_and_compares(home):
         _ = attn_exp.compere
     with pytest.raises(UserError, match="names 3 sweeps: load one at a time"):
         load("*")
-    with pytest.raises(UserError, match="there is no key 'format'"):
-        compare("old", format="json")
+    for option, instead in {"format": "report", "plots": r"\.plot\(", "settle": r"\.ties"}.items():
+        with pytest.raises(UserError, match=rf"^{option}= is an option of the command: in Python, .*{instead}"):
+            compare("old", **{option: "p"})
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs pandas")

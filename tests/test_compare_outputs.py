@@ -193,3 +193,9 @@ if __name__ == "__main__":
             old.unlink()
         for golden, content in outputs(Path(name)).items():
             (GOLDEN / golden).write_text(content)
+
+
+def test_a_bound_that_tells_nothing_has_few_digits():
+    assert [written(value, "ratio") for value in (0.98, 47134.4, 5e27)] == ["0.980", "47134", ">99999"]
+    shown = [written(value, "percent") for value in (-1e-6, 0.0304, 12.5, 2e6, -2e6)]
+    assert shown == ["+0.00", "+3.04", "+1250", ">+99999", "<-99999"]

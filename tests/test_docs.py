@@ -301,7 +301,8 @@ def message_texts():
     """Return all strings of the package's modules as one text; a line break stands for what is filled in."""
     strings = []
     for path in (ROOT / "attn_exp").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        # That one quotes messages of the others.
+        for node in ast.walk(ast.parse(path.read_text())) if path.name != "troubles.py" else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 strings.append(node.value)
     return "\n".join(strings)
@@ -317,10 +318,9 @@ def is_message(quoted, texts):
 def test_every_message_of_the_page_is_one_of_the_program():
     rows = re.findall(r"^\| (`.+?) \|", TEXTS["docs/troubleshooting.md"], re.MULTILINE)
     messages = [message for row in rows for message in re.findall(r"`([^`]+)`", re.sub(r"\(`\w+`\)", "", row))]
-    assert len(messages) > 50
+    assert len(messages) > 40
     texts = message_texts()
-    # OutOfMemoryError is PyTorch's.
-    assert [message for message in messages if not is_message(message, texts)] == ["OutOfMemoryError"]
+    assert [message for message in messages if not is_message(message, texts)] == []
     assert not is_message("there is no such message anywhere", texts)
 
 

@@ -153,6 +153,9 @@ def test_on_a_cpu_too_the_same_kernel_is_named_by_the_operator_that_computes_att
     assert f"same kernel: both run {names[1]}, so that they differ by noise" in " ".join(
         page(capsys, "cpu/auto").split()
     )
+    # The wrapper is the longest operator of both, and no implementation.
+    text = " ".join(page(capsys, "cpu/math").split())
+    assert f"this one's main operator is {names[0]} flash's is {names[1]}" in text and "same operator" not in text
 
 
 def test_on_a_cpu_nothing_is_said_of_kernels_since_operators_contain_others(here, capsys):

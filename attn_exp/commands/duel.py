@@ -32,7 +32,7 @@ def _one(overrides: Sequence[str], own_choices: Path | None, command: Sequence[s
     rivals, shared = rivals_of(overrides)
     from attn_exp.run.duel import run_duel
 
-    return run_duel(rivals, shared, own_choices, command)
+    return int(run_duel(rivals, shared, own_choices, command) is None)
 
 
 def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

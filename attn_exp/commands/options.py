@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from attn_exp.config.overrides import renamed
 from attn_exp.core.errors import UserError, check_words, nearest, no_config_dir
 from attn_exp.core.redaction import redacted
+from attn_exp.core.troubles import with_code
 from attn_exp.core.values import Reader, text
 
 MISTAKE = 2
@@ -129,7 +130,7 @@ class Command:
                 print(f"hint: `{typed}` is the command's new spelling", file=sys.stderr, flush=True)
             return self.run(given)
         except UserError as error:
-            print(f"attn-exp {self.name}: {redacted(str(error))}", file=sys.stderr)
+            print(f"attn-exp {self.name}: {with_code(redacted(str(error)))}", file=sys.stderr)
             return MISTAKE
 
     def parse(self, arguments: Sequence[str]) -> Arguments:

@@ -10,6 +10,7 @@ from attn_exp.config.overrides import overridden, renamed, repeated
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
 from attn_exp.core.ticker import Ticker
+from attn_exp.core.troubles import with_code
 from attn_exp.core.version import __version__
 from attn_exp.run.worker_process import Worker
 
@@ -87,7 +88,7 @@ def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "
 def _session(arguments: list[str], each: "Callable[[Record, Path], None] | None" = None) -> "Iterator[Session]":
     """Yield the session of a run, which ends with the block. With `each`, results are not printed."""
     worker = Worker(reuse=True, timeout_s=None)
-    if not overridden(arguments, *_NO_JOBS, "dry_run", *_WORKER_KEYS):
+    if not overridden(arguments, *_NO_JOBS, "dry_run", "rival", *_WORKER_KEYS):
         start_ahead(worker)
     ticker = Ticker(quiet="quiet=true" in arguments, at_once=True)
     if not overridden(arguments, *_NO_JOBS):
@@ -122,11 +123,11 @@ def _measure(arguments: list[str], session: "Session") -> int:
         hydra_main(arguments, SessionTask(session), new_sweep_name())
     except UserError as error:
         session.progress.end()
-        print(f"attn-exp: {redacted(str(error))}", file=sys.stderr)
+        print(f"attn-exp: {with_code(redacted(str(error)))}", file=sys.stderr)
         return 2
     except SystemExit as stopped:
         session.progress.end()
         if isinstance(stopped.code, UserError):
-            print(f"attn-exp: {redacted(str(stopped.code))}", file=sys.stderr)
+            print(f"attn-exp: {with_code(redacted(str(stopped.code)))}", file=sys.stderr)
         return stopped.code if isinstance(stopped.code, int) else 2
     return 0

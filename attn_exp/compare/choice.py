@@ -54,6 +54,15 @@ READERS: dict[str, Reader] = {field.name: text for field in fields(Choice)} | {
 # The Python API has arguments of its own for these, or does not need them.
 _OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots", "fail_if_slower", "settle")
 
+# What a Python program writes in place of the command's options.
+_IN_PYTHON = {
+    "plots": "attn_exp.load(NAME).plot('heatmap').save(FOLDER) draws one",
+    "out": "attn_exp.load(NAME).report('report.html') writes a file",
+    "format": "attn_exp.load(NAME).report('report.md') writes a file, and compare(...).to_frame() has the rows",
+    "rows": "compare(...).to_frame().head(10) has the first rows",
+    "settle": "compare(...).ties has the commands of the duels",
+}
+
 
 def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
     """Return the choice for the sweeps and options of a command line.
@@ -83,6 +92,8 @@ def choice_from(keys: Mapping[str, Any]) -> Choice:
         key = _EARLIER.get(word, word)
         if key == "fail_if_slower":
             raise UserError("fail_if_slower= sets the command's exit code: call compare(...).regressions(0.03) instead")
+        if key in _IN_PYTHON:
+            raise UserError(f"{key}= is an option of the command: in Python, {_IN_PYTHON[key]}")
         if key not in READERS or key in _OF_THE_COMMAND:
             known = [name for name in READERS if name not in _OF_THE_COMMAND]
             raise UserError(f"there is no key '{key}': {nearest(key, known)}the keys are {', '.join(known)}")

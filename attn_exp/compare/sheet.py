@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attn_exp.core.text import figures, half_text, plain, printable
+from attn_exp.core.text import figures, half_text, percent_text, plain, printable
 
 # How a value is formatted; `percent` (signed, two decimals) and `half` (one decimal) take fractions.
 Form = Literal["text", "figure", "ratio", "percent", "half"]
 Tone = Literal["good", "bad", "open", "best", ""]
+# A larger ratio is the bound of an interval of two or three rounds, and tells nothing.
+_LARGEST = 100_000
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,9 @@ def written(value: Any, form: Form) -> str:
     if form == "figure":
         return figures(value) if value >= 1e-3 or value == 0 else f"{value:.3e}"
     if form == "ratio":
-        return f"{value:.3f}" if value < 100 else f"{value:.0f}"
+        return f"{value:.3f}" if value < 100 else f"{value:.0f}" if value < _LARGEST else f">{_LARGEST - 1}"
     if form == "percent":
-        text = f"{100 * value:+.2f}" if abs(value) < 10 else f"{100 * value:+.0f}"
-        return "+0.00" if text == "-0.00" else text
+        return percent_text(value)
     return half_text(value)
 
 

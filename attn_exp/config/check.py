@@ -101,6 +101,8 @@ def _unknown_option(text: str) -> str | None:
         options = options or sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
         if not option:
             return f"{group}= is empty: the choices are {', '.join(options)}"
+        if (group, option) == ("hydra/sweeper", "optuna"):
+            return "hydra/sweeper=optuna needs hydra-optuna-sweeper: pip install 'attn_exp[optuna]'"
         near = _DEVICE_TIMERS if (group, option) in _DEVICES else nearest(option, options)
         return f"{group}={option} does not exist: {near}the choices are {', '.join(options)}"
     match = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)

@@ -10,7 +10,18 @@ from attn_exp.core.text import flat
 from attn_exp.core.token_forms import without_tokens
 
 # Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
-_NOT_KEPT = ("tracker", "folder", "dry_run", "save_plots", "columns", "format", "quiet", "private", "gpu_wait_s")
+_NOT_KEPT = (
+    "tracker",
+    "folder",
+    "dry_run",
+    "save_plots",
+    "columns",
+    "format",
+    "quiet",
+    "private",
+    "gpu_wait_s",
+    "rival",
+)
 # A worker needs the values of these.
 _BY_VALUE = ("backend", "compile", "profiler", "timer")
 

@@ -38,7 +38,7 @@ def repeated(arguments: Sequence[str]) -> list[str]:
             continue
         key, value = override_key(argument), argument.partition("=")[2]
         if last.setdefault(key, value) != value:
-            both = f"{last[key]},{value}"
+            both = ",".join(dict.fromkeys(f"{last[key]},{value}".split(",")))
             hints[key] = f"hint: {key} is given twice, and {key}={value} counts; for both: -m {key}={both}"
         last[key] = value
     return list(hints.values())

@@ -188,7 +188,7 @@ def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]
 
 
 def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
-    """Return the backend's options with its name. A class of the user's own never gets the name of one of ours."""
+    """Return the backend's options with its name. No other class gets the name of one of ours."""
     target = backend.get("_target_")
     if not isinstance(target, str) or not target:
         raise UserError("the backend has no class: set backend._target_=package.module.Class, or choose backend=...")
@@ -196,8 +196,8 @@ def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
     name = backend.get("name")
     if name is not None:
         check_name("backend.name", name)
-    ours = bool(choice("backend", str(name)))
-    if name is None or (ours and not target.startswith("attn_exp.backends.")):
+    ours = choice("backend", str(name))
+    if name is None or (ours and target != ours["_target_"]):
         name = re.split(r"[.:]", target)[-1].lower()
     check_name("backend.name", name)
     # `about` describes the backend: it is not an option, and not part of the job's identity.

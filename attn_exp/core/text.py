@@ -81,6 +81,14 @@ def half_text(half: float | None) -> str:
     return "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
 
 
+def percent_text(fraction: float) -> str:
+    """Format a signed relative difference in percent; one that is a thousandfold or more, as a bound."""
+    if abs(fraction) >= 1000:
+        return f"{'>+' if fraction > 0 else '<-'}99999"
+    text = f"{100 * fraction:+.2f}" if abs(fraction) < 10 else f"{100 * fraction:+.0f}"
+    return "+0.00" if text == "-0.00" else text
+
+
 def apart(found: float, allowed: float) -> tuple[str, str]:
     """Format two different numbers with two significant digits, or with as many as tell one from the other."""
     for digits in range(2, 17):

@@ -17,6 +17,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.roofline import Roof, roof_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, grid, half_text
+from attn_exp.core.troubles import with_code
 from attn_exp.explain.conditions import condition_lines
 from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines
@@ -183,7 +184,12 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     several = list(results)
     parts = [_head(job, record)]
     if record.status != "ok":
-        parts.append([f"{record.status}: {record.reason}", f"its output is in {user_path(job.path.parent / LOG_NAME)}"])
+        parts.append(
+            [
+                f"{record.status}: {with_code(record.reason or '')}",
+                f"its output is in {user_path(job.path.parent / LOG_NAME)}",
+            ]
+        )
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
         parts += [["Timers that disagree", *job.second_opinions]] if job.second_opinions else []

@@ -67,15 +67,17 @@ def _doubt(several: Sequence[Result], slow: Result, direction: str) -> str:
 
 
 def _kernels(own: Result, other: Result, direction: str) -> list[str]:
-    mine, theirs = (one.longest_kernel(direction) for one in (own, other))
-    if not mine or not theirs:
+    if not own.kernels.get(direction) or not other.kernels.get(direction):
         return []
     what = kind(own)
+    mine, theirs = (main_kernel(one, direction) for one in (own, other))
     if same_kernel(own, other, direction):
-        return [f"  same kernel: both run {short(main_kernel(own, direction))}, so that they differ by noise"]
+        return [f"  same kernel: both run {short(mine)}, so that they differ by noise"]
     if mine == theirs:
-        return [f"  both spend most of their time in the same {what}, {short(mine)}"]
-    return [f"  this one's longest {what} is {short(mine)}", f"  {other.label}'s is {short(theirs)}"]
+        # A CPU's longest operator may be one wrapper around different implementations.
+        return [f"  both spend most of their time in the same kernel, {short(mine)}"] if what == "kernel" else []
+    which = "longest" if what == "kernel" else "main"
+    return [f"  this one's {which} {what} is {short(mine)}", f"  {other.label}'s is {short(theirs)}"]
 
 
 def main_kernel(result: Result, direction: str) -> str:

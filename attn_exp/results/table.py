@@ -14,6 +14,7 @@ from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.core.safe_text import csv_cell
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, filled, fitted, flat, half_text, plain, word
+from attn_exp.core.troubles import with_code
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.opinions import opinion_notes
 from attn_exp.results.result import Result, named
@@ -100,7 +101,7 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
         lines.append(f"omitted to fit the width: {names}; table.csv has these columns")
     lines += flag_notes(flag for result in results for flag in result.flags)
     lines += opinion_notes(_ordered(results))
-    lines += [f"* {reason}" for reason in sorted({result.reason for result in results if result.reason})]
+    lines += [f"* {with_code(reason)}" for reason in sorted({result.reason for result in results if result.reason})]
     return "\n".join(line if line is text else filled(line, width) for line in lines)
 
 

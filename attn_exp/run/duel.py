@@ -21,7 +21,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME, VERDICTS_NAME
 from attn_exp.core.redaction import redacted
 from attn_exp.core.request import DUEL_NAME, Request, backend_label
-from attn_exp.core.text import half_text
+from attn_exp.core.text import half_text, percent_text
 from attn_exp.core.ticker import Ticker
 from attn_exp.plots.duel import plot_ratios
 from attn_exp.results.calibration import device_key, margin_for
@@ -60,14 +60,17 @@ def _interference(records: Sequence[Record]) -> list[str]:
 
 def run_duel(
     rivals: Mapping[str, Sequence[str]], shared: Sequence[str], own_choices: Path | None, arguments: Sequence[str]
-) -> int:
-    """Measure the rivals, print the verdicts, and return the exit code.
+) -> dict[str, list[PairedComparison]] | None:
+    """Measure the rivals, and print and return the verdicts on each pair by pass; None if there are none.
 
     Args:
         rivals: the overrides of each rival by its letter.
         shared: the overrides of all rivals.
         own_choices: the folder that `--config-dir` names.
         arguments: the command line as typed, for `command.txt`.
+
+    Returns:
+        The verdicts; empty after a dry run, None if fewer than two rivals could be measured.
 
     Raises:
         UserError: a choice does not exist, or the folder cannot be written.
@@ -84,7 +87,7 @@ def run_duel(
     first = next(iter(configs.values()))
     if is_dry_run(first):
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
-        return 0
+        return {}
     options = next(iter(resolved.values()))
     # A duel always runs in a process of its own.
     options["isolation"] |= {"name": "fresh"}
@@ -107,7 +110,7 @@ def run_duel(
     if outcome.status is not None:
         print(f"{outcome.status}: {outcome.reason}")
         _close(context, "FAILED", [folder / LOG_NAME])
-        return 1
+        return None
     by_job = {record.request.job: record for record in read_folder(folder).records()}
     records = [by_job[request.job] for request in requests]
     measured = [record for record in records if record.status == "ok"]
@@ -118,7 +121,7 @@ def run_duel(
     if len(measured) < 2:
         print("there is nothing to compare: fewer than two rivals could be measured")
         _close(context, "FAILED", files)
-        return 1
+        return None
     margin = margin_for(device_key(measured[0].environment))
     by_pass = {direction: compare_pairs(measured, direction, margin) for direction in requests[0].measuring.passes}
     text = report(measured, by_pass)
@@ -126,7 +129,7 @@ def run_duel(
     files += _write(measured, by_pass, text, folder)
     _close(context, "FINISHED", files, duel_summary(measured, _verdicts(measured, by_pass), text))
     print(f"samples, verdicts and the plot are in {user_path(folder)}")
-    return 0
+    return by_pass
 
 
 def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo]) -> Outcome:
@@ -201,9 +204,9 @@ def verdict_line(records: Sequence[Record], comparison: PairedComparison) -> str
     decided = comparison.verdict in ("faster", "slower")
     how = f"takes {100 * abs(comparison.effect):.2f} % {'more' if comparison.effect > 0 else 'less'} time"
     # No direction without a verdict.
-    effect = how if decided else f"takes {first}'s time {100 * comparison.effect:+.2f} %"
+    effect = how if decided else f"takes {first}'s time {percent_text(comparison.effect)} %"
     figures = (
-        f"{effect} [{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}], "
+        f"{effect} [{percent_text(comparison.low)}, {percent_text(comparison.high)}], "
         f"{comparison.rounds} rounds, margin {100 * comparison.margin:.1f} %"
     )
     verdict = {

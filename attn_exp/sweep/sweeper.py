@@ -24,6 +24,7 @@ from attn_exp.sweep.launchers import Launcher, make_launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.plan import gpu_of
 from attn_exp.sweep.product import Composer, check_choices, check_shared, combinations, varied_keys
+from attn_exp.sweep.rival import check_rival
 from attn_exp.sweep.task_function import SessionTask
 
 Requests = dict[tuple[str, ...], Request | UserError]
@@ -75,6 +76,7 @@ class ProductSweep:
 
     def run(self) -> None:
         """Check the choices, then run the jobs that are possible and not done, or list them if it is a dry run."""
+        check_rival(self._composer.case(self._jobs[0]), searches=False)
         launcher = self._launcher(self._composer.case(self._jobs[0]))
         if is_dry_run(self._config):
             check_choices(self._composer.request, self._jobs, self._checking)

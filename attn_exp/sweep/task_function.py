@@ -1,7 +1,7 @@
 """The task function, which Hydra calls with each configuration. It holds the session that runs the jobs."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -11,6 +11,7 @@ from attn_exp.config.compose import is_dry_run
 from attn_exp.core.errors import UserError
 from attn_exp.run.session import Session
 from attn_exp.sweep.dry_run import planned, print_plan
+from attn_exp.sweep.rival import Duels, check_rival
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,18 @@ class SessionTask:
     """
 
     session: Session
+    duels: Duels = field(default_factory=Duels)
 
     def __call__(self, config: DictConfig) -> float:
-        """Run the job of one composed configuration; return its time in microseconds, for sweepers that optimise."""
+        """Run the job of one composed configuration; return what sweepers that optimise minimise.
+
+        That is its time in microseconds, or with `rival=` its time divided by the rival's.
+        """
         try:
             _check_launcher()
+            if check_rival(config, searches=_is_multirun()):
+                self.session.progress.end()
+                return self.duels.ratio(config, quiet=self.session.in_python)
             request = self.session.request(config)
             if is_dry_run(config):
                 print_plan(self.session, [planned(self.session, config)])
@@ -38,8 +46,12 @@ class SessionTask:
 
 def _check_launcher() -> None:
     """Raise UserError for a launcher without -m: Hydra would silently run the job in this process."""
-    if not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.MULTIRUN:
+    if not HydraConfig.initialized() or _is_multirun():
         return
     name = OmegaConf.select(HydraConfig.get().launcher, "name")
     if name is not None:
         raise UserError(f"hydra/launcher={name} needs -m (--multirun): python -m attn_exp -m ...")
+
+
+def _is_multirun() -> bool:
+    return HydraConfig.get().mode == RunMode.MULTIRUN
