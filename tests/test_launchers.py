@@ -362,7 +362,8 @@ def test_what_slurm_refuses_is_told_in_its_words(tmp_path, slurm):
     process = sleepy(*arguments, cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert err == "attn-exp: Slurm does not take the tasks: sbatch: error: invalid partition specified: nope\n"
+    said = "Slurm does not take the tasks: sbatch: error: invalid partition specified: nope"
+    assert err == f"attn-exp: {said} [docs/troubleshooting.md#ae06]\n"
     assert "no records" not in out and not found(tmp_path, "x")
 
 
