@@ -19,6 +19,7 @@ from attn_exp.core.redaction import redacted, without_secrets
 from attn_exp.core.request import Request
 from attn_exp.run.context import open_context
 from attn_exp.run.worker_process import Outcome, Worker
+from attn_exp.worker.attempt import error_summary
 from attn_exp.worker.machine.environment import environment
 
 MANY = "0a1b2c3d4e5f6g7h8i9j" * 4
@@ -54,6 +55,11 @@ TOKENS = [
     f"-----BEGIN OPENSSH PRIVATE KEY-----\n{MANY}\n-----END OPENSSH PRIVATE KEY-----",
     f"PuTTY-User-Key-File-2: ssh-rsa\n{MANY}",
 ]
+
+
+def test_what_an_error_says_is_redacted_before_it_is_shortened() -> None:
+    for words in range(300, 420):
+        assert "hidden" not in error_summary(RuntimeError("x" * words + " http://me:hidden-hidden@host/"))
 
 
 @pytest.mark.parametrize("token", TOKENS, ids=[token[:12].strip("-") for token in TOKENS])

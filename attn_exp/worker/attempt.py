@@ -165,7 +165,8 @@ def beyond_this_gpu(error: BaseException) -> str | None:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message, shortened to 400 characters."""
+    """Return the type of an exception and the first line of its message, redacted and shortened to 400 characters."""
     lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    # Before it is shortened: a password whose end is cut off is not recognised.
+    text = f"{type(error).__name__}: {redacted(lines[0])}" if lines else type(error).__name__
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
