@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import record_function
 
 from attn_exp.core.files import write_whole
 from attn_exp.core.profile import Profile
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.chrome import PREFIX, PassTrace, read_trace
 from attn_exp.profilers.figures_csv import kernels_csv
+from attn_exp.timers.kineto import silent_profile
 from attn_exp.timers.sync import synchronize
 
 TRACE_NAME = "trace.json"
@@ -26,7 +27,7 @@ class TorchProfiler:
         path = subject.folder / TRACE_NAME
         device = subject.device
         # Not torch.profiler.profile, which imports all of Inductor: see timers/trace.py.
-        session = profile(use_cpu=True, use_device="cuda" if device == "cuda" else None, use_kineto=True)
+        session = silent_profile(use_cpu=True, use_device="cuda" if device == "cuda" else None, use_kineto=True)
         with subject.scope(), session:
             for direction, call in subject.calls.items():
                 for _ in range(self.calls):

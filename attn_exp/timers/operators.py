@@ -1,7 +1,6 @@
 """The operators of a call on a CPU, by PyTorch's profiler, as the trace of one call."""
 
-from torch.autograd.profiler import profile
-
+from attn_exp.timers.kineto import silent_profile
 from attn_exp.timers.timed_call import Call, as_timed
 from attn_exp.timers.trace import Activity, Trace, TracedCall
 
@@ -10,7 +9,7 @@ def operators(call: Call) -> Trace:
     """Return all ATen operators of one call on the CPU, nested ones included, as a trace of one call."""
     timed = as_timed(call)
     timed.before()
-    with profile(use_cpu=True, use_kineto=True) as session:
+    with silent_profile(use_cpu=True, use_kineto=True) as session:
         result = timed.run()
     timed.after(result)
     ran = [

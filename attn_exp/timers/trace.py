@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from torch.autograd.profiler import profile
 
 from attn_exp.core.record import Kernel, Traced
 from attn_exp.timers.gpu import MARK, Gpu
+from attn_exp.timers.kineto import silent_profile
 from attn_exp.timers.timed_call import Call, TimedCall, as_timed
 
 # Host activity that kineto reports as device activity (libkineto/src/CuptiActivity.cpp, syncTypeString).
@@ -162,7 +162,7 @@ def activities(run: Callable[[], None]) -> list[Activity]:
     It uses `torch.autograd.profiler.profile`: `torch.profiler.profile` imports all of Inductor for one flag, which
     takes 3 to 4 s in every worker (torch 2.11).
     """
-    with profile(use_cpu=False, use_device="cuda", use_kineto=True) as session:
+    with silent_profile(use_cpu=False, use_device="cuda", use_kineto=True) as session:
         run()
         torch.cuda.synchronize()
     activities = [
