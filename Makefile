@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs gpu-test drill soak fuzz clean
+.PHONY: setup demo test lint docs gpu-test browser-test drill soak fuzz clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -49,5 +49,17 @@ fuzz: setup
 gpu-test:
 	$(PYTHON) -m pytest -q -m gpu tests/gpu
 
+# The report and MLflow's pages in Debian's Chromium, or in CHROMIUM=PATH. Neither Playwright nor axe-core (an npm
+# package, MPL 2.0) comes with `setup`.
+AXE_VERSION := 4.14.1
+AXE := .axe/package/axe.min.js
+browser-test: setup $(AXE)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	AXE=$(AXE) $(BIN)/python -m pytest -q -m browser tests/browser
+
+$(AXE):
+	mkdir -p .axe
+	cd .axe && npm pack --silent axe-core@$(AXE_VERSION) && tar xzf axe-core-$(AXE_VERSION).tgz && touch package/axe.min.js
+
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache site
+	rm -rf .axe $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache site

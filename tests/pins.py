@@ -34,6 +34,8 @@ CUDA = (
 )
 # Not pinned: kernel packages, which need a GPU and are built for the torch that is installed.
 KERNELS = ("flash-attn", "flash-attn-4", "helion", "nvidia-cudnn-frontend", "transformer-engine", "xformers")
+# Not pinned: the tests in a browser run by themselves.
+BROWSER = ("playwright",)
 # The newest Linux that PyTorch's wheels require, and all before.
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
     "manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64",
@@ -89,7 +91,7 @@ def check(pins: dict[str, str], known: dict[str, dict], project: list[str], pyth
         by, text, extras = open_.pop()
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
-        if not applies(requirement.marker, python, extras) or name in CUDA + KERNELS:
+        if not applies(requirement.marker, python, extras) or name in CUDA + KERNELS + BROWSER:
             continue
         if name not in pins:
             problems.append(f"{by} requires {requirement.name}, which constraints.txt does not pin")

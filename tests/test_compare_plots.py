@@ -3,7 +3,9 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 import sweeps
 
@@ -11,10 +13,14 @@ from attn_exp import compare
 from attn_exp.commands.compare import main
 from attn_exp.core.record import Timing
 from attn_exp.core.request import Compile
+from attn_exp.results.result import decode
 
 pytest.importorskip("matplotlib")
 
 from attn_exp.plots.all import charts, write_charts
+from attn_exp.plots.dots import accuracy_chart
+from attn_exp.plots.heatmap import heatmap_chart
+from attn_exp.plots.lengths import lengths_chart
 from attn_exp.plots.style import looks, svg
 
 LENGTHS = (512, 1024, 2048, 8192)
@@ -90,6 +96,23 @@ def test_curves_against_length_have_the_records_numbers_units_and_ticks(drawn):
     assert list(by_label["flash"].get_ydata()) == [one.metrics["forward/tflops"] for one in flash]
 
 
+def test_one_outlier_does_not_flatten_the_rest_and_many_lengths_have_ticks_apart():
+    jobs = [
+        a_job(name, us * length, length)
+        for name, us in (("flash", 0.1), ("math", 0.9))
+        for length in range(128, 3329, 128)
+    ]
+    lost = a_job("eager", 2e5, 128)
+    chart, alone = (lengths_chart([decode(msgspec.json.encode(one), Path("record.json")) for one in own])
+                    for own in ([*jobs, lost], jobs))  # fmt: skip
+    assert panels(chart)[0].get_ylim() == pytest.approx(panels(alone)[0].get_ylim(), rel=0.5)
+    assert lost.metrics["forward/tflops"] < panels(chart)[0].get_ylim()[0]
+    assert "Not shown, far off all others: 2 of the rates." in chart.caption and "Not shown" not in alone.caption
+    ticks = list(panels(chart)[0].xaxis.get_major_locator().locs)
+    assert 4 < len(ticks) <= 10 and set(ticks) <= set(range(128, 3329, 128))
+    assert all(after / before >= 1.4 for before, after in zip(sorted(ticks), sorted(ticks)[1:], strict=False))
+
+
 def test_the_heatmap_has_a_cell_a_backend_and_case_with_its_gain_or_why_not(drawn):
     axes = panels(drawn["heatmap"])[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["cudnn", "flash", "math", "mine"]
@@ -100,6 +123,23 @@ def test_the_heatmap_has_a_cell_a_backend_and_case_with_its_gain_or_why_not(draw
     assert [cells[column, row].get_text() for column in range(4)] == ["1.43", "1.00", "memory", "0.33"]
     assert cells[0, row].get_fontweight() == "bold"
     assert cells[2, names.index("s512 full")].get_text() == ""
+
+
+def test_a_cell_that_decides_nothing_is_marked(tmp_path):
+    jobs = [a_job("flash", 20.0, 512), a_job("cudnn", 10.0, 512, flags=("busy_host",)), a_job("mine", 15.0, 512)]
+    sweeps.write(tmp_path / "a", jobs)
+    chart = heatmap_chart(compare(tmp_path / "a", baseline="flash"))
+    assert [text.get_text() for text in panels(chart)[0].texts] == ["2.00?", "1.00", "1.33"]
+    assert "A question mark: the row decides nothing." in chart.caption
+
+
+def test_the_ticks_of_narrow_errors_differ():
+    jobs = [replace(one, metrics=one.metrics | {"forward/error_out": 2e-3 + 1e-4 * index})
+            for index, one in enumerate(records()[:6])]  # fmt: skip
+    chart = accuracy_chart([decode(msgspec.json.encode(one), Path("record.json")) for one in jobs])
+    chart.figure.draw_without_rendering()
+    texts = [tick.get_text() for tick in panels(chart)[0].get_yticklabels()]
+    assert len(texts) > 3 and len(set(texts)) == len(texts)
 
 
 def test_the_roofline_has_both_roofs_and_every_point(drawn):

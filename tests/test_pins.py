@@ -70,7 +70,7 @@ def test_markers_and_extras_are_evaluated():
 def test_what_is_not_pinned_is_required_at_all():
     every = [*PROJECT, *(text for entry in KNOWN.values() for text in entry["requires"])]
     names = {pins.canonicalize_name(pins.Requirement(text).name) for text in every}
-    assert set(pins.CUDA + pins.KERNELS) - names == set()
+    assert set(pins.CUDA + pins.KERNELS + pins.BROWSER) - names == set()
 
 
 def test_torch_has_no_upper_bound():

@@ -181,6 +181,8 @@ def test_a_sweep_that_was_continued_says_what_holds_now(ready: Path) -> None:  #
         ]
     ]
     parent, jobs, _ = live(ready, [*records, *more])
+    # Of no backend's colour, which MLflow might choose.
+    assert parent.data.tags["mlflow.runColor"] == "#808080"
     assert parent.data.metrics["jobs"] == 6 and parent.data.metrics["forward/speedup/cudnn"] == pytest.approx(1)
     assert parent.data.tags["attn_exp.no_longer_shared"] == "batch, kv_len, q_len"
     assert parent.data.tags[NOTE].count("math is") == 1
@@ -195,6 +197,12 @@ def test_a_backend_has_one_colour_in_all_sweeps_which_is_that_of_its_plots(ready
     configured = replace(own.request, config={"backend": {"about": {"colour": "#123456"}}})
     assert tags(replace(own, request=configured))["mlflow.runColor"] == "#123456"
     assert tags(own)["mlflow.runColor"] == colour_of("mine", About())
+
+
+def test_backends_that_are_often_compared_have_colours_of_their_own() -> None:
+    """MLflow's bars have no markers. Those that call cuDNN share theirs."""
+    often = ("flash", "cudnn", "efficient", "flex", "triton", "fa4", "helion", "math", "eager")
+    assert len({backends()[name].colour for name in often}) == len(often)
 
 
 def test_a_job_has_each_parameter_once_and_none_that_it_lacks() -> None:

@@ -20,7 +20,8 @@ def answer_in_brief(rivals: Rivals) -> str:
     answer = rivals.answer
     question = answer.open_lines()
     decided = [line for line in answer.lines() if line not in question]
-    parts = [f"**{safe(line)}**" for line in decided]
+    # One paragraph: MLflow shows 100 pixels of a description, which is five lines of one, and folds the rest.
+    parts = ["  \n".join(f"**{safe(line)}**" for line in decided)] if decided else []
     if question:
         parts += [safe(question[0]), code(question[1])]
     return "\n\n".join(parts)

@@ -76,7 +76,7 @@ def accuracy_chart(results: "Sequence[Result]") -> Chart | None:
         panel.set_axisbelow(True)
     errors = [error for r in judged for side in passes if (error := _error(r, side))]
     panels[0].set_ylim(min(errors) / 1.5, max(errors) * 1.5)
-    log_ticks(panels[0].yaxis, "{:.0e}")
+    log_ticks(panels[0].yaxis)
     panels[0].set_ylabel("relative error against float32")
     text = caption(
         judged,

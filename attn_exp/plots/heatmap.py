@@ -63,6 +63,7 @@ def heatmap_chart(rivals: "Rivals") -> Chart | None:
         results,
         f"{_what(rivals)}: more is better. Bold: the best, and backends too close to it to call.",
         f"All: {shared_case(results)}.",
+        "A question mark: the row decides nothing." if any(row.doubt for row in rows if row.gain) else "",
         f"{left_out} more cases are among the rows only." if left_out else "",
     )
     return finish(figure, "heatmap", title, text)
@@ -116,4 +117,6 @@ def _text(one: "Ranking | None") -> str:
         status = one.cell.result.status
         return STATUSES[status].short or status
     value = one.gain.value
-    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+    return (f"{value:.1g}" if value < 0.01 else f"{value:.2f}" if value < 10 else f"{value:.0f}") + (
+        "?" if one.doubt else ""
+    )

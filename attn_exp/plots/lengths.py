@@ -1,5 +1,7 @@
 """TFLOPS over sequence length: a curve per backend, a column per pass, a row for each other varying size."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,8 @@ _MOST_ROWS = 8
 _MOST_TICKS = 9
 # Markers and bars of more lengths than these would hide each other, and a browser would wait for them.
 _MOST_BARS = 60
+# Tukey's fences: a rate that is so many times the quartiles' distance beyond them, and a decade, is off the axis.
+_FENCE, _LEAST_FENCE, _FEWEST = 1.5, 1.0, 8
 
 
 def lengths_chart(results: "Sequence[Result]") -> Chart | None:
@@ -26,12 +30,15 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     style = looks(flat)
     name_of = case_names([one[0] for one in shown], leave_out=("q_len", "kv_len"))
     figure = new_figure(1.2 + 4.4 * len(passes), 1.9 + 1.8 * len(shown))
+    beyond = 0
     panels = figure.subplots(len(shown), len(passes), squeeze=False, sharex=True, sharey="row")
     for row, together in zip(panels, shown, strict=True):
         for panel, side in zip(row, passes, strict=True):
             _draw(panel, together, side, style)
         # Rates over lengths span decades; and none of them flattens the others.
         row[0].set_yscale("log")
+        beyond += _fenced(row[0], [r.metrics[f"{side}/tflops"] for side in passes for r in together
+                                   if f"{side}/tflops" in r.metrics])  # fmt: skip
         log_ticks(row[0].yaxis)
         row[0].set_ylabel(f"{name_of(together[0])}\nTFLOPS" if name_of(together[0]) else "TFLOPS")
     for panel, side in zip(panels[0], passes, strict=True):
@@ -46,6 +53,7 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
         flat,
         f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. {bars}: 95 % confidence intervals across rounds.",
         f"{left_out} more groups of sizes are not shown." if left_out else "",
+        f"Not shown, far off all others: {beyond} of the rates." if beyond else "",
     )
     return finish(figure, "lengths", "TFLOPS against sequence length", text, handles, list(style))
 
@@ -83,6 +91,20 @@ def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, 
     panel.set_axisbelow(True)
 
 
+def _fenced(panel: Any, rates: Sequence[float]) -> int:
+    """Let the axis end before rates that are far off the others; return how many are beyond it."""
+    logs = sorted(math.log10(rate) for rate in rates if rate > 0)
+    if len(logs) < _FEWEST:
+        return 0
+    low, _, high = statistics.quantiles(logs, n=4)
+    reach = max(_LEAST_FENCE, _FENCE * (high - low))
+    kept = [one for one in logs if low - reach <= one <= high + reach]
+    if len(kept) < len(logs):
+        edge = 0.05 * (kept[-1] - kept[0]) or 0.1
+        panel.set_ylim(10 ** (kept[0] - edge), 10 ** (kept[-1] + edge))
+    return len(logs) - len(kept)
+
+
 def _crowded(together: "Sequence[Result]") -> bool:
     """Return whether a family has too many lengths for a marker and a bar each."""
     return len({length(result.case) for result in together}) > _MOST_BARS
@@ -103,11 +125,14 @@ def _ticks(panels: Sequence[Any], lengths: Sequence[int]) -> None:
     """Set a tick at each measured length, or at some of them if there are many."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    step = -(-len(lengths) // _MOST_TICKS)
     # From the longest down, because that is the one of most interest.
-    kept = list(lengths[::-1][::step][::-1])
+    apart = (lengths[-1] / lengths[0]) ** (1 / _MOST_TICKS)
+    kept = [lengths[-1]]
+    for one in reversed(lengths[:-1]):
+        if kept[-1] >= one * apart:
+            kept.append(one)
     for panel in panels:
-        panel.xaxis.set_major_locator(FixedLocator(kept))
+        panel.xaxis.set_major_locator(FixedLocator(kept[::-1]))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(round(value))))
         panel.xaxis.set_minor_locator(NullLocator())
 

@@ -156,14 +156,14 @@ def _columns(lengths: Sequence[int], letters: float) -> int:
     return len(taken) if sum(taken) <= letters else max(1, min(len(taken), int(letters / max(taken))))
 
 
-def log_ticks(axis: Any, form: str = "{:g}") -> None:
+def log_ticks(axis: Any) -> None:
     """Set the ticks of a logarithmic axis, such that they remain useful over less than two decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
     wide = high / low > 100
     axis.set_major_locator(LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: form.format(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -69,6 +69,8 @@ LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key IN ('{KIND}', '{JOB
 WHERE parent.key = 'mlflow.parentRunId' AND parent.value = ?
 """
 _WAIT_S = 20.0
+# The colour of a sweep's own run: MLflow would give it that of a backend by chance.
+_NEUTRAL = "#808080"
 # The experiment of duels: their numbers would spoil the charts of sweeps.
 _DUELS = "_duels"
 
@@ -317,6 +319,7 @@ class Runs:
             "attn_exp.folder": str(self.sweep.folder.absolute()),
         }
         own_tags = {"attn_exp.command": redacted(self.sweep.command), "attn_exp.version": __version__}
+        own_tags[RUN_COLOUR] = _NEUTRAL
         named = [run for experiment in experiments for run in search(client, experiment, identity)]
         parents = [run for run in named if _is_same(run, own, self.sweep.folder)]
         if not parents:
