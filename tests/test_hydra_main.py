@@ -8,6 +8,7 @@ import sys
 
 import hydra
 import pytest
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -77,6 +78,12 @@ def test_the_mode_is_the_flag_s_or_the_configuration_s(arguments, modes):
     heard = []
     hydra_main(arguments, lambda config: heard.append(HydraConfig.get().mode.name), "a_sweep")
     assert heard == modes
+
+
+def test_of_our_files_only_stored_sweeps_set_the_mode_which_is_not_asked_for_without_one():
+    files = [path for path in conf_folder().rglob("*.yaml") if path.parent.name != "experiment"]
+    trees = [yaml.safe_load(path.read_text()) or {} for path in files]
+    assert len(trees) > 30 and [(tree.get("hydra") or {}).get("mode") for tree in trees] == [None] * len(trees)
 
 
 def test_all_configurations_of_a_command_have_one_sweep_and_it_can_be_named():

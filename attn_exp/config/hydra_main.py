@@ -104,6 +104,12 @@ def _search_path(given: argparse.Namespace) -> ConfigSearchPath:
     return path
 
 
+def _may_set_mode(given: argparse.Namespace) -> bool:
+    """Whether anything besides our own files without `+` is composed: none of these sets `hydra.mode`."""
+    elsewhere = given.config_name or given.config_path or given.config_dir
+    return bool(elsewhere) or any(word.startswith(("+", "hydra")) for word in given.overrides)
+
+
 def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace, task: TaskFunction) -> None:
     name, overrides = given.config_name or "config", given.overrides
     if given.help:
@@ -125,8 +131,9 @@ def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace
         finally:
             logging.raiseExceptions = earlier
     else:
-        # A stored sweep (+experiment=) may set the mode; -m overrides it.
-        mode = hydra.get_mode(config_name=name, overrides=overrides)
+        # A stored sweep (+experiment=) may set the mode, and -m overrides it. To ask for it, all is composed once more.
+        asks = not given.multirun and _may_set_mode(given)
+        mode = hydra.get_mode(config_name=name, overrides=overrides) if asks else None
         multirun = given.multirun or mode == RunMode.MULTIRUN
         if mode != (RunMode.MULTIRUN if multirun else RunMode.RUN):
             overrides = [*overrides, f"hydra.mode={'MULTIRUN' if multirun else 'RUN'}"]

@@ -18,6 +18,7 @@ from attn_exp.backends.supports import Supports
 from attn_exp.core.errors import how_it_ended
 from attn_exp.core.hunting import Example, Outcome, Script, Task
 from attn_exp.core.process import die_with_parent, limit_memory, prefer_to_be_killed
+from attn_exp.worker.machine.device import import_autograd
 
 # An example that takes longer hangs. Compilers take a minute for a kernel with all its configurations.
 LIMIT_S = {"cpu": 60.0, "cuda": 150.0}
@@ -46,6 +47,7 @@ class Tester:
         self._process: int | None = None
         self._to = self._from = -1
         self._read = b""
+        self._forked = False
 
     def hello(self) -> Hello:
         """Start a process and return its first words."""
@@ -124,6 +126,10 @@ class Tester:
         return line
 
     def _fork(self) -> None:
+        if self._forked:
+            # Once for all forks of a backend that crashes again and again, not in each.
+            import_autograd()
+        self._forked = True
         tasks, outcomes, parent = os.pipe(), os.pipe(), os.getpid()
         self._process = os.fork()
         if self._process:

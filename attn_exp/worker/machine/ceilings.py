@@ -69,6 +69,7 @@ _MATRIX = {"cuda": 8192, "cpu": 1024}
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 # Random bytes that are repeated: a CPU would take longer to draw all of them than to copy them.
 _DRAWN_BYTES = {"cuda": _COPY_BYTES["cuda"], "cpu": 1 << 20}
+_COPIES = {"cuda": 10, "cpu": 5}
 _LOAD_BATCH = 16
 # Sizes, and the longest search, for the fastest product; one that takes longer than `_SLOW_S` is no candidate.
 _SEARCHED = {"cuda": (8192,), "cpu": (256, 512)}
@@ -147,9 +148,10 @@ def _code_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor
 
 
 def copy_ceiling(device: str) -> float:
-    """Return the bytes/s of a large copy, reads and writes both counted: the median of ten."""
+    """Return the bytes/s of a large copy, reads and writes both counted: the median of ten, on a CPU of five."""
     drawn = torch.randint(256, (_DRAWN_BYTES[device],), dtype=torch.uint8, device=device)
     source = drawn.repeat(_COPY_BYTES[device] // len(drawn))
     target = torch.empty_like(source)
     target.copy_(source)
-    return 2 * _COPY_BYTES[device] / statistics.median(seconds(device, lambda: target.copy_(source)) for _ in range(10))
+    copies = [seconds(device, lambda: target.copy_(source)) for _ in range(_COPIES[device])]
+    return 2 * _COPY_BYTES[device] / statistics.median(copies)

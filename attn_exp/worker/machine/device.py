@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from attn_exp.worker.machine.guard import Guard
 
 
-def import_autograd() -> threading.Thread:
-    """Import in a thread what `torch.autograd.grad` imports for its first gradient: sympy and its dependencies.
+def import_autograd() -> None:
+    """Import what `torch.autograd.grad` imports for its first gradient: sympy and its dependencies.
 
     It takes 0.3 s on a fast disk and 2 s on the GPU host (torch 2.11).
     """
-    thread = threading.Thread(target=importlib.import_module, args=("torch.fx.experimental.symbolic_shapes",))
-    thread.start()
-    return thread
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
 
 
 def load_libraries(dtype: str) -> None:
@@ -107,10 +105,10 @@ class Machine:
         Raises:
             Unavailable: PyTorch sees no CUDA device.
         """
-        imports = import_autograd()
         if device != "cuda":
-            imports.join()
+            # Its reference imports what autograd needs, before a backend is timed; a job of forwards does not need it.
             return cls(device, environment=environment(device), watch=watch_cpu())
+        threading.Thread(target=import_autograd).start()
         if not torch.cuda.is_available():
             raise Unavailable(
                 f"PyTorch {torch.__version__} sees no CUDA device: install a CUDA build of torch, or set device=cpu"
