@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs gpu-test browser-test drill soak fuzz clean
+.PHONY: setup demo test lint docs compiled gpu-test browser-test drill soak fuzz clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -14,16 +14,21 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python -m attn_exp -m backend=flash,math,cudnn batch=1,4 seq_len=256 stopping.budget_s=0.5
 
-# One thread each: three processes on two cores would otherwise wait for each other's threads. Compiled before: hundreds
-# of processes start, each of which would compile it anew where the environment forbids to write bytecode.
-test: lint docs
-	$(BIN)/python -m compileall -q attn_exp hydra_plugins
+# One thread each: three processes on two cores would otherwise wait for each other's threads.
+test: setup
+	$(MAKE) --jobs 2 --output-sync=target lint docs compiled
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Hundreds of processes start, each of which would compile the package anew where the environment forbids to write
+# bytecode, and pytest's the tests, whose mistakes its run tells.
+compiled: setup
+	$(BIN)/python -m compileall -q attn_exp hydra_plugins
+	-PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -qq --collect-only > /dev/null
 
 # The documentation as a site in site/; a warning is an error. The variable hides mkdocs-material's advertisement.
 docs: setup

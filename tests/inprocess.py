@@ -1,18 +1,15 @@
 """Runs the command line in this process: what it says and how it exits, without the seconds of another one."""
 
-import copy
 import io
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, TextIO
 
 import pytest
 from cli import without_progress
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
 from attn_exp.cli import dispatch
 from attn_exp.run import session
@@ -21,9 +18,6 @@ from attn_exp.run.worker_process import Worker
 from attn_exp.sweep import dry_run
 
 Typed = Callable[..., tuple[int, str, str]]
-# Hydra parses two dozen files for each combination of choices, which is a third of the time of a command here.
-_PARSED: dict[str, Any] = {}
-_load = OmegaConf.load
 UNKNOWN = Forecast(what="would run", why="", seconds=None, bytes=0)
 
 
@@ -47,14 +41,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
                 HydraConfig.instance().cfg = None
         return code, out.getvalue(), "".join(f"{line}\n" for line in without_progress(err.getvalue()))
 
-    def load(file: TextIO) -> Any:
-        text = file.read()
-        if text not in _PARSED:
-            _PARSED[text] = _load(io.StringIO(text))
-        return copy.deepcopy(_PARSED[text])
-
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(OmegaConf, "load", load)
     monkeypatch.setattr(Worker, "start", forbidden)
     # Started ahead of everything, in a process of its own: tests of that are end to end.
     monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: None)

@@ -1,7 +1,9 @@
 """Run every command of the documentation that needs no GPU, with small sizes."""
 
+import json
 import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -9,7 +11,6 @@ from inprocess import typed
 from test_docs import ROOT, commands, of_command, write_examples
 
 from attn_exp.commands import worker
-from attn_exp.commands.backends import main as backends_main
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import main as duel_main
 from attn_exp.commands.explain import main as explain_main
@@ -47,6 +48,24 @@ NOT_RUN = {
 }
 # These compute on a CPU whatever they are given here; others may be `unsupported` or `unavailable`, in a sentence.
 EVERYWHERE = {"flash", "math", "eager", "efficient", "mine", "sliced", "slicedattention", "myattention", "auto"}
+# The commands whose arguments stand on standard input; tests/test_outside.py has one that starts a process to ask.
+OVERVIEWS = """
+import contextlib, io, json, sys
+import msgspec
+from attn_exp.commands.backends import main
+from attn_exp.run import capabilities
+from attn_exp.worker.capabilities import Question, answer
+
+def answered(module, question):
+    asked = msgspec.convert(msgspec.to_builtins(question), Question)
+    return msgspec.json.encode([answer(config, asked) for config in asked.backends])
+
+capabilities.answer_of = answered
+for arguments in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(arguments)
+    print(json.dumps([code, out.getvalue()]))
+"""
 # The line of a job that has ended, with notes about its profilers.
 PROGRESS = re.compile(r"\s*\[\s*\d+/\d+\] |      profiler=")
 SMALL = {
@@ -146,10 +165,23 @@ def test_every_measurement_runs(here, arguments):
         assert {name: profile.status for name, profile in record.profiles.items()} in ({}, {"torch": "ok"})
 
 
+@pytest.fixture(scope="module")
+def overviews(here):
+    """Return the exit code and the output of each of the pages' overviews, which ask the backends in one process."""
+    folder, _ = here
+    asked = run_here("backends")
+    done = subprocess.run(
+        [sys.executable, "-c", OVERVIEWS], cwd=folder, input=json.dumps(asked), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(asked, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
 @pytest.mark.parametrize("arguments", run_here("backends"), ids=" ".join)
-def test_every_overview_prints(here, capsys, arguments):
-    assert backends_main(list(arguments)) == 0
-    assert "flash" in capsys.readouterr().out
+def test_every_overview_prints(overviews, arguments):
+    code, out = overviews[arguments]
+    assert code == 0 and "flash" in out
 
 
 @pytest.mark.parametrize("arguments", run_here("duel"), ids=" ".join)

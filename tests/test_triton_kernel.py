@@ -56,9 +56,9 @@ CASES = {
     "value_dim of DeepSeek": case(head_dim=192, value_dim=128, q_len=20, kv_len=20, causal=True),
     "value_dim wider": case(head_dim=16, value_dim=64),
     "head_dim no power of two": case(head_dim=40, value_dim=24, q_len=33),
-    "float16": case(dtype="float16", head_dim=64, causal=True, q_len=70, kv_len=70),
-    "float16 grouped window": case(dtype="float16", q_heads=4, kv_heads=2, causal=True, window=30, q_len=70, kv_len=70),
-    "bfloat16": case(dtype="bfloat16", head_dim=64, causal=True, q_len=70, kv_len=70),
+    "float16": case(dtype="float16", head_dim=64, causal=True),
+    "float16 grouped window": case(dtype="float16", q_heads=4, kv_heads=2, causal=True, window=30, q_len=50, kv_len=50),
+    "bfloat16": case(dtype="bfloat16", head_dim=64, causal=True),
 }
 
 
@@ -69,13 +69,14 @@ def random_case(seed: int) -> Case:
         batch=draw.choice((1, 2)),
         q_heads=kv_heads * draw.choice((1, 2, 3)),
         kv_heads=kv_heads,
-        q_len=draw.randint(1, 80),
-        kv_len=draw.randint(1, 80),
+        # A block has 32 queries and 16 keys, and the interpreter takes its time for each.
+        q_len=draw.randint(1, 50),
+        kv_len=draw.randint(1, 50),
         head_dim=draw.choice((16, 24, 32)),
         value_dim=draw.choice((16, 24, 32)),
         causal=causal,
         align=draw.choice(("bottom_right", "top_left")),
-        window=draw.randint(1, 60) if causal and draw.random() < 0.5 else None,
+        window=draw.randint(1, 40) if causal and draw.random() < 0.5 else None,
     )
 
 
@@ -116,9 +117,9 @@ def test_each_case_is_tuned_by_itself_whatever_came_before_it(child: ProcessPool
 @pytest.mark.parametrize("how", ["bshd", "strided", "overlap", "descriptors"])
 def test_layouts_and_options_of_the_kernels(child: ProcessPoolExecutor, how: str) -> None:
     several = [
-        case(dtype="float16", q_heads=4, kv_heads=2, causal=True, window=50, q_len=70, kv_len=90, head_dim=32),
-        case(dtype="float16", q_len=37, kv_len=53, batch=2),
-        case(dtype="float16", q_len=90, kv_len=37, causal=True),
+        case(dtype="float16", q_heads=2, kv_heads=1, causal=True, window=30, q_len=40, kv_len=60, head_dim=32),
+        case(dtype="float16", q_len=37, kv_len=53, batch=2, q_heads=1, kv_heads=1),
+        case(dtype="float16", q_len=70, kv_len=37, causal=True),
     ]
     for each in several:
         _assert_close(child.submit(_errors, each, how).result(), each)
@@ -255,7 +256,7 @@ def _blind_rows() -> tuple[float, float]:
 
 
 def _repeats_bitwise() -> bool:
-    checked = case(q_heads=4, kv_heads=2, causal=True, q_len=70, kv_len=70)
+    checked = case(q_heads=2, kv_heads=1, causal=True)
     inputs = make_inputs(checked, "cpu", 4, with_gradients=True)
     first, second = _run(checked, inputs), _run(checked, inputs)
     return all(torch.equal(first[name], second[name]) for name in NAMES)
