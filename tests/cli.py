@@ -16,13 +16,16 @@ from attn_exp.core.record import Record
 from attn_exp.results.read import read_folder
 
 TESTS = Path(__file__).resolve().parent
-# Small and fast, on the CPU whatever the machine has.
-QUICK = (
+# Small and fast, on the CPU whatever the machine has: without gradients, for which a worker imports half a second more.
+_SMALL = (
     *("device=cpu", "batch=1", "seq_len=32", "model.q_heads=2", "model.kv_heads=2", "model.head_dim=16", "dtype=fp32"),
     *("stopping.min_rounds=2", "stopping.max_rounds=2", "stopping.budget_s=0.01"),
+    "passes=[forward]",
     # Seconds at the end of each sweep; whoever wants them says so after these.
     "save_plots=false",
 )
+# Importing MLflow takes seconds of each command: only where a test reads its database, as `runs` does.
+QUICK, TRACKED = (*_SMALL, "tracker=none"), (*_SMALL, "tracker=mlflow")
 
 
 def environment() -> dict[str, str]:

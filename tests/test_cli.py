@@ -9,14 +9,14 @@ import sys
 import time
 
 import pytest
-from cli import QUICK, complaints, environment, finished, left_behind, records, run, runs, start
+from cli import QUICK, TRACKED, complaints, environment, finished, left_behind, records, run, runs, start
 from inprocess import typed
 
 import attn_exp
 from attn_exp.config.overrides import repeated
 from attn_exp.core.record_file import FILE_NAME
 
-SIZES = tuple(argument for argument in QUICK if not argument.startswith("batch="))
+SIZES = tuple(argument for argument in TRACKED if not argument.startswith(("batch=", "passes=")))
 SIX = ("backend=flash,cudnn", "batch=1,8,16", *SIZES)
 # What is typed, and what the sentence about it must say.
 BAD = {
@@ -325,7 +325,7 @@ def test_the_same_command_again_keeps_all_and_a_dry_run_says_so(six):
 
 
 def test_one_case_without_a_name(tmp_path):
-    done = run("backend=flash", "tracker=none", *QUICK, cwd=tmp_path)
+    done = run("backend=flash", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (sweep,) = (tmp_path / "multirun").iterdir()
     assert records(tmp_path, sweep.name)["flash"].status == "ok"
@@ -335,7 +335,7 @@ def test_one_case_without_a_name(tmp_path):
 
 
 def test_two_sweeps_started_together_get_a_folder_each(tmp_path):
-    both = [start("-m", "backend=flash,cudnn", "tracker=none", *QUICK, cwd=tmp_path) for _ in range(2)]
+    both = [start("-m", "backend=flash,cudnn", *QUICK, cwd=tmp_path) for _ in range(2)]
     for process in both:
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
@@ -344,7 +344,7 @@ def test_two_sweeps_started_together_get_a_folder_each(tmp_path):
 
 
 def test_a_reader_who_leaves_does_not_hurt_the_sweep(tmp_path):
-    process = start("-m", "backend=flash,math,eager", "tracker=none", "sweep=s", *QUICK, cwd=tmp_path)
+    process = start("-m", "backend=flash,math,eager", "sweep=s", *QUICK, cwd=tmp_path)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     err = process.stderr.read()
@@ -355,7 +355,8 @@ def test_a_reader_who_leaves_does_not_hurt_the_sweep(tmp_path):
 
 
 def test_a_dry_run_asks_the_backends_measures_nothing_and_leaves_nothing(tmp_path):
-    listed = run("-m", *QUICK, "backend=flash,math,efficient,fa3", "seq_len=64,1000000", "dry_run=true", cwd=tmp_path)
+    sizes = ("seq_len=64,1000000", "passes=[forward,backward]")
+    listed = run("-m", *QUICK, "backend=flash,math,efficient,fa3", *sizes, "dry_run=true", cwd=tmp_path)
     assert listed.returncode == 0 and complaints(listed) == []
     lines = listed.stdout.splitlines()
     told = {tuple(line[19:].split()[i] for i in (0, 3)): line for line in lines[:8]}
@@ -400,8 +401,10 @@ def test_help_and_a_typo_are_answered_within_a_second(tmp_path, typed_in, code):
         wall_s = time.perf_counter() - began
         told, _, queued_s = done.stderr.splitlines()[-1].rpartition(" queued ")
         assert told == f"exit {code} heavy []"
-        # Other tests run beside this one.
+        # Other tests run beside this one: a slow one is tried again.
         seconds.append(wall_s - float(queued_s))
+        if seconds[-1] < 1:
+            break
     assert min(seconds) < 1, seconds
     assert list(tmp_path.iterdir()) == []
 

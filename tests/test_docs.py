@@ -288,7 +288,7 @@ def test_every_file_and_target_of_a_command_is_there():
 def test_the_backend_of_the_page_runs_in_a_worker(tmp_path):
     # The worker has to find the module in the reader's folder; tests/test_docs_run.py runs it without a worker.
     write_examples(tmp_path)
-    words = ("--config-dir", "my_conf", "backend=mine", *cli.QUICK, "tracker=none", "sweep=a")
+    words = ("--config-dir", "my_conf", "backend=mine", *cli.QUICK, "sweep=a")
     ran = subprocess.run(
         [sys.executable, "-m", "attn_exp", *words],
         cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, timeout=240, check=False,

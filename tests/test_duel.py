@@ -3,7 +3,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from cli import QUICK, left_behind, run, runs
+from cli import QUICK, TRACKED, left_behind, run, runs
 from fakes import make_record, make_request, make_timing
 
 from attn_exp.commands.duel import rivals_of
@@ -12,7 +12,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.record import PassRecord
 from attn_exp.run.duel import compare_pairs, report
 
-CASE = tuple(argument for argument in QUICK if not argument.startswith("stopping"))
+CASE, STORED = (tuple(word for word in words if not word.startswith("stopping")) for words in (QUICK, TRACKED))
 
 
 def test_letters_are_rivals_and_the_rest_is_shared():
@@ -99,9 +99,9 @@ def test_with_company_on_the_machine_only_large_differences_are_told():
 
 
 def test_a_duel_of_three_runs_in_one_process_and_leaves_one_run(tmp_path):
-    done = run("duel", "a=eager", "b=eager", "c=slow", *CASE, "stopping.budget_s=0.2", cwd=tmp_path)
+    done = run("duel", "a=eager", "b=eager", "c=slow", *STORED, "stopping.budget_s=0.2", cwd=tmp_path)
     assert done.returncode == 2, "the tests' own backends are not among the installed choices"
-    done = run("duel", "a=eager", "b=eager", "c=eager", "c._target_=crashers:Slow", "c.name=slow", *CASE,
+    done = run("duel", "a=eager", "b=eager", "c=eager", "c._target_=crashers:Slow", "c.name=slow", *STORED,
                "stopping.budget_s=3", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     folder = next(tmp_path.glob("multirun/duel-*"))
@@ -118,24 +118,13 @@ def test_a_duel_of_three_runs_in_one_process_and_leaves_one_run(tmp_path):
 
 
 def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
-    done = run(
-        "duel",
-        "a=eager",
-        "b=cudnn",
-        "c=math",
-        *CASE,
-        "tracker=none",
-        "stopping.budget_s=0.05",
-        cwd=tmp_path,
-    )
+    dies = ("d=eager", "d._target_=crashers:DiesLater", "d.name=frail")
+    done = run("duel", "a=eager", "b=cudnn", "c=math", *dies, *CASE, "stopping.budget_s=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "unsupported  b=cudnn: cudnn runs only on NVIDIA GPUs" in done.stdout
-    assert "a=eager" in done.stdout
-    dies = ("c=eager", "c._target_=crashers:DiesLater", "c.name=frail")
-    done = run("duel", "a=eager", "b=eager", *dies, *CASE, "tracker=none", "stopping.budget_s=1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"error +c=frail: forward, round \d+: RuntimeError: worn out", done.stdout), done.stdout
-    assert "b=eager" in done.stdout.partition("worn out")[2] and "c=frail takes" not in done.stdout
+    assert re.search(r"error +d=frail: forward, round \d+: RuntimeError: worn out", done.stdout), done.stdout
+    compared = done.stdout.partition("worn out")[2]
+    assert "a=eager" in compared and "c=math" in compared and "d=frail takes" not in done.stdout
     away = ("tracker=server", "tracker.uri=http://127.0.0.1:9")
     alone = run("duel", "a=eager", "b=cudnn", *CASE, *away, cwd=tmp_path)
     assert alone.returncode == 1

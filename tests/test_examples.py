@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 # The second one has what a search needs.
 TESTS = (Path(__file__), Path(__file__).with_name("test_search.py"))
-SMALL = (*(word for word in cli.QUICK if not word.startswith("batch=")), "save_plots=false")
+SMALL = tuple(word for word in cli.QUICK if not word.startswith(("batch=", "passes=")))
 
 
 def ran(command, cwd, *path, codes=(0,)):
@@ -102,7 +102,7 @@ def test_the_notebook_was_run_and_none_of_its_cells_failed():
 
 
 def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
-    gate = [EXAMPLES / "ci_gate.sh", "from_python", *SMALL, "batch=1", "tracker=none"]
+    gate = [EXAMPLES / "ci_gate.sh", "from_python", *SMALL, "batch=1"]
     ran([*gate], home, codes=(0, 1))
     (sweep,) = (home / "multirun").glob("gate-*")
     assert len(list(read_folder(sweep).records())) == 2
@@ -115,7 +115,7 @@ def test_the_gate_passes_and_fails_by_its_limit(home, tmp_path):
             for path in folder.glob("*/record.json"):
                 path.write_text(calm(path.read_text(), share))
         assert compare_main([str(sweep), f"against={base}", "fail_if_slower=3%", "spread=1%"]) == code
-    made = ran([EXAMPLES / "ci_gate.sh", "fresh", *SMALL, "batch=1", "backend=math", "tracker=none"], home)
+    made = ran([EXAMPLES / "ci_gate.sh", "fresh", *SMALL, "batch=1", "backend=math"], home)
     assert "fresh" in made and (home / "multirun" / "fresh").is_dir()
 
 
@@ -146,14 +146,14 @@ def installed(tmp_path_factory):
 def beside(installed, tmp_path_factory):
     """Return a folder with sweeps of the package's backend: `yaml` next to one of ours, `target` without a file."""
     folder = tmp_path_factory.mktemp("beside")
-    choices = ("-m", "backend=sliced,math", "batch=1,2", *SMALL, "sweep=yaml")
+    choices = ("-m", "backend=sliced,math", "batch=1,2", *SMALL, "tracker=mlflow", "sweep=yaml")
     ran(
         [sys.executable, "-m", "attn_exp", "--config-dir", EXAMPLES / "custom_backend/conf", *choices],
         folder,
         installed,
     )
     target = ("backend._target_=sliced_attention.SlicedAttention", "++backend.rows=16", "batch=1", *SMALL)
-    ran([sys.executable, "-m", "attn_exp", *target, "sweep=target", "tracker=none"], folder, installed)
+    ran([sys.executable, "-m", "attn_exp", *target, "sweep=target"], folder, installed)
     return folder
 
 

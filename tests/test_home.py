@@ -57,7 +57,7 @@ def test_a_sweep_of_a_user_without_an_entry_is_stored_and_drawn(
     named = ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME")
     variables = {name: value for name, value in usual.items() if name not in named} | {"PYTHONPATH": path}
     monkeypatch.setattr(cli, "environment", lambda: variables)
-    done = cli.run("-m", *cli.QUICK, "backend=math,flash", "sweep=a", "save_plots=true", cwd=tmp_path)
+    done = cli.run("-m", *cli.TRACKED, "backend=math,flash", "sweep=a", "save_plots=true", cwd=tmp_path)
     assert (done.returncode, cli.complaints(done)) == (0, [])
     assert "home" not in done.stdout
     assert {status for _, status, _ in cli.runs(tmp_path)} == {"FINISHED"}

@@ -1,7 +1,7 @@
 import signal
 
 import pytest
-from cli import QUICK, interrupt, left_behind, records, run, runs, start, wait_for
+from cli import QUICK, TRACKED, interrupt, left_behind, records, run, runs, start, wait_for
 
 from attn_exp.core.record_file import FILE_NAME
 
@@ -20,7 +20,7 @@ BAD = {
 def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     mixed = [name for bad in BAD for name in (bad, "eager", "flash")]
     choice = ",".join(dict.fromkeys(mixed))
-    arguments = ("-m", f"backend={choice}", "sweep=bad", "isolation.timeout_s=8", *QUICK)
+    arguments = ("-m", f"backend={choice}", "sweep=bad", "isolation.timeout_s=8", *TRACKED)
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = records(tmp_path, "bad")
@@ -50,32 +50,35 @@ def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     assert len(runs(tmp_path)) == len(stored)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_at_once_and_the_same_command_goes_on(tmp_path, number):
-    arguments = ("-m", "backend=eager,slow,flash", "batch=1,2", "sweep=cut", *QUICK[:1], *QUICK[2:])
-    process = start(*arguments, cwd=tmp_path)
-    wait_for(lambda: len(list(tmp_path.glob(f"multirun/cut/eager-*/{FILE_NAME}"))) == 2)
-    seconds, out, err = interrupt(process, number)
-    assert seconds < 5
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert "sweep=cut" in out.splitlines()[-1]
-    assert left_behind(tmp_path) == []
-    assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
-    before = {record.request.job: record.finished_at for record in records(tmp_path, "cut").values()}
-    assert len(before) < 6
+def test_an_interrupt_ends_at_once_and_the_same_command_goes_on(tmp_path):
+    """By Ctrl-C, then by SIGTERM, then to its end."""
+    arguments = ("-m", "backend=eager,slow,flash", "batch=1,2,3", "sweep=cut", *TRACKED[:1], *TRACKED[2:])
+    before = {}
+    for number, name, count in ((signal.SIGINT, "eager", 3), (signal.SIGTERM, "slow", 1)):
+        process = start(*arguments, cwd=tmp_path)
+        wait_for(lambda name=name, count=count: len(list(tmp_path.glob(f"multirun/cut/{name}-*/{FILE_NAME}"))) == count)
+        seconds, out, err = interrupt(process, number)
+        assert seconds < 5
+        assert process.returncode == 130
+        assert "Traceback" not in err
+        assert "sweep=cut" in out.splitlines()[-1]
+        assert left_behind(tmp_path) == []
+        assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
+        kept, before = before, _times(records(tmp_path, "cut"))
+        assert len(before) < 9
+        assert {job: found_at for job, found_at in before.items() if job in kept} == kept
 
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = records(tmp_path, "cut")
-    assert len(found) == 6
+    assert len(found) == 9
     assert {record.status for record in found.values()} == {"ok"}
     assert {job: found_at for job, found_at in _times(found).items() if job in before} == before
-    assert sorted(tags.get("attn_exp.status", "sweep") for _, _, tags in runs(tmp_path)) == ["ok"] * 6 + ["sweep"]
+    assert sorted(tags.get("attn_exp.status", "sweep") for _, _, tags in runs(tmp_path)) == ["ok"] * 9 + ["sweep"]
 
 
 def test_a_killed_parent_takes_its_worker_along_and_the_same_command_goes_on(tmp_path):
-    arguments = ("-m", "backend=eager,slow", "sweep=shot", *QUICK)
+    arguments = ("-m", "backend=eager,slow", "sweep=shot", *TRACKED)
     process = start(*arguments, cwd=tmp_path)
     wait_for(lambda: list(tmp_path.glob(f"multirun/shot/eager-*/{FILE_NAME}")))
     interrupt(process, signal.SIGKILL)
@@ -86,7 +89,7 @@ def test_a_killed_parent_takes_its_worker_along_and_the_same_command_goes_on(tmp
 
 
 def test_an_interrupt_before_the_first_job_leaves_nothing(tmp_path):
-    process = start("sweep=early", *QUICK, cwd=tmp_path)
+    process = start("sweep=early", *TRACKED, cwd=tmp_path)
     wait_for(lambda: (tmp_path / "multirun" / "early").exists())
     seconds, _, err = interrupt(process)
     assert seconds < 5
@@ -96,46 +99,52 @@ def test_an_interrupt_before_the_first_job_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("isolation", ["fresh", "none"])
 def test_the_other_isolations_measure_the_same_jobs(tmp_path, isolation):
-    done = run(
-        "-m", "backend=eager,flash,cudnn", f"isolation={isolation}", "tracker=none", "sweep=x", *QUICK, cwd=tmp_path
-    )
+    done = run("-m", "backend=eager,flash,cudnn", f"isolation={isolation}", "sweep=x", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     statuses = {name: record.status for name, record in records(tmp_path, "x").items()}
     assert statuses == {"eager": "ok", "flash": "ok", "cudnn": "unsupported"}
     assert left_behind(tmp_path) == []
 
 
-def test_what_a_backend_prints_is_in_its_log_and_not_on_the_terminal(tmp_path):
-    done = run("backend=printer", "tracker=none", "sweep=p", *QUICK, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """A sweep of two jobs, and the command that measured it."""
+    folder = tmp_path_factory.mktemp("two")
+    done = run("-m", "backend=eager,printer", "sweep=two", *QUICK, cwd=folder)
     assert done.returncode == 0, done.stderr
-    log = next(tmp_path.glob("multirun/p/printer-*/worker.log")).read_text()
+    return folder, done
+
+
+def test_what_a_backend_prints_is_in_its_log_and_not_on_the_terminal(two):
+    folder, done = two
+    log = next(folder.glob("multirun/two/printer-*/worker.log")).read_text()
     assert "printed by the backend" in log
     assert "written by native code" in log
     assert "printed by" not in done.stdout + done.stderr
 
 
-def test_a_job_can_be_run_again_by_hand(tmp_path):
-    run("backend=eager", "tracker=none", "sweep=h", *QUICK, cwd=tmp_path)
-    folder = next(tmp_path.glob("multirun/h/eager-*"))
+def test_a_job_can_be_run_again_by_hand(two):
+    home, _ = two
+    folder = next(home.glob("multirun/two/eager-*"))
     (folder / FILE_NAME).unlink()
-    done = run("worker", str(folder), cwd=tmp_path)
+    done = run("worker", str(folder), cwd=home)
     assert done.returncode == 0 and "hint" not in done.stderr
-    assert records(tmp_path, "h")["eager"].status == "ok"
+    assert records(home, "two")["eager"].status == "ok"
     (folder / FILE_NAME).unlink()
-    done = run(str(folder), cwd=tmp_path, module="attn_exp.worker")
+    done = run(str(folder), cwd=home, module="attn_exp.worker")
     hint = f"hint: `attn-exp worker {folder}` is the command's new spelling\n"
     # Kineto, which traced the call, wrote nothing.
     assert done.returncode == 0 and done.stderr == hint
-    assert records(tmp_path, "h")["eager"].status == "ok"
+    assert records(home, "two")["eager"].status == "ok"
 
 
-def test_a_broken_record_is_named_and_measured_again(tmp_path):
-    run("backend=eager", "tracker=none", "sweep=b", *QUICK, cwd=tmp_path)
-    path = next(tmp_path.glob(f"multirun/b/eager-*/{FILE_NAME}"))
+def test_a_broken_record_is_named_and_measured_again(two):
+    home, _ = two
+    path = next(home.glob(f"multirun/two/eager-*/{FILE_NAME}"))
     path.write_bytes(path.read_bytes()[:100])
-    done = run("backend=eager", "tracker=none", "sweep=b", *QUICK, cwd=tmp_path)
+    done = run("backend=eager", "sweep=two", *QUICK, cwd=home)
     assert done.returncode == 0
-    assert records(tmp_path, "b")["eager"].status == "ok"
+    assert records(home, "two")["eager"].status == "ok"
 
 
 def _times(found):

@@ -13,7 +13,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from cli import QUICK, TESTS, complaints, environment, finished, interrupt, left_behind, records, run, runs, wait_for
+from cli import (
+    QUICK,
+    TESTS,
+    TRACKED,
+    complaints,
+    environment,
+    finished,
+    interrupt,
+    left_behind,
+    records,
+    run,
+    runs,
+    wait_for,
+)
 from filelock import FileLock
 from inprocess import typed
 
@@ -199,7 +212,7 @@ ELSEWHERE = {
     "slurm": ("hydra/launcher=slurm", "hydra.launcher.cluster=local"),
     "ray": ("hydra/launcher=ray", "hydra.launcher.address=null"),
 }
-ON_CPU = ("-m", *QUICK, "backend=eager,flash", "batch=1,2", "stopping.budget_s=1", "sweep=x", "save_plots=false")
+ON_CPU = ("-m", *QUICK, "backend=eager,flash", "batch=1,2", "stopping.budget_s=1", "sweep=x")
 
 
 @pytest.fixture
@@ -229,7 +242,7 @@ def cluster(tmp_path, monkeypatch):
 @pytest.mark.parametrize("launcher", ELSEWHERE)
 def test_jobs_of_several_processes_end_in_one_sweep(tmp_path, launcher, request):
     # With workers that measure, and one that dies.
-    arguments = ("-m", *QUICK, "backend=eager,cudnn,segfaults", "batch=1,2", "sweep=x", "save_plots=false")
+    arguments = ("-m", *TRACKED, "backend=eager,cudnn,segfaults", "batch=1,2", "sweep=x")
     address = f"hydra.launcher.address={request.getfixturevalue('cluster')}" if launcher == "ray" else "seed=123"
     ran = run(*arguments, *ELSEWHERE[launcher], address, "hydra.launcher.tasks=2", cwd=tmp_path)
     assert (ran.returncode, complaints(ran)) == (0, [])
@@ -256,7 +269,7 @@ def tasks_of(cwd: Path) -> list[int]:
 
 @pytest.mark.parametrize("launcher", ELSEWHERE)
 def test_a_killed_task_is_told_retriable_and_no_hang(tmp_path, launcher):
-    command = (*ON_CPU, "tracker=none", *ELSEWHERE[launcher])
+    command = (*ON_CPU, *ELSEWHERE[launcher])
     process = sleepy(*command, cwd=tmp_path)
     wait_for(lambda: list(tmp_path.glob(f"multirun/x/*/{FILE_NAME}")))
     (task,) = tasks_of(tmp_path)
@@ -287,9 +300,8 @@ def stored(cwd: Path) -> bool:
     ("launcher", "number"), [("slurm", signal.SIGINT), ("slurm", signal.SIGKILL), ("ray", signal.SIGINT)]
 )
 def test_no_task_outlives_its_parent(tmp_path, launcher, number):
-    process = sleepy(
-        *(word.replace("budget_s=1", "budget_s=60") for word in ON_CPU), *ELSEWHERE[launcher], cwd=tmp_path
-    )
+    words = (*(word.replace("budget_s=1", "budget_s=60") for word in ON_CPU), "tracker=mlflow", *ELSEWHERE[launcher])
+    process = sleepy(*words, cwd=tmp_path)
     wait_for(lambda: tasks_of(tmp_path) and stored(tmp_path))
     _, out, err = interrupt(process, number)
     assert "Traceback" not in err
@@ -329,7 +341,7 @@ def test_tasks_go_through_sbatch_and_lease_what_they_get(tmp_path, slurm):
 
 
 def test_an_interrupt_cancels_what_slurm_has(tmp_path, slurm):
-    process = sleepy(*ON_CPU, "hydra/launcher=slurm", "tracker=none", cwd=tmp_path)
+    process = sleepy(*ON_CPU, "hydra/launcher=slurm", cwd=tmp_path)
     wait_for(lambda: list(tmp_path.glob(f"multirun/x/*/{FILE_NAME}")))
     _, out, err = interrupt(process)
     assert (process.returncode, complaints(subprocess.CompletedProcess([], 0, "", err))) == (130, [])
@@ -358,7 +370,7 @@ def test_tasks_that_are_still_queued_when_all_is_done_are_cancelled_and_not_wait
 
 
 def test_what_slurm_refuses_is_told_in_its_words(tmp_path, slurm):
-    arguments = (*ON_CPU, "hydra/launcher=slurm", "hydra.launcher.partition=nope", "tracker=none")
+    arguments = (*ON_CPU, "hydra/launcher=slurm", "hydra.launcher.partition=nope")
     process = sleepy(*arguments, cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2

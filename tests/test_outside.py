@@ -81,7 +81,7 @@ def outside(tmp_path_factory):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    ran = attn_exp(folder, "backend=transposed", "timer=steady", "sweep=first", "causal=false", "tracker=none", *QUICK)
+    ran = attn_exp(folder, "backend=transposed", "timer=steady", "sweep=first", "causal=false", *QUICK)
     assert ran.returncode == 0, ran.stderr
     return folder, ran.stdout
 

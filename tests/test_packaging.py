@@ -122,7 +122,7 @@ def test_the_installed_command_measures_with_choices_of_one_s_own(bin_, tmp_path
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     mine = "_target_: attn_exp.backends.eager.Eager\nname: mine\n"
     (tmp_path / "conf" / "backend" / "mine.yaml").write_text(mine)
-    words = ("--config-dir", "conf", "-m", "backend=mine,math", "sweep=s", "tracker=none", *QUICK)
+    words = ("--config-dir", "conf", "-m", "backend=mine,math", "sweep=s", *QUICK)
     done = told(bin_ / "attn-exp", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = records(tmp_path, "s")

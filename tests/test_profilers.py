@@ -351,7 +351,7 @@ def test_the_profilers_take_the_options_of_their_files_and_no_others():
 def test_profilers_on_a_cpu_from_end_to_end(tmp_path):
     """Proton says why not, one in a process of its own works, and one that crashes there costs itself alone."""
     done = run(
-        *("backend=eager", "profiler=[proton,torch,apart,crashesapart]", "tracker=none", "sweep=a", *QUICK),
+        *("backend=eager", "profiler=[proton,torch,apart,crashesapart]", "sweep=a", *QUICK),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

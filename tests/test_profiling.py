@@ -1,7 +1,7 @@
 import sqlite3
 
 import pytest
-from cli import QUICK, left_behind, records, run
+from cli import QUICK, TRACKED, left_behind, records, run
 from inprocess import typed as in_process
 from lookers import Works
 
@@ -11,7 +11,7 @@ from attn_exp.core.record_file import FILE_NAME, read_record
 from attn_exp.results.store import done_record
 
 # One job, nothing but its forward.
-ONE = ("backend=eager", "passes=[forward]", "tracker=none", "sweep=a", *QUICK)
+ONE = ("backend=eager", "sweep=a", *QUICK)
 
 
 def profiles(folder, name="eager"):
@@ -23,7 +23,8 @@ def profiles(folder, name="eager"):
 def test_profilers_that_work_raise_crash_and_hang_never_cost_the_timing_and_the_sweep_goes_on(tmp_path):
     # A worker each that dies, so that the sweep has to go on with another.
     done = run(
-        *("-m", "backend=eager,cudnn,flash", "profiler=[works,raises,missing,segfaults,hangs]", "sweep=a", *QUICK),
+        *("-m", "backend=eager,cudnn,flash", "profiler=[works,raises,missing,segfaults,hangs]", "sweep=a", *TRACKED),
+        "passes=[forward,backward]",
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

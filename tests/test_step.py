@@ -110,7 +110,7 @@ def test_the_work_of_a_step_is_that_of_both_halves():
 
 
 def test_a_step_is_in_every_table_and_comparison(tmp_path):
-    words = ("-m", *cli.QUICK, "backend=flash,eager", "passes=[step]", "sweep=s", "save_plots=true", "tracker=none")
+    words = ("-m", *cli.QUICK, "backend=flash,eager", "passes=[step]", "sweep=s", "save_plots=true")
     assert cli.run(*words, cwd=tmp_path).returncode == 0
     folder = tmp_path / "multirun" / "s"
     with (folder / "table.csv").open(newline="") as file:
@@ -128,6 +128,6 @@ def test_a_step_is_in_every_table_and_comparison(tmp_path):
 
 
 def test_a_sweep_without_a_step_has_no_columns_of_it(tmp_path):
-    words = (*cli.QUICK, "backend=eager", "passes=[forward]", "sweep=s", "save_plots=false", "tracker=none")
+    words = (*cli.QUICK, "backend=eager", "sweep=s")
     assert cli.run(*words, cwd=tmp_path).returncode == 0
     assert "step" not in (tmp_path / "multirun" / "s" / "table.csv").read_text().split("\n")[0]

@@ -86,8 +86,9 @@ def master(loader):
 
 def test_a_job_is_composed_as_hydra_composes_it(loader, composer):
     whole = master(loader)
-    for overrides in [*SPREAD, *reversed(SPREAD)]:
-        theirs, ours = loader.load_sweep_config(whole, overrides), composer.compose(overrides)
+    every = [loader.load_sweep_config(whole, overrides) for overrides in SPREAD]
+    for overrides, theirs in [*zip(SPREAD, every, strict=True), *reversed(list(zip(SPREAD, every, strict=True)))]:
+        ours = composer.compose(overrides)
         assert OmegaConf.to_container(ours) == OmegaConf.to_container(theirs), overrides
         assert ours.hydra.overrides.task == theirs.hydra.overrides.task
         own = OmegaConf.masked_copy(theirs, [name for name in theirs if name != "hydra"])
@@ -309,16 +310,7 @@ def test_a_sweep_that_was_stopped_at_an_inaccurate_job_stops_there_again(tmp_pat
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     wrong = "_target_: fakes.NoMask\nname: wrong\n"
     (tmp_path / "conf" / "backend" / "wrong.yaml").write_text(wrong)
-    arguments = (
-        "--config-dir",
-        "conf",
-        "-m",
-        *QUICK,
-        "backend=flash,wrong,eager",
-        "batch=1",
-        "sweep=s",
-        "tracker=none",
-    )
+    arguments = ("--config-dir", "conf", "-m", *QUICK, "backend=flash,wrong,eager", "batch=1", "sweep=s")
     for _ in range(2):
         done = run(*arguments, "stop_on=[inaccurate]", cwd=tmp_path)
         assert (done.returncode, complaints(done)) == (1, [])

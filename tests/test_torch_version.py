@@ -48,7 +48,7 @@ def test_an_environment_without_torch_is_no_matter_of_this_note(monkeypatch):
 
 
 def test_a_sweep_says_it_once_and_measures(newer_torch, tmp_path):
-    done = run("-m", "backend=math,eager", "sweep=s", "tracker=none", *QUICK, cwd=tmp_path)
+    done = run("-m", "backend=math,eager", "sweep=s", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count(LINE) == 1
     assert [record.status for record in records(tmp_path, "s").values()] == ["ok", "ok"]
@@ -56,7 +56,7 @@ def test_a_sweep_says_it_once_and_measures(newer_torch, tmp_path):
 
 def test_a_duel_says_it_and_measures(newer_torch, tmp_path):
     quick = [word for word in QUICK if not word.startswith("backend")]
-    done = run("duel", "a=math", "b=eager", "tracker=none", *quick, cwd=tmp_path)
+    done = run("duel", "a=math", "b=eager", *quick, cwd=tmp_path)
     assert (done.returncode, done.stdout.count(LINE)) == (0, 1), done.stderr
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli import QUICK
+from cli import TRACKED
 
 from attn_exp.core.record_file import FILE_NAME
 
@@ -64,9 +64,9 @@ class Command:
         self.sweep, self.jobs, self.plan, self.folder, self._world = sweep, jobs, plan, folder, world
         self.temporary, self.clock = world / f"tmp-{sweep}", world / f"clock-back-{sweep}"
         self.temporary.mkdir()
-        small = [argument for argument in QUICK if not argument.startswith("batch=")]
+        small = [argument for argument in TRACKED if not argument.startswith("batch=")]
         self._arguments = [
-            *("-m", *small, f"batch=range(1,{jobs + 1})", "passes=[forward]", "save_plots=false"),
+            *("-m", *small, f"batch=range(1,{jobs + 1})"),
             *("backend=eager", "backend._target_=drill.backend.Drilled", "backend.name=drilled"),
             *(
                 f"+backend.plan={plan}",
