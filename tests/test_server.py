@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import importlib
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, write_record
 from attn_exp.results.read import read_folder
 from attn_exp.tracking import SweepInfo, make_tracker
+from attn_exp.tracking.client import silence
 
 PLANTED = "planted-9f8e7d6c5b"
 
@@ -261,6 +263,9 @@ def test_a_sweep_whose_server_was_lost_ends_with_the_command_that_stores_it(
     server: servers.Server, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed, port = inprocess.typed(monkeypatch, home), servers.free_port()
+    # Whichever tests ran before: a busy machine takes longer to import it than a sweep of one job waits.
+    silence()
+    importlib.import_module("mlflow")
     place = ("tracker=server", f"tracker.uri=http://127.0.0.1:{port}", "tracker.mlflow_experiment=lost")
     code, out, err = typed(*cli.QUICK, "backend=eager", "isolation=none", "sweep=lost", *place)
     assert code == 0, err
