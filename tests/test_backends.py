@@ -228,7 +228,7 @@ def test_a_mistake_inside_a_constructor_is_its_own_and_none_in_the_options():
     ("target", "message"),
     [
         ("no_such_package.Attention", "cannot import backend._target_=no_such_package.Attention: No module named"),
-        ("attn_exp.backends.eager.Eagre", "cannot import backend._target_=attn_exp.backends.eager.Eagre"),
+        ("attn_exp.backends.eager.Eagre", "has no attribute 'Eagre'; did you mean 'Eager'?"),
         ("not a name", "cannot import backend._target_=not a name"),
         ("fakes.Raises", "fakes.Raises does not take the options {'name': 'b'}"),
         ("fakes.CASE", "fakes.CASE does not take the options"),

@@ -117,6 +117,7 @@ BAD = {
     # where things run and go
     "isolation.name=cold": "is none of warm, fresh, none",
     "isolation.timeout_s=-3": "is not a positive number of seconds",
+    "metric=latency": "all are measured, and attn-exp compare SWEEP metric=NAME shows one",
     "hydra/launcher=nope": "hydra/launcher=nope does not exist: the choices are basic",
     "-m hydra.launcher._target_=their.Launcher": "leave hydra/launcher out",
     "tracker.uri=mlruns": "use tracker.uri=sqlite:///mlruns/mlflow.db",

@@ -17,6 +17,7 @@ from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.backends.package import Package, Unavailable, WrongOption
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import HALVES, Case
+from attn_exp.core.errors import nearest
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,9 @@ def made_from(key: str, config: dict[str, Any]) -> Any:
     try:
         made = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
-        raise Unavailable(f"cannot import {key}._target_={target}: {error}") from error
+        there = [name for name in dir(getattr(error, "obj", None)) if not name.startswith("_")]
+        near = nearest(str(error.name), there, 0.7) if isinstance(error, AttributeError) else ""
+        raise Unavailable(f"cannot import {key}._target_={target}: {error}{'; ' * bool(near)}{near.strip()}") from error
     refusal = f"{target} does not take the options {options}"
     try:
         inspect.signature(made).bind(**options)

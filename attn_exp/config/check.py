@@ -128,6 +128,8 @@ def _unknown_key(text: str) -> str | None:
         return f"{key} takes the name of a choice{several}"
     if key.startswith("profiler."):
         return _profiler_option(key)
+    if key == "metric":
+        return "there is no key 'metric': all are measured, and attn-exp compare SWEEP metric=NAME shows one"
     if key == "launcher":
         return f"there is no key 'launcher': did you mean 'hydra/launcher=...', one of {', '.join(_launchers())}?"
     launcher = key.startswith("hydra.launcher.")
