@@ -120,8 +120,12 @@ def test_two_that_ran_the_same_kernel_are_told_so_and_not_ranked_within_their_in
 
 def test_a_job_that_failed_has_a_page_too(here, capsys):
     text = page(capsys, "first/fa3")
-    assert "unsupported: it is not installed" in text and "worker.log" in text
-    assert "What limits it" not in text
+    assert "unsupported: it is not installed" in text
+    assert "What limits it" not in text and "worker.log" not in text, "there is no log"
+    log = next(here.glob("fa3-*")) / "worker.log"
+    for content in ("", "printed"):
+        log.write_text(content)
+        assert ("worker.log" in page(capsys, "first/fa3")) == bool(content)
 
 
 def test_what_a_record_says_cannot_steer_the_terminal(here, capsys):
