@@ -196,13 +196,25 @@ def test_settle_runs_the_duels_that_the_comparison_proposes(tmp_path, capsys, mo
     assert "[1/2] attn-exp duel a=cudnn b=flash" in err and "1 of 2 duels could not be measured" in err
 
 
+def test_settle_runs_the_duel_of_a_row_in_doubt_that_looks_better(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jobs = (("flash", 100.0, ()), ("cudnn", 90.0, ("unstable",)), ("math", 300.0, ()))
+    sweeps.write(tmp_path / "s", [sweeps.job(name, us, None, flags=flags) for name, us, flags in jobs])
+    ran = []
+    monkeypatch.setattr(
+        "attn_exp.commands.duel.COMMAND", replace(COMMAND, run=lambda given: ran.append(given.overrides[:2]) or 0)
+    )
+    assert compare_main(["s", "folder=.", "settle=true"]) == 0
+    assert [list(words) for words in ran] == [["a=cudnn", "b=flash"]]
+
+
 def test_settle_without_ties_or_against_another_sweep_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sweeps.write(tmp_path / "s", [sweeps.job("flash", 100.0, 250.0), sweeps.job("cudnn", 200.0, 500.0)])
     assert compare_main(["s", "folder=.", "settle=true"]) == 0
     assert "there is no duel to run" in capsys.readouterr().err
     assert compare_main(["s", "folder=.", "against=t", "settle=true"]) == 2
-    assert "compare the sweep alone" in capsys.readouterr().err
+    assert "compare that sweep by itself" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

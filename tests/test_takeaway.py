@@ -83,7 +83,7 @@ def test_ties_are_said_with_the_one_command_that_would_settle_them(tmp_path):
     (rule,) = found.rules
     assert (rule.label, rule.over, rule.wins, rule.n) == ("flash", "cudnn", 24, 48)
     *_, said, command = found.lines()
-    assert said == "too close to call in 24 of 48 passes of 24 cases (cudnn and flash); to settle it:"
+    assert said == "undecided in 24 of 48 passes of 24 cases (cudnn and flash); to settle it:"
     assert rivals_of(shlex.split(command)[2:])[0] == {"a": ["backend=cudnn"], "b": ["backend=flash"]}
     assert "\n" not in command
 
@@ -137,6 +137,34 @@ def test_some_rows_in_doubt_leave_the_rest_a_rule_and_are_counted(tmp_path):
     first, rule = answer(tmp_path, records).lines()
     assert first == "2 of 144 rows decide nothing (2 busy_host)"
     assert rule == "cudnn is 2.00 [1.98, 2.02] times as fast as flash, surely in 46 of 48 passes of 24 cases"
+
+
+@pytest.mark.parametrize(("lengths", "where"), [(LENGTHS, ""), ((4096,), " in 1 of 4 cases")])
+def test_what_is_in_doubt_and_looks_faster_is_said_with_the_duel_that_would_settle_it(tmp_path, lengths, where):
+    records = [
+        sweeps.job(name, us, None, of=sweeps.case(seq_len=length), flags=("unstable",) if name == "efficient" else ())
+        for length in LENGTHS
+        for name, us in (("flash", 127.0), ("cudnn", 100.0), ("efficient", 90.0 if length in lengths else 110.0))
+    ]
+    warning, rule, undecided, command = answer(tmp_path, records).lines()
+    assert warning == "4 of 12 rows decide nothing (4 unstable)"
+    said = "cudnn is 1.27 [1.26, 1.28] times as fast as flash, 4 of 4 cases"
+    assert rule == f"{said}; but efficient may be faster{where} (unstable)"
+    assert undecided == f"undecided in {len(lengths)} of 4 cases (cudnn and efficient); to settle it:"
+    assert rivals_of(shlex.split(command)[2:])[0] == {"a": ["backend=cudnn"], "b": ["backend=efficient"]}
+
+
+def test_two_of_which_none_is_surely_worse_are_too_close_to_call(tmp_path):
+    # In each case another third is as fast, so that no two are best everywhere.
+    records = [
+        sweeps.job(name, us, None, of=sweeps.case(seq_len=length), half=half)
+        for length, other in ((512, "flash"), (1024, "math"))
+        for name, us, half in (("cudnn", 100.0, 0.003), (other, 101.0, 0.02))
+    ]
+    rules = [line for line in answer(tmp_path, records).lines() if line.startswith("cudnn")]
+    assert len(rules) == 1 and re.match(
+        r"cudnn and (flash|math) are too close to call, 2 cases; cudnn is 1\.01 ", rules[0]
+    )
 
 
 def test_one_backend_alone_and_failures_give_no_rule(tmp_path):

@@ -76,13 +76,15 @@ def _settle(rivals: "Rivals") -> int:
     from attn_exp.commands.duel import COMMAND as DUEL
     from attn_exp.run.many_duels import run_many
 
-    commands = list(dict.fromkeys(duel.command for duel in rivals.ties))
+    # The answer's may be of a row in doubt, which is no tie.
+    settled = [rivals.answer.settle] if rivals.answer.settle else []
+    commands = list(dict.fromkeys(duel.command for duel in [*rivals.ties, *settled]))
     for command in commands:
         if command.startswith("#"):
             print(f"no duel: {command.lstrip('# ')}", file=sys.stderr)
     duels = [shlex.split(command)[2:] for command in commands if not command.startswith("#")]
     if not duels:
-        print("nothing is too close to call: there is no duel to run", file=sys.stderr)
+        print("nothing is undecided: there is no duel to run", file=sys.stderr)
     return run_many(duels, DUEL.main)
 
 

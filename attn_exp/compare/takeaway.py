@@ -32,7 +32,8 @@ class Rule:
     `where` says which in words, empty for all. `same` are backends that ran the same kernel as `label` there, and
     `ties` those that are too close to it to call in each of the cases. `ratio` is how many times better it is than
     `over`, the best of the others, as a geometric mean over the `n` passes of all `cases`, with its 95 % interval; None
-    without others. In `wins` of the passes `over` is worse beyond doubt.
+    without others. In `wins` of the passes `over` is worse beyond doubt. `perhaps` are backends whose rows are in
+    doubt, for the reasons `doubts`, and look better than `label` in `open` of the passes.
     """
 
     where: str
@@ -46,21 +47,29 @@ class Rule:
     wins: int
     n: int
     cases: int
+    perhaps: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    open: int = 0
 
     def sentence(self, metric: ChosenMetric) -> str:
         """Return the rule as hyperfine puts it: `cudnn is 1.27 [1.25, 1.29] times as fast as flash, 12 of 12 cases`."""
         who = f"{self.label} (same kernel: {', '.join(self.same)})" if self.same else self.label
         if self.over is None or self.ratio is None or self.low is None or self.high is None:
-            said = f"{who} alone has a result, {_counted(self.cases)}"
+            said = f"only {who} has a result, {_counted(self.cases)}"
         else:
             times = f"{_times(self.ratio)} [{_times(self.low)}, {_times(self.high)}] times"
             better = "as fast as" if metric.kind.follows_clock else f"better by {metric} than"
             compared = f"{times} {better} {self.over}"
             surely = "surely in " if self.wins < self.n else ""
             said = f"{who} is {compared}, {surely}{_of(self.wins, self.n, self.cases)}"
-            if self.ties:
-                close = f"{who} and {_and(self.ties)} are too close to call"
+            # Where none is surely worse and the interval holds 1, nothing is decided either.
+            if ties := self.ties or ((self.over,) if not self.wins and self.low < 1 else ()):
+                close = f"{who} and {_and(ties)} are too close to call"
                 said = f"{close}, {_counted(self.cases)}; {self.label} is {compared}"
+        if self.perhaps:
+            better = "faster" if metric.kind.follows_clock else "better"
+            part = f" in {_of(self.open, self.n, self.cases)}" if self.open < self.n else ""
+            said = f"{said}; but {_and(self.perhaps)} may be {better}{part} ({', '.join(self.doubts)})"
         return f"{self.where}: {said}" if self.where else said
 
 
@@ -68,9 +77,10 @@ class Rule:
 class Answer:
     """Which backend to take where: `rules`, the fewest that say it. `warning` says why there are none, or fewer.
 
-    `close` counts the passes, of all `n` of the `cases`, in which two are too close to call, and `settle` is the duel
-    that would decide the pair that is so most often, on its largest case. `longer` says that without a pick more time
-    would help, and `again` is the command that then measures the sweep once more.
+    `close` counts the passes, of all `n` of the `cases`, in which two are too close to call, or one in doubt looks
+    better than the best, and `settle` is the duel that would decide the pair that is so most often, on its largest
+    case. `longer` says that without a pick more time would help, and `again` is the command that then measures the
+    sweep once more.
     """
 
     metric: ChosenMetric
@@ -110,7 +120,7 @@ class Answer:
             return []
         pair = f"{self.settle.a.result.label} and {self.settle.b.result.label}"
         return [
-            f"too close to call in {_of(self.close, self.n, self.cases)} ({pair}); to settle it:",
+            f"undecided in {_of(self.close, self.n, self.cases)} ({pair}); to settle it:",
             self.settle.command,
         ]
 
@@ -189,6 +199,7 @@ def _rule(
     # The best of the others is the one over which the lead is smallest; of those that were measured in most cases.
     best = min(found, key=lambda one: (2 * one[3] < len(cases), one[1]), default=None)
     over, log, half, _ = best if best else (None, 0.0, 0.0, 0)
+    better = [[one for one in case.values() if _looks_better(one, case[label], metric)] for case in cases]
     wins = sum(over in case and not case[over].best and not case[over].doubt for case in cases) if over else 0
     return Rule(
         where=_words(part.where, examples),
@@ -202,7 +213,17 @@ def _rule(
         wins=wins,
         n=len(cases),
         cases=len({_case(case[label]) for case in cases}),
+        perhaps=tuple(sorted({row.cell.result.label for rows in better for row in rows})),
+        doubts=tuple(sorted({row.doubt for rows in better for row in rows})),
+        open=sum(map(bool, better)),
     )
+
+
+def _looks_better(row: Ranking, best: Ranking, metric: ChosenMetric) -> bool:
+    """Return whether a row in doubt has a better value than the best of its case, by another kernel."""
+    if not row.doubt or row.cell.value is None or row.cell.result.label in best.same:
+        return False
+    return (gain(row.cell, best.cell, metric) or 0.0) > 0
 
 
 def _over(
@@ -235,11 +256,13 @@ def _first(case: Mapping[str, Ranking], metric: ChosenMetric) -> Ranking:
 
 
 def _open(groups: Sequence[list[Ranking]], metric: ChosenMetric) -> tuple[int, Duel | None]:
-    """Return in how many passes two rivals are too close to call, and the duel of the pair that is so most often."""
+    """Return in how many passes it is open which of two is best, and the duel of the pair that is so most often."""
     pairs: dict[tuple[str, str], list[tuple[Ranking, Ranking]]] = defaultdict(list)
     for group in groups:
         leading, *others = sorted((row for row in group if row.best), key=lambda row: rank(row.cell, metric))
         other = next((row for row in others if row.cell.result.label not in leading.same), None)
+        in_doubt = [row for row in group if _looks_better(row, leading, metric)]
+        other = other or min(in_doubt, key=lambda row: rank(row.cell, metric), default=None)
         if other is not None:
             one, two = sorted((leading, other), key=lambda row: row.cell.result.label)
             pairs[one.cell.result.label, two.cell.result.label].append((one, two))
