@@ -240,7 +240,7 @@ def test_the_version_is_printed_for_any_way_of_asking(call):
             "worker nowhere",
             "attn-exp worker: nowhere has no request.yaml: give a job's folder, as multirun/SWEEP/JOB",
         ),
-        ("worker a once=yes", "attn-exp worker: once=yes is neither true nor false"),
+        ("worker a once=yes", "attn-exp worker: once=yes is neither true nor false: write one of the two"),
         (
             "duel a=flash flash",
             "attn-exp duel: 'flash' is not of the form key=value: attn-exp duel a=flash b=cudnn batch=8 seq_len=4096",

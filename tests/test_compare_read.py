@@ -101,8 +101,13 @@ def test_a_folder_without_records_is_no_sweep(tmp_path):
         read_folder(tmp_path)
     with pytest.raises(UserError, match="cannot be read"):
         read_folder(tmp_path / "nowhere")
+    (tmp_path / "somewhere").mkdir()
     with pytest.raises(UserError, match=r"there is no sweep 'a': .*/ has none yet"):
-        sweep_folders(["a"], tmp_path / "nowhere")
+        sweep_folders(["a"], tmp_path / "somewhere")
+    with pytest.raises(
+        UserError, match=r"there is no sweep 'a', and no folder .*/somwhere: did you mean 'somewhere'\? choose"
+    ):
+        sweep_folders(["a"], tmp_path / "somwhere")
 
 
 def test_one_name_for_two_option_sets_is_told_apart_by_what_differs(tmp_path):

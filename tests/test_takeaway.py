@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from attn_exp import compare
 from attn_exp.commands.duel import rivals_of
+from attn_exp.compare.brief import tables_in_brief
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
 from attn_exp.compare.rules import Example, fewest
+from attn_exp.compare.standing import standings
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +85,7 @@ def test_ties_are_said_with_the_one_command_that_would_settle_them(tmp_path):
     (rule,) = found.rules
     assert (rule.label, rule.over, rule.wins, rule.n) == ("flash", "cudnn", 24, 48)
     *_, said, command = found.lines()
-    assert said == "undecided in 24 of 48 passes of 24 cases (cudnn and flash); to settle it:"
+    assert said.startswith("undecided in 24 of 48 passes of 24 cases (cudnn and flash); to settle the largest (")
     assert rivals_of(shlex.split(command)[2:])[0] == {"a": ["backend=cudnn"], "b": ["backend=flash"]}
     assert "\n" not in command
 
@@ -139,8 +141,8 @@ def test_some_rows_in_doubt_leave_the_rest_a_rule_and_are_counted(tmp_path):
     assert rule == "cudnn is 2.00 [1.98, 2.02] times as fast as flash, surely in 46 of 48 passes of 24 cases"
 
 
-@pytest.mark.parametrize(("lengths", "where"), [(LENGTHS, ""), ((4096,), " in 1 of 4 cases")])
-def test_what_is_in_doubt_and_looks_faster_is_said_with_the_duel_that_would_settle_it(tmp_path, lengths, where):
+@pytest.mark.parametrize("lengths", [LENGTHS, (4096,)])
+def test_what_is_in_doubt_and_looks_faster_is_said_with_the_duel_that_would_settle_it(tmp_path, lengths):
     records = [
         sweeps.job(name, us, None, of=sweeps.case(seq_len=length), flags=("unstable",) if name == "efficient" else ())
         for length in LENGTHS
@@ -149,9 +151,19 @@ def test_what_is_in_doubt_and_looks_faster_is_said_with_the_duel_that_would_sett
     warning, rule, undecided, command = answer(tmp_path, records).lines()
     assert warning == "4 of 12 rows decide nothing (4 unstable)"
     said = "cudnn is 1.27 [1.26, 1.28] times as fast as flash, 4 of 4 cases"
-    assert rule == f"{said}; but efficient may be faster{where} (unstable)"
-    assert undecided == f"undecided in {len(lengths)} of 4 cases (cudnn and efficient); to settle it:"
+    looks = "efficient looks 1.11 times as fast as cudnn (unstable)"
+    whole = len(lengths) == 4
+    assert rule == (f"undecided: {looks}; {said}" if whole else f"{said}; in 1 of 4 cases {looks}")
+    which = "the largest (attn-exp compare with settle=true settles all)" if whole else "it"
+    assert undecided == f"undecided in {len(lengths)} of 4 cases (cudnn and efficient); to settle {which}:"
     assert rivals_of(shlex.split(command)[2:])[0] == {"a": ["backend=cudnn"], "b": ["backend=efficient"]}
+    found = compare(tmp_path / "s")
+    assert len(found.ties) == len(lengths) and command in {duel.command for duel in found.ties}
+    assert "efficient (unstable)" in tables_in_brief(found, standings(found))
+    if whole:
+        rows = [record for record in records if record.request.backend["name"] != "flash"]
+        (line,) = answer(tmp_path / "two", rows).lines()[1:2]
+        assert line == f"undecided: {looks}; only cudnn has a result that is not in doubt (unstable), 4 cases"
 
 
 def test_two_of_which_none_is_surely_worse_are_too_close_to_call(tmp_path):

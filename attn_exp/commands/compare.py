@@ -76,9 +76,7 @@ def _settle(rivals: "Rivals") -> int:
     from attn_exp.commands.duel import COMMAND as DUEL
     from attn_exp.run.many_duels import run_many
 
-    # The answer's may be of a row in doubt, which is no tie.
-    settled = [rivals.answer.settle] if rivals.answer.settle else []
-    commands = list(dict.fromkeys(duel.command for duel in [*rivals.ties, *settled]))
+    commands = list(dict.fromkeys(duel.command for duel in rivals.ties))
     for command in commands:
         if command.startswith("#"):
             print(f"no duel: {command.lstrip('# ')}", file=sys.stderr)

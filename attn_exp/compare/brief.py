@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from attn_exp.compare.page_parts import shared_line, shared_values
-from attn_exp.compare.ranking import Ranking, rank
+from attn_exp.compare.ranking import Ranking, looks_better, rank
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.sheet import written
 from attn_exp.compare.standing import Standings
@@ -76,10 +76,12 @@ def _best(rivals: Rivals) -> str:
 def _best_row(group: Sequence[Ranking], rivals: Rivals) -> dict[str, str]:
     first, *close = sorted((row for row in group if row.best), key=lambda row: rank(row.cell, rivals.metric))
     cell = first.cell
+    perhaps = [row for row in group if looks_better(row, first, rivals.metric)]
     return {
         "case": safe(cell.result.case.brief()),
         "pass": cell.direction,
         "best": safe(cell.result.label),
         str(rivals.metric): written(cell.value, "figure"),
         "too close to call": safe(", ".join(row.cell.result.label for row in close)),
+        "in doubt, looks better": safe(", ".join(f"{row.cell.result.label} ({row.doubt})" for row in perhaps)),
     }

@@ -31,7 +31,7 @@ def rivals_page(rivals: Rivals) -> Page:
         rivals.sheet(),
         *_means_sheet(rivals),
         *_answer_sheet(rivals.answer),
-        *duels_sheet(rivals.ties, "ties", "too close to call; a duel would decide:"),
+        *duels_sheet(rivals.ties, "ties", "undecided; a duel would decide:"),
     ]
     about = about_part(rivals) | {
         "kind": "rivals",
@@ -101,10 +101,11 @@ def _answer_sheet(answer: Answer) -> list[Sheet]:
         Column("wins", "in"),
         Column("n", "of"),
         Column("cases", "cases"),
+        Column("perhaps", "in doubt, looks better"),
     )
     rows = [
         (rule.where or "all", rule.label, " ".join(rule.same), " ".join(rule.ties), rule.ratio, rule.low, rule.high)
-        + (None, rule.over or "", rule.wins, rule.n, rule.cases)
+        + (None, rule.over or "", rule.wins, rule.n, rule.cases, " ".join(rule.perhaps))
         for rule in answer.rules
     ]
     return [Sheet("answer", "pick this", columns, tuple(rows))]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attn_exp.compare.ratio import Ratio, Spreads, ratio
+from attn_exp.compare.ratio import Ratio, Spreads, gain, ratio
 from attn_exp.core.flags import INTERFERENCE
 from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -114,6 +114,32 @@ def _gain(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads)
     if cell is over:
         return Ratio(1.0, 1.0, 1.0, 0.0, 1.0)
     return ratio(cell, over, metric, spreads.between_rows(cell.result, over.result))
+
+
+def looks_better(row: Ranking, best: Ranking, metric: ChosenMetric) -> bool:
+    """Return whether a row in doubt has a better value than the best of its group, by another kernel."""
+    if not row.doubt or row.cell.value is None or row.cell.result.label in best.same:
+        return False
+    return (gain(row.cell, best.cell, metric) or 0.0) > 0
+
+
+def open_pair(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[Ranking, Ranking] | None:
+    """Return the best of a group and what may be better, sorted by their labels, or None.
+
+    That is the next row that is too close to the best to call, or else the best of those in doubt that look better.
+    """
+    best = sorted((row for row in group if row.best), key=lambda row: rank(row.cell, metric))
+    if not best:
+        return None
+    leading, *others = best
+    other = next((row for row in others if row.cell.result.label not in leading.same), None)
+    in_doubt = [row for row in group if looks_better(row, leading, metric)]
+    other = other or min(in_doubt, key=lambda row: rank(row.cell, metric), default=None)
+    if other is None:
+        return None
+    # The same order for both passes, so that one duel serves both.
+    one, two = sorted((leading, other), key=lambda row: (row.cell.result.label, row.cell.result.job))
+    return one, two
 
 
 def rank(cell: Cell, metric: ChosenMetric) -> float:

@@ -11,7 +11,7 @@ from attn_exp.compare.comparison import Comparison, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.join import comparable_groups, latest
 from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
-from attn_exp.compare.ranking import Ranking, doubt_notes, is_label, rank, ranked
+from attn_exp.compare.ranking import Ranking, doubt_notes, is_label, open_pair, ranked
 from attn_exp.compare.ratio import Spreads, geometric_mean
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.compare.takeaway import Answer, answer_of
@@ -140,8 +140,8 @@ _SAME = "same kernel: these backends ran one and the same kernel, so that they d
 class Rivals(Comparison):
     """A sweep's backends, ranked.
 
-    `rows` are grouped by case and pass, cases in the order of their sizes. `ties` are the two best of each group that
-    are too close to call, with the duel that would decide.
+    `rows` are grouped by case and pass, cases in the order of their sizes. `ties` are, of each group, the two best
+    that are too close to call, or the best and a row in doubt that looks better, with the duel that would decide.
     """
 
     baseline: str | None
@@ -251,22 +251,11 @@ def compare_rivals(
 
 
 def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
-    tied: dict[int, list[Ranking]] = defaultdict(list)
+    groups: dict[int, list[Ranking]] = defaultdict(list)
     for row in rows:
-        if row.best:
-            tied[row.group].append(row)
-    pairs = []
-    for group in tied.values():
-        if len(group) > 1:
-            leading, *others = sorted(group, key=lambda row: rank(row.cell, metric))
-            next_one = next((row for row in others if row.cell.result.label not in leading.same), None)
-            if next_one is None:
-                continue
-            cells = [leading.cell, next_one.cell]
-            # The same order for both passes, so that one command serves both.
-            first, second = sorted(cells, key=lambda cell: (cell.result.label, cell.result.job))
-            pairs.append((first, second))
-    return duels(pairs)
+        groups[row.group].append(row)
+    pairs = filter(None, (open_pair(group, metric) for group in groups.values()))
+    return duels([(one.cell, two.cell) for one, two in pairs])
 
 
 def _mixed(groups: Sequence[Sequence[Cell]]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.features import features_of
 from attn_exp.compare.join import machine, method_key
-from attn_exp.compare.ranking import Ranking, rank
+from attn_exp.compare.ranking import Ranking, looks_better, open_pair, rank
 from attn_exp.compare.ratio import Spreads, gain, geometric_mean
 from attn_exp.compare.rules import Example, Part, fewest
 from attn_exp.core.interval import Uncertainty, combined
@@ -33,7 +33,8 @@ class Rule:
     `ties` those that are too close to it to call in each of the cases. `ratio` is how many times better it is than
     `over`, the best of the others, as a geometric mean over the `n` passes of all `cases`, with its 95 % interval; None
     without others. In `wins` of the passes `over` is worse beyond doubt. `perhaps` are backends whose rows are in
-    doubt, for the reasons `doubts`, and look better than `label` in `open` of the passes.
+    doubt, for the reasons `doubts`, and look better than `label` in `open` of the passes, the first of them `lead`
+    times as a geometric mean. Without an `over` the `doubts` are those of all others.
     """
 
     where: str
@@ -49,13 +50,15 @@ class Rule:
     cases: int
     perhaps: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    lead: float | None = None
     open: int = 0
 
     def sentence(self, metric: ChosenMetric) -> str:
         """Return the rule as hyperfine puts it: `cudnn is 1.27 [1.25, 1.29] times as fast as flash, 12 of 12 cases`."""
         who = f"{self.label} (same kernel: {', '.join(self.same)})" if self.same else self.label
         if self.over is None or self.ratio is None or self.low is None or self.high is None:
-            said = f"only {who} has a result, {_counted(self.cases)}"
+            sure = f" that is not in doubt ({', '.join(self.doubts)})" if self.doubts else ""
+            said = f"only {who} has a result{sure}, {_counted(self.cases)}"
         else:
             times = f"{_times(self.ratio)} [{_times(self.low)}, {_times(self.high)}] times"
             better = "as fast as" if metric.kind.follows_clock else f"better by {metric} than"
@@ -66,10 +69,13 @@ class Rule:
             if ties := self.ties or ((self.over,) if not self.wins and self.low < 1 else ()):
                 close = f"{who} and {_and(ties)} are too close to call"
                 said = f"{close}, {_counted(self.cases)}; {self.label} is {compared}"
-        if self.perhaps:
-            better = "faster" if metric.kind.follows_clock else "better"
-            part = f" in {_of(self.open, self.n, self.cases)}" if self.open < self.n else ""
-            said = f"{said}; but {_and(self.perhaps)} may be {better}{part} ({', '.join(self.doubts)})"
+        if self.perhaps and self.lead is not None:
+            better = "as fast as" if metric.kind.follows_clock else f"better by {metric} than"
+            most = "looks" if len(self.perhaps) == 1 else "look up to"
+            looks = f"{_and(self.perhaps)} {most} {_times(self.lead)} times {better} {self.label}"
+            looks += f" ({', '.join(self.doubts)})"
+            part = "" if self.open == self.n else f"in {_of(self.open, self.n, self.cases)} "
+            said = f"{said}; {part}{looks}" if part else f"undecided: {looks}; {said}"
         return f"{self.where}: {said}" if self.where else said
 
 
@@ -118,9 +124,10 @@ class Answer:
             return ["once more, as another sweep:", self.again]
         if self.settle is None:
             return []
+        which = "it" if self.close == 1 else "the largest (attn-exp compare with settle=true settles all)"
         pair = f"{self.settle.a.result.label} and {self.settle.b.result.label}"
         return [
-            f"undecided in {_of(self.close, self.n, self.cases)} ({pair}); to settle it:",
+            f"undecided in {_of(self.close, self.n, self.cases)} ({pair}); to settle {which}:",
             self.settle.command,
         ]
 
@@ -199,7 +206,13 @@ def _rule(
     # The best of the others is the one over which the lead is smallest; of those that were measured in most cases.
     best = min(found, key=lambda one: (2 * one[3] < len(cases), one[1]), default=None)
     over, log, half, _ = best if best else (None, 0.0, 0.0, 0)
-    better = [[one for one in case.values() if _looks_better(one, case[label], metric)] for case in cases]
+    better = [[one for one in case.values() if looks_better(one, case[label], metric)] for case in cases]
+    logs = defaultdict[str, list[float]](list)
+    for case, rows in zip(cases, better, strict=True):
+        for row in rows:
+            logs[row.cell.result.label].append(gain(row.cell, case[label].cell, metric) or 0.0)
+    leads = {one: geometric_mean(found) for one, found in logs.items()}
+    doubted = [row for rows in better for row in rows] if over else [row for case in cases for row in case.values()]
     wins = sum(over in case and not case[over].best and not case[over].doubt for case in cases) if over else 0
     return Rule(
         where=_words(part.where, examples),
@@ -213,17 +226,11 @@ def _rule(
         wins=wins,
         n=len(cases),
         cases=len({_case(case[label]) for case in cases}),
-        perhaps=tuple(sorted({row.cell.result.label for rows in better for row in rows})),
-        doubts=tuple(sorted({row.doubt for rows in better for row in rows})),
+        perhaps=tuple(sorted(leads, key=lambda one: (-leads[one], one))),
+        doubts=tuple(sorted({row.doubt for row in doubted if row.doubt})),
+        lead=max(leads.values(), default=None),
         open=sum(map(bool, better)),
     )
-
-
-def _looks_better(row: Ranking, best: Ranking, metric: ChosenMetric) -> bool:
-    """Return whether a row in doubt has a better value than the best of its case, by another kernel."""
-    if not row.doubt or row.cell.value is None or row.cell.result.label in best.same:
-        return False
-    return (gain(row.cell, best.cell, metric) or 0.0) > 0
 
 
 def _over(
@@ -258,14 +265,8 @@ def _first(case: Mapping[str, Ranking], metric: ChosenMetric) -> Ranking:
 def _open(groups: Sequence[list[Ranking]], metric: ChosenMetric) -> tuple[int, Duel | None]:
     """Return in how many passes it is open which of two is best, and the duel of the pair that is so most often."""
     pairs: dict[tuple[str, str], list[tuple[Ranking, Ranking]]] = defaultdict(list)
-    for group in groups:
-        leading, *others = sorted((row for row in group if row.best), key=lambda row: rank(row.cell, metric))
-        other = next((row for row in others if row.cell.result.label not in leading.same), None)
-        in_doubt = [row for row in group if _looks_better(row, leading, metric)]
-        other = other or min(in_doubt, key=lambda row: rank(row.cell, metric), default=None)
-        if other is not None:
-            one, two = sorted((leading, other), key=lambda row: row.cell.result.label)
-            pairs[one.cell.result.label, two.cell.result.label].append((one, two))
+    for pair in filter(None, (open_pair(group, metric) for group in groups)):
+        pairs[pair[0].cell.result.label, pair[1].cell.result.label].append(pair)
     if not pairs:
         return 0, None
     close = sum(map(len, pairs.values()))

@@ -25,7 +25,8 @@ def names(key: str, value: str) -> tuple[str, ...]:
 def truth(key: str, value: str) -> bool:
     """Return whether the text is `true`. Raises UserError unless it is `true` or `false`."""
     if value.lower() not in ("true", "false"):
-        raise UserError(f"{key}={value} is neither true nor false")
+        near = nearest(value.lower(), ("true", "false"))
+        raise UserError(f"{key}={value} is neither true nor false: {near}write one of the two")
     return value.lower() == "true"
 
 
