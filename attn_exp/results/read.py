@@ -162,7 +162,8 @@ def _no_sweep(word: str, home: Path, there: Sequence[str]) -> str:
     if not there and not home.is_dir():
         parent = home.absolute().parent
         beside = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-        return f"there is no sweep '{word}', and no folder {home}: {nearest(home.name, beside)}choose another with folder=FOLDER"
+        near = nearest(home.name, beside)
+        return f"there is no sweep '{word}', and no folder {home}: {near}choose another with folder=FOLDER"
     if not there:
         return f"there is no sweep '{word}': {home}/ has none yet (folder=FOLDER looks elsewhere)"
     known = f"the sweeps in {home} are {', '.join(there[-8:])}; a folder's path works too"
