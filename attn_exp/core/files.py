@@ -177,7 +177,7 @@ def hidden_files(folder: Path) -> list[Path]:
 def _lock(opened: int) -> None:
     """Hold the lock of an opened file or folder until it is closed, where the file system has locks."""
     with contextlib.suppress(OSError):
-        # Whoever has it is about to remove it, and does not take long.
+        # The process that has it is about to remove the file, and does not take long.
         fcntl.flock(opened, fcntl.LOCK_EX)
 
 

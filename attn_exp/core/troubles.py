@@ -1,6 +1,6 @@
 """Messages that one sentence does not solve: a stable code each, which is a section of docs/troubleshooting.md.
 
-Codes are never given to another message: they stand in logs, in issues and in notes of whoever met them.
+Codes are never given to another message: they stand in logs, issues and notes of users.
 """
 
 import re

@@ -9,6 +9,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from attn_exp.compare.ratio import geometric_mean
 from attn_exp.config.aside import hydra_aside
 from attn_exp.config.compose import is_dry_run, new_sweep_name, prepare_hydra
 from attn_exp.config.overrides import override_key
@@ -76,7 +77,7 @@ class Duels:
 def mean_ratio(verdicts: dict[str, list[PairedComparison]]) -> float:
     """Return the geometric mean over the passes of the second rival's time divided by the first one's."""
     logs = [math.log1p(comparison.effect) for comparisons in verdicts.values() for comparison in comparisons]
-    return math.exp(math.fsum(logs) / len(logs))
+    return geometric_mean(logs)
 
 
 def check_rival(config: DictConfig, *, searches: bool) -> bool:
