@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attn_exp.core.process import descendants
 from attn_exp.core.record import Record
 from attn_exp.core.version import __version__
 from attn_exp.results.read import read_folder
@@ -105,11 +106,11 @@ def sweep(folder: Path, jobs: int) -> Parent:
 
 
 def _worker(parent: int) -> int | None:
-    """Return the child of a process that is a worker."""
-    for thread in Path(f"/proc/{parent}/task").glob("*/children"):
-        for child in _words(thread):
-            if b"attn_exp.worker" in (_bytes(Path(f"/proc/{child}/cmdline")) or b""):
-                return int(child)
+    """Return the worker of a process: its own guard, between the two, has no `--parent` among its arguments."""
+    for child, _ in descendants(parent):
+        words = _bytes(Path(f"/proc/{child}/cmdline")).split(b"\0")
+        if b"attn_exp.worker" in words and b"--parent" in words:
+            return child
     return None
 
 

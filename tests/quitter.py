@@ -2,7 +2,8 @@
 
 `exit` ends the process between two jobs, `bytes` writes what is not UTF-8 to the parent, `die` ends it within the job,
 `daemon` leaves a process in a group of its own behind, `escaped` one without the worker's environment, whose parent is
-gone; `flood` writes a megabyte without an end of line, `chatter` writes a long log.
+gone, and `escaped, then killed by N` ends it by signal N behind that; `flood` writes a megabyte without an end of line,
+`chatter` writes a long log.
 """
 
 import json
@@ -13,12 +14,9 @@ from pathlib import Path
 
 from worker_arguments import arguments
 
-from attn_exp.core.process import keep_descendants
-
 
 def main() -> None:
     given = arguments()
-    keep_descendants()
     replies = os.fdopen(given.reply_fd, "wb", buffering=0)
     replies.write(b"ready\n")
     for line in sys.stdin:
@@ -31,11 +29,13 @@ def main() -> None:
         if then == "daemon":
             left = subprocess.Popen(["sleep", "600"], start_new_session=True)
             (folder / "daemon").write_text(str(left.pid))
-        if then == "escaped":
+        if then.startswith("escaped"):
             # stdout=-3 is subprocess.DEVNULL.
             starts = "s.Popen(['sleep', '600'], env={}, stdout=-3, start_new_session=True).pid"
             code = f"import subprocess as s; print({starts})"
             (folder / "daemon").write_bytes(subprocess.check_output([sys.executable, "-Sc", code]))
+        if then.startswith("escaped, then killed by "):
+            os.kill(os.getpid(), int(then.split()[-1]))
         if then == "flood":
             replies.write(b"x" * (1 << 20))
         if then == "chatter":

@@ -30,6 +30,7 @@ from cli import (
 from filelock import FileLock
 from inprocess import typed
 
+from attn_exp.core import process as process_module
 from attn_exp.core.errors import UserError
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.record import Record
@@ -262,7 +263,8 @@ def tasks_of(cwd: Path) -> list[int]:
     for process in left_behind(cwd):
         children = Path(f"/proc/{process}/task/{process}/children")
         for child in children.read_text().split() if children.exists() else ():
-            if b"sleeper" in Path(f"/proc/{child}/cmdline").read_bytes():
+            # A worker's guard; below that is the worker.
+            if str(process_module.__file__).encode() in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(process)
     return found
 

@@ -59,8 +59,40 @@ def test_bytes_that_are_no_text_end_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("then", [("daemon",), ("daemon", "exit"), ("daemon", "die"), ("escaped", "")])
 def test_what_left_the_worker_s_group_ends_with_it(tmp_path: Path, then: tuple[str, ...]) -> None:
     outcomes(tmp_path, *then)
-    daemon = int((tmp_path / "job\n0" / "daemon").read_text())
-    cli.wait_for(lambda: not alive(daemon), 10.0)
+    cli.wait_for(lambda: not alive(daemon_of(tmp_path)), 10.0)
+
+
+def daemon_of(place: Path) -> int:
+    return int((place / "job\n0" / "daemon").read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_daemon_without_our_environment_ends_with_a_worker_that_dies_in_that_job(tmp_path: Path, number: int) -> None:
+    first, second = outcomes(tmp_path, f"escaped, then killed by {number:d}", "")
+    # The guard between the two ends as the worker does.
+    assert first.status == "crashed" and signal.Signals(number).name in str(first.reason)
+    assert second.status is None
+    cli.wait_for(lambda: not alive(daemon_of(tmp_path)), 10.0)
+
+
+def test_a_daemon_without_our_environment_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "job\n0"
+    folder.mkdir()
+    (folder / "then").write_text("escaped")
+    code = """
+        import os, sys
+        from pathlib import Path
+        from attn_exp.run import worker_process
+        worker_process.WORKER = "quitter"
+        worker = worker_process.Worker(reuse=True, timeout_s=30)
+        worker.submit(Path(sys.argv[1]))
+        worker.wait()
+        os.kill(os.getpid(), 9)
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(folder)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    for left in (daemon_of(tmp_path), int((folder / "by").read_text())):
+        cli.wait_for(lambda left=left: not alive(left), 10.0)
 
 
 def test_orphans_of_a_killed_parent_end_with_the_next_worker_and_others_do_not(tmp_path: Path) -> None:

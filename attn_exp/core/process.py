@@ -1,4 +1,7 @@
-"""Tie the life of one process to that of another, bound its memory, and stop its looking for garbage."""
+"""Tie the life of one process to that of another, bound its memory, and stop its looking for garbage.
+
+`python process.py PARENT COMMAND...` is `guard`: this file needs no package but Python's own.
+"""
 
 import contextlib
 import ctypes
@@ -9,9 +12,9 @@ import select
 import signal
 import sys
 import threading
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -19,17 +22,52 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KILLS = 10
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies for any reason (Linux, prctl(2))."""
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent dies for any reason (Linux, prctl(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         sys.exit(1)
 
 
-def keep_descendants() -> None:
-    """Stay above all processes that come of this one: those whose parent ends become its children (Linux, prctl(2))."""
+def guarded(command: Sequence[str]) -> list[str]:
+    """Return the command that runs `command` below `guard`, with this process as the parent.
+
+    `command` is run with `--parent` and the guard's number as its last arguments, and calls `die_with_parent`.
+    """
+    return [sys.executable, "-P", "-S", __file__, str(os.getpid()), *command]
+
+
+def guard(parent: int, command: Sequence[str]) -> NoReturn:
+    """Run a command and end as it does; when it or `parent` ends, kill what has come of it.
+
+    Of a process that crashed, nothing says any more what was below it. So this one stands between it and its parent,
+    and the kernel makes it the parent of all whose own one has ended (Linux, prctl(2)): daemons, too.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, lambda *_: _end_below(-signal.SIGTERM))
+    die_with_parent(parent, signal.SIGTERM)
+    # Python ignores the first two, and a new process would, too.
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM]
+    child = os.posix_spawn(command[0], [*command, "--parent", str(os.getpid())], os.environ, setsigdef=defaults)
+    # The parent sees by the ends of pipes that the command has ended.
+    os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+    ended, status = 0, 0
+    while ended != child:
+        ended, status = os.wait()
+    _end_below(os.waitstatus_to_exitcode(status))
+
+
+def _end_below(code: int) -> NoReturn:
+    """Kill all processes below this one, and end with an exit code, or by a signal if it is negative."""
+    kill_all(descendants(os.getpid()))
+    if code < 0:
+        # The command has dumped its memory, if it was to.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def end_with(process: int) -> None:
@@ -82,7 +120,7 @@ def own_mark() -> str:
 
     It names this process, and no other one: by its namespace of process ids, its id, and the moment of its start.
     """
-    return f"{pid_namespace()}:{os.getpid()}:{_started(os.getpid())}:{uuid.uuid4().hex}"
+    return f"{pid_namespace()}:{os.getpid()}:{_started(os.getpid())}:{os.urandom(16).hex()}"
 
 
 def kill_marked(name: str, mark: str) -> None:
@@ -184,3 +222,7 @@ def without_collections() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+if __name__ == "__main__":
+    guard(int(sys.argv[1]), sys.argv[2:])

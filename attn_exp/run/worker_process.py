@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 from attn_exp.core.errors import UserError, how_it_ended, last_message
 from attn_exp.core.files import cut_middle, rewrite
-from attn_exp.core.process import descendants, kill_all, kill_marked, kill_orphans, own_mark
+from attn_exp.core.process import descendants, guarded, kill_all, kill_marked, kill_orphans, own_mark
 from attn_exp.core.record_file import LOG_NAME
 from attn_exp.core.redaction import is_secret, without_secrets
 from attn_exp.core.status import Status
@@ -168,7 +168,7 @@ class Worker:
         self._mark = own_mark()
         command = [sys.executable, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
         self._process = subprocess.Popen(
-            [*command, "--parent", str(os.getpid())],
+            guarded(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._startup,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.files import be_as_private_as
-from attn_exp.core.process import die_with_parent, end_with, keep_descendants, limit_memory, prefer_to_be_killed
+from attn_exp.core.process import die_with_parent, end_with, limit_memory, prefer_to_be_killed
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import LOG_NAME, write_record
 from attn_exp.core.request import DUEL_NAME, REQUEST_NAME, Request, read_requests
@@ -201,7 +201,6 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(given.parent)
         prefer_to_be_killed()
-        keep_descendants()
     if given.until is not None:
         end_with(given.until)
     if given.serve:

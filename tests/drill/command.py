@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cli import TRACKED
 
+from attn_exp.core.process import descendants
 from attn_exp.core.record_file import FILE_NAME
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -31,13 +32,8 @@ class Running:
     said: list[str] = field(default_factory=list)
 
     def family(self) -> list[int]:
-        """The process and its children."""
-        own = self.process.pid
-        try:
-            children = Path(f"/proc/{own}/task/{own}/children").read_text()
-        except OSError:
-            children = ""
-        return [own, *map(int, children.split())]
+        """The process and those below it."""
+        return [self.process.pid, *(child for child, _ in descendants(self.process.pid))]
 
     def signal(self, *numbers: signal.Signals) -> None:
         """Send signals to the parent alone, a twentieth of a second apart: what a hand on Ctrl-C does."""
