@@ -85,6 +85,17 @@ def test_one_loose_head_is_named():
     assert "dv in head 3 of batch row 0" in loose_head(case, inputs, wanted, {"dv": gradient.bfloat16()})
 
 
+@pytest.mark.parametrize("name", ["out", "dq", "dk", "dv"])
+def test_a_row_by_itself_is_no_loose_head(name):
+    case, inputs, wanted = setting(kv_heads=4, causal=True)
+    tensor = wanted.tensors[name].clone()
+    # Rows have other judges: here one is off by as much as makes a head loose if all of its rows share it.
+    row = tensor[1, 2, 3]
+    loose = 3 * wanted.tolerances[name].usual * wanted.tensors[name][1, 2].norm() / row.norm()
+    tensor[1, 2, 3] = rounded_by(float(loose), row)
+    assert loose_head(case, inputs, wanted, {name: tensor.bfloat16()}) is None
+
+
 def test_queries_of_a_decoding_are_judged_together():
     case, inputs, wanted = setting(batch=3, q_heads=16, kv_heads=16, q_len=1, kv_len=256)
     out = wanted.tensors["out"]

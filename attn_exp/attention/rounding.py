@@ -26,6 +26,10 @@ Results = dict[str, torch.Tensor]
 _FEW_QUERIES, _MOST_HEADS = 64, 64
 # By this share, over the square root of the number of queries, these may happen to round more than others.
 _SLACK = 2.0
+# One row in so many is left out, the worst ones. Under a causal mask dq of the first rows is large and may be what is
+# left of a cancellation: where one of them is among the 276 rows of a head of 8,192 that are looked at, it is most of
+# their error. Of 60,000 such heads of the fused formula 0.14 % were beyond the bound, by one row each; cuDNN's was, too.
+_LEFT_OUT_OF = 64
 _GROUPED = ("out", "dq")
 
 
@@ -60,22 +64,22 @@ def loose_head(case: Case, inputs: Inputs, expected: Expected, tensors: Mapping[
             _rounded_otherwise(case, inputs, head, with_gradients=list(beyond) != ["out"]) for head in heads
         ]
         whole = [one for one in chosen if one]
-        got, right = (
-            torch.cat([weighed_rows(name, one[index], one[1]).flatten() for one in whole]) for index in (0, 1)
-        )
+        got, right = (torch.cat([weighed_rows(name, one[index], one[1]) for one in whole]) for index in (0, 1))
         directions = [
             torch.cat(
                 [
-                    weighed_rows(name, _rows(name, one[way][name], expected, at, group), like).flatten()
+                    weighed_rows(name, _rows(name, one[way][name], expected, at, group), like)
                     for one, at, (_, like) in zip(known, heads, whole, strict=True)
                 ]
             )
             for way in range(2)
         ]
-        norm, allowed = float(right.norm()), slack * (expected.tolerances[name].usual or math.inf)
-        left = _unexplained(got - right, torch.stack(directions, -1) - right[:, None]) / norm
+        kept = _without_worst((got - right).square().sum(-1), together)
+        off, *ways = ((one - right)[kept].flatten() for one in (got, *directions))
+        norm, allowed = float(right[kept].norm()), slack * (expected.tolerances[name].usual or math.inf)
+        left = _unexplained(off, torch.stack(ways, -1)) / norm
         if not left <= allowed:
-            of, most = apart(float((got - right).norm()) / norm, allowed)
+            of, most = apart(float(off.norm()) / norm, allowed)
             where = "" if together else _place(case, name, heads[0])
             return (
                 f"{name}{where} is off by {of} of its norm, and rounding scores to {case.dtype} does not explain it: "
@@ -92,6 +96,13 @@ def _place(case: Case, name: str, head: int) -> str:
     return f" in {which} of batch row {batch}"
 
 
+def _without_worst(off: torch.Tensor, together: bool) -> torch.Tensor:
+    """Return which rows (heads, n) are judged: of each head, or of all together, all but the few with most error."""
+    pooled = off.reshape(1, -1) if together else off
+    worst = pooled.topk(pooled.shape[-1] // _LEFT_OUT_OF, dim=-1).indices
+    return torch.ones_like(pooled, dtype=torch.bool).scatter_(-1, worst, False).view(off.shape)
+
+
 def _worst_head(
     name: str, tensor: torch.Tensor, expected: Expected, slack: float, together: bool
 ) -> tuple[float, int] | None:
@@ -104,10 +115,10 @@ def _worst_head(
     several = []
     for one, right in zip(rows, reference, strict=True):
         like = weighed_rows(name, right, right)
-        several.append([
-            part.square().sum((-1, -2)) for part in (weighed_rows(name, one.float(), right) - like, like)
-        ])  # fmt: skip
-    off, norms = (torch.cat(parts).cpu().double() for parts in zip(*several, strict=True))
+        several.append([part.square().sum(-1) for part in (weighed_rows(name, one.float(), right) - like, like)])
+    by_row = [torch.cat(parts) for parts in zip(*several, strict=True)]
+    kept = _without_worst(by_row[0], together)
+    off, norms = (part.masked_fill(~kept, 0.0).sum(-1).cpu().double() for part in by_row)
     # A head of which nothing is left but rounding has no relative error.
     off = off.masked_fill_(norms <= reference[0, 0].numel() * unit.least**2, 0.0)
     share = (
