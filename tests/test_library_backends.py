@@ -273,6 +273,34 @@ def test_the_deterministic_backward_is_asked_for_and_refused_where_there_is_none
 
 
 @pytest.mark.parametrize(
+    ("left_out", "asked", "says"),
+    [
+        ("HDIM256", {"head_dim": 256, "value_dim": 256}, "built without head dimensions above 192"),
+        ("HDIM96", {"head_dim": 96, "value_dim": 96}, None),
+        ("HDIMDIFF192", {"head_dim": 192, "value_dim": 128}, "built without different head dimensions"),
+        ("HDIMDIFF192", {"head_dim": 64, "value_dim": 128}, None),
+        ("HDIMDIFF64", {"head_dim": 64, "value_dim": 128}, "built without different head dimensions"),
+        ("SOFTCAP", {"softcap": 5.0}, "built without softcap"),
+        ("LOCAL", {"causal": True, "window": 4}, "built without sliding windows"),
+        ("VARLEN", {"batch": 1, "lengths": LENGTHS}, "built without packed sequences"),
+        ("FP16", {"dtype": "float16"}, "built without float16"),
+        ("FP16", {}, None),
+    ],
+)
+def test_what_flash_attention_3_was_built_without_is_unsupported(left_out, asked, says, monkeypatch):
+    # It would end in a segmentation fault.
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    case = change(**{"dtype": "bfloat16", "head_dim": 64, "value_dim": 64, "kv_heads": 4} | asked)
+    for kind in (FlashAttention3, XformersFlash3):
+        without_flags = kind("it").unsupported(case, "cuda")
+        flags = {f"FLASHATTENTION_DISABLE_{name}": name == left_out for name in ("HDIM64", "HDIM128", left_out)}
+        with monkeypatch.context() as patched:
+            install(patched, "flash_attn_config").CONFIG = {"build_flags": flags}
+            found = kind("it").unsupported(case, "cuda")
+        assert found == without_flags if says is None or without_flags else says in found
+
+
+@pytest.mark.parametrize(
     ("name", "module", "says"),
     [
         ("fa2", "flash_attn.flash_attn_interface", 'flash-attn is not installed: pip install "flash-attn>=2.8,<3"'),

@@ -28,7 +28,7 @@ _FEW_QUERIES, _MOST_HEADS = 64, 64
 _SLACK = 2.0
 # One row in so many is left out, the worst ones. Under a causal mask dq of the first rows is large and may be what is
 # left of a cancellation: where one of them is among the 276 rows of a head of 8,192 that are looked at, it is most of
-# their error. Of 60,000 such heads of the fused formula 0.14 % were beyond the bound, by one row each; cuDNN's was, too.
+# their error. Of 60,000 such heads of the fused formula 0.14 % were beyond the bound by one row, and one of cuDNN's.
 _LEFT_OUT_OF = 64
 _GROUPED = ("out", "dq")
 

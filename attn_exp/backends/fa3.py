@@ -1,5 +1,7 @@
 """FlashAttention 3 for Hopper: `flash_attn_interface` from the folder `hopper` of flash-attention."""
 
+import importlib
+
 import torch
 
 from attn_exp.attention.inputs import Inputs
@@ -16,6 +18,36 @@ PACKAGE = Package(
     "git clone --recursive https://github.com/Dao-AILab/flash-attention && cd flash-attention/hopper && "
     "python setup.py install (CUDA 12.3 or newer; it is not on PyPI)",
 )
+
+
+# Head dimensions are rounded up to the next of these that a build has (hopper/flash_api.cpp, round_up_headdim).
+_ROUNDED_TO = (64, 96, 128, 192, 256)
+
+
+def left_out_of_build(case: Case) -> str | None:
+    """Return what a case needs that the installed flash_attn_3 was built without, None if nothing.
+
+    The library does not refuse most of it: it ends in a segmentation fault. `setup.py` writes the flags of a build into
+    `flash_attn_config`; those of a build without that module are not known.
+    """
+    try:
+        built = importlib.import_module("flash_attn_config").CONFIG["build_flags"]
+    except (ImportError, AttributeError, KeyError):
+        return None
+    left_out = {name.rpartition("DISABLE_")[2] for name, is_left_out in built.items() if is_left_out}
+    largest = max((dim for dim in _ROUNDED_TO if f"HDIM{dim}" not in left_out), default=0)
+    unequal = f"HDIMDIFF{192 if case.head_dim > 128 else 64}"
+    needs = {
+        f"head dimensions above {largest}": max(case.head_dim, case.value_dim) > largest,
+        "different head dimensions of keys and values": case.head_dim != case.value_dim and unequal in left_out,
+        "softcap": case.softcap is not None and "SOFTCAP" in left_out,
+        "sliding windows": case.window is not None and "LOCAL" in left_out,
+        "packed sequences": case.lengths is not None and "VARLEN" in left_out,
+        "float16": case.dtype == "float16" and "FP16" in left_out,
+        "fp8": case.quantised and "FP8" in left_out,
+    }
+    lacking = next((what for what, needed in needs.items() if needed), None)
+    return lacking and f"the installed flash_attn_3 was built without {lacking}"
 
 
 class FlashAttention3(DeclarativeBackend):
@@ -60,7 +92,7 @@ class FlashAttention3(DeclarativeBackend):
             return f"{self.name} needs head dimensions that are multiples of 16 at {case.dtype}, not {odd[0]}"
         if refusal is None and self.deterministic and max(case.head_dim, case.value_dim) > 192:
             return f"{self.name} has no deterministic backward for head dimensions above 192: set deterministic=false"
-        return refusal
+        return refusal or left_out_of_build(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Build the sequence starts once, untimed."""

@@ -11,6 +11,7 @@ import torch
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import bshd_calls
+from attn_exp.backends.fa3 import left_out_of_build
 from attn_exp.backends.operators import AttentionOptions, operator_attention, register
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
@@ -84,6 +85,10 @@ class XformersFlash3(DeclarativeBackend):
     package = replace(PACKAGE, install=f"{PACKAGE.install}, and flash_attn_3 as for backend=fa3")
     claimed_share = FUSED_SHARE
     claims = {("cuda", "forward"): r"FlashAttnFwdSm", ("cuda", "backward"): r"FlashAttnBwdSm"}
+
+    def unsupported(self, case: Case, device: str) -> str | None:
+        """Also refuse what the installed flash_attn_3 was built without."""
+        return super().unsupported(case, device) or left_out_of_build(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Return the calls; the mask is built at the first call and kept."""
