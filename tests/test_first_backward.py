@@ -13,7 +13,6 @@ from fakes import FakeGpu, make_request
 from attn_exp.core.judged import Judged
 from attn_exp.core.record import FirstBackward, PassRecord
 from attn_exp.worker.attempt import Attempt
-from attn_exp.worker.judge import first_backward
 from attn_exp.worker.judge.cpu_time import CpuTimes
 from attn_exp.worker.judge.first_backward import check_first_backward
 from attn_exp.worker.machine.device import Machine
@@ -147,9 +146,3 @@ def test_without_memory_for_a_second_graph_nothing_is_compared_and_the_record_sa
     attempt.run(lambda: check_first_backward(attempt, machine, judge, {"backward": lambda: None}) and None)
     assert attempt.status == status
     assert attempt.passes["backward"].first_backward == (FirstBackward(calls=0) if status == "ok" else None)
-
-
-def test_the_share_that_is_called_longer_is_five_standard_deviations_from_a_half():
-    n = first_backward._MOST
-    deviations = (first_backward._SHARE - 0.5) * n * n / (n * n * (2 * n + 1) / 12) ** 0.5
-    assert deviations == pytest.approx(5.0, abs=0.1)

@@ -25,6 +25,7 @@ from attn_exp.worker.judge.first_backward import check_first_backward
 from attn_exp.worker.judge.forwards import count_forwards, time_forwards
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.one_call import OneCall
+from attn_exp.worker.judge.steps import check_steps
 from attn_exp.worker.judge.threads import check_threads
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
@@ -191,11 +192,13 @@ def _make_last_of_rival(attempt: Attempt, machine: Machine, judge: Judge, direct
 
 
 def _make_last(attempt: Attempt, machine: Machine, judge: Judge, direction: str, timer: Timer, call: TimedCall) -> None:
-    """Make a call more whose results are kept; of a forward that a backward follows, note its plain time before."""
+    """Make a call more whose results are kept; before it, note what forwards take, and compare steps with others."""
     if direction == "forward":
         counted = count_forwards(attempt, judge) if machine.gpu is None else None
         if attempt.with_gradients:
             time_forwards(attempt, judge, OneCall(attempt, machine), call, counted)
+    if direction == "step":
+        check_steps(attempt, judge, OneCall(attempt, machine))
     judge.make_last(direction, timer, call)
 
 

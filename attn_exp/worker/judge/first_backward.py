@@ -18,14 +18,13 @@ from attn_exp.worker.attempt import Attempt, status_of
 from attn_exp.worker.judge.forwards import check_forwards
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.one_call import OneCall
+from attn_exp.worker.judge.pairs import MOST, is_longer, nearly_all_longer
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.stopped import Stopped
 
-# A first call is longer if it takes more than a repeated one by so much: a factor, and microseconds by device.
-_LONGER, _MARGIN_US = 1.1, {"cuda": 3.0, "cpu": 20.0}
 # A round is enough for calls of this length by device, two for shorter ones. If first calls seem longer, so many follow
-# that it is no accident: of 24 x 24 pairs 92 % are five standard deviations from a half (Mann and Whitney's test).
-_LONG_US, _ENOUGH, _MOST, _SHARE = {"cuda": 10_000.0, "cpu": 20_000.0}, 2, 24, 0.92
+# that it is no accident.
+_LONG_US, _ENOUGH = {"cuda": 10_000.0, "cpu": 20_000.0}, 2
 # Other forwards between the first new one and its backward: at least two, and as many more as take so long.
 _LEAST_BETWEEN, _MOST_BETWEEN, _BETWEEN_US = 2, 16, 10_000.0
 
@@ -111,7 +110,7 @@ class _Rounds:
 
     def run(self) -> None:
         """Make rounds until a first call is as short as a repeated one, or enough of them are longer."""
-        while len(self.of_repeated) < _MOST and not (self.of_first and self._short()):
+        while len(self.of_repeated) < MOST and not (self.of_first and self._short()):
             self._round()
 
     @property
@@ -123,18 +122,15 @@ class _Rounds:
     @property
     def longer(self) -> bool:
         """Whether first calls take longer in nearly all pairs."""
-        pairs = [self._is_longer(first, again) for first in self.of_first for again in self.of_repeated]
-        return len(self.of_repeated) == _MOST and sum(pairs) > _SHARE * len(pairs)
-
-    def _is_longer(self, first: float, again: float) -> bool:
-        return first > _LONGER * again + _MARGIN_US[self.machine.device]
+        all_made = len(self.of_repeated) == MOST
+        return all_made and nearly_all_longer(self.of_first, self.of_repeated, self.machine.device)
 
     def _short(self) -> bool:
         """Whether one of enough first calls is as short as repeated ones."""
         shortest = min(self.of_repeated) if self.of_repeated else self._timed_us
         assert shortest is not None
         enough = 1 if shortest > _LONG_US[self.machine.device] else _ENOUGH
-        return len(self.of_first) >= enough and not self._is_longer(min(self.of_first), shortest)
+        return len(self.of_first) >= enough and not is_longer(min(self.of_first), shortest, self.machine.device)
 
     def _round(self) -> None:
         judge, fresh = self.judge, self.judge.fresh

@@ -151,7 +151,9 @@ class OtherValues:
             beside: gets what is wrong with forwards between; None for none of them.
         """
         attempt, overwritten = self.attempt, False
-        self._write(values)
+        # The gradient comes after the forward, as in training: what a forward computes of another one is wrong.
+        unknown = replace(values, d_out_bhsd=self.seeded.d_out_bhsd)
+        self._write(unknown)
         with attempt.stage("first_call"):
             out = self.calls.forward()
             made = self.judge.results("forward", out)
@@ -159,10 +161,10 @@ class OtherValues:
             if beside is not None:
                 overwritten = self._overwritten(made["out"], results["out"], beside)
             if attempt.with_gradients:
-                if beside is not None:
-                    self._write(values)
                 if overwritten:
+                    self._write(unknown)
                     out = self.calls.forward()
+                self._write(values)
                 made |= self.judge.results("backward", self.calls.backward(out)())
             synchronize(self.request.device)
         return made | results, {name: form_of(tensor) for name, tensor in made.items()}, overwritten
