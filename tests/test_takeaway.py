@@ -65,6 +65,21 @@ def test_the_winner_of_each_region_is_one_rule(tmp_path):
     assert "seq_len from 2048: cudnn is 2.00 [1.98, 2.02] times as fast as flash, 12 of 12 cases" in lines
 
 
+def test_features_that_coincide_in_the_cases_are_both_named(tmp_path):
+    # 32 heads are measured with 64 dimensions alone, and batch and length vary by themselves.
+    records = [
+        sweeps.job(name, us, None, of=sweeps.case(seq_len=length, q_heads=heads, kv_heads=heads, head_dim=dim,
+                                                  value_dim=dim))
+        for length in LENGTHS[:2]
+        for heads, dim, flash in ((32, 64, 50.0), (16, 128, 200.0))
+        for name, us in (("flash", flash), ("cudnn", 100.0))
+    ]  # fmt: skip
+    assert answer(tmp_path, records).lines() == [
+        "q_heads 16 (only with head_dim 128): cudnn is 2.00 [1.98, 2.02] times as fast as flash, 2 of 2 cases",
+        "q_heads 32 (only with head_dim 64): flash is 2.00 [1.98, 2.02] times as fast as cudnn, 2 of 2 cases",
+    ]
+
+
 def test_a_pass_is_a_region_too(tmp_path):
     records = [
         sweeps.job(name, *times, of=sweeps.case(seq_len=length))

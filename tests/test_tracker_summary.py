@@ -14,7 +14,10 @@ from test_tracker_mlflow import config, migrated, place, ready, runs_of  # noqa:
 
 from attn_exp.commands.log import main as log_main
 from attn_exp.compare.answer import compare_read
+from attn_exp.compare.brief import tables_in_brief
 from attn_exp.compare.choice import Choice
+from attn_exp.compare.pages import page
+from attn_exp.compare.render import text_of
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.standing import standings
 from attn_exp.core.catalogue import About, backends, colour_of
@@ -108,6 +111,21 @@ def test_a_row_that_decides_nothing_has_no_rank_and_is_in_no_mean(tmp_path: Path
     assert by_backend["cudnn"].keys() == {"forward/speedup"}
     assert {name: own.get("forward/rank") for name, own in by_backend.items()} == {"cudnn": None, "flash": 1, "math": 2}
     assert {one.label: one.speedup for one in found.backends}["cudnn"] is None
+
+
+def test_a_mean_over_fewer_cases_says_so_and_stands_below_the_others(tmp_path: Path) -> None:
+    records = [one for one in rows(*LENGTHS) if (one.request.backend["name"], one.request.case.q_len) != ("cudnn", 512)]
+    rivals = rivals_of(tmp_path / "a", records)
+    found = standings(rivals)
+    assert [(one.label, one.n, one.cases) for one in found.backends] == [
+        ("flash", 2, 2),
+        ("math", 2, 2),
+        ("cudnn", 1, 2),
+    ]
+    assert re.search(r"\| cudnn +\| forward +\| +2.000 \| 1 of 2 +\| +1 \|", tables_in_brief(rivals, found))
+    assert re.search(r"forward +cudnn .* 1 of 2 +1  1 not measured", text_of(page(rivals)))
+    metrics = summary_of([row.cell.result for row in rivals.rows], rivals, quiet).metrics
+    assert metrics["forward/speedup/cudnn cases"] == 1 and metrics["forward/speedup/math cases"] == 2
 
 
 def test_rows_too_close_to_call_share_the_first_rank_and_one_kernel_is_one_rank(tmp_path: Path) -> None:

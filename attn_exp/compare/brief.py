@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from attn_exp.compare.page_parts import shared_line, shared_values
 from attn_exp.compare.ranking import Ranking, looks_better, rank
 from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.sheet import written
+from attn_exp.compare.sheet import of_all, written
 from attn_exp.compare.standing import Standings
 from attn_exp.core.safe_text import markdown_text
 from attn_exp.core.text import grid, printable
@@ -52,12 +52,14 @@ def _means(found: Standings) -> str:
             "backend": safe(one.label),
             "pass": one.direction,
             f"times as fast as {safe(found.baseline)}": written(one.speedup, "ratio"),
-            "cases": str(one.n),
+            "cases": of_all(one.n, one.cases),
             "best in": str(one.best),
         }
         for one in found.backends
     ]
-    return f"Geometric means over the cases:\n\n{grid(rows, list(rows[0]), 'pipe')}"
+    fewer = any(one.n < one.cases for one in found.backends)
+    said = ", which only compare where they are over the same cases" if fewer else ""
+    return f"Geometric means{said}:\n\n{grid(rows, list(rows[0]), 'pipe')}"
 
 
 def _best(rivals: Rivals) -> str:

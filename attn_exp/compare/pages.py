@@ -18,7 +18,7 @@ from attn_exp.compare.page_parts import (
 )
 from attn_exp.compare.published import Published
 from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.sheet import Column, Headline, Page, Sheet, interval, written
+from attn_exp.compare.sheet import Column, Headline, Page, Sheet, interval, of_all, written
 from attn_exp.compare.takeaway import Answer
 from attn_exp.core.flags import flag_notes
 from attn_exp.results.opinions import opinion_notes
@@ -64,7 +64,9 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
         Column("mean_gain", f"over {rivals.baseline}" if rivals.baseline else "of the best", "ratio"),
         Column("least", "least", "ratio"),
         Column("most", "most", "ratio"),
-        Column("n", "n"),
+        Column("n", ""),
+        Column("cases", ""),
+        Column("of_all", "cases", joined=lambda values: of_all(values["n"], values["cases"])),
         Column("best", "best in"),
         Column("left_out", "left out"),
     )
@@ -77,12 +79,16 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
             mean.least,
             mean.most,
             mean.n,
+            mean.cases,
+            None,
             mean.best,
             ", ".join(f"{count} {why}" for why, count in mean.left_out),
         )
         for mean in rivals.means
     ]
-    return [Sheet("means", "geometric means over n cases", columns, tuple(rows))]
+    fewer = any(mean.n < mean.cases for mean in rivals.means)
+    title = "geometric means" + ", which only compare where they are over the same cases" * fewer
+    return [Sheet("means", title, columns, tuple(rows))]
 
 
 def _answer_sheet(answer: Answer) -> list[Sheet]:

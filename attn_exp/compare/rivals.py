@@ -43,6 +43,11 @@ class Mean:
     best: int
     left_out: tuple[tuple[str, int], ...]
 
+    @property
+    def cases(self) -> int:
+        """All cases of the group."""
+        return self.n + sum(count for _, count in self.left_out)
+
 
 def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], baseline: str | None) -> tuple[Mean, ...]:
     """Return the means over all cases, or over those of each combination of the fields in `by`.
@@ -64,7 +69,8 @@ def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], bas
         for label in labels
         if any(label in case for case in cases.values())
     ]
-    every.sort(key=lambda mean: (*map(sortable, mean.group), PASSES.index(mean.direction), -_of(mean)))
+    # Means over fewer cases stand below the others.
+    every.sort(key=lambda mean: (*map(sortable, mean.group), PASSES.index(mean.direction), -mean.n, -_of(mean)))
     return tuple(every)
 
 

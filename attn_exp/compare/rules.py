@@ -1,7 +1,7 @@
 """The fewest rules that say which label is among the best, for cases with features: a decision tree without noise."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attn_exp.results.fields import distinct, sortable
@@ -17,11 +17,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Examples (by index) that have a label in common among their best, and the values that single them out."""
+    """Examples (by index) that have a label in common among their best, and the values that single them out.
+
+    `coinciding` has, for a feature of `where`, the others whose values separate the same examples: which of them is the
+    reason, the examples cannot tell.
+    """
 
     indices: tuple[int, ...]
     best: frozenset[str]
     where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    coinciding: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
 
 
 def fewest(examples: Sequence[Example]) -> list[Part]:
@@ -30,21 +35,47 @@ def fewest(examples: Sequence[Example]) -> list[Part]:
     A part is singled out by values of features: ranges of numbers, or some of several words. Where no label is the best
     everywhere, the feature is split whose parts need the fewest labels, and then each part that needs more than one.
     """
-    return _split(examples, range(len(examples)), {})
+    return _split(examples, Part(tuple(range(len(examples))), frozenset()))
 
 
-def _split(examples: Sequence[Example], indices: Sequence[int], where: Mapping[str, tuple[Any, ...]]) -> list[Part]:
+def _split(examples: Sequence[Example], whole: Part) -> list[Part]:
+    indices = whole.indices
     common = _common(examples, indices)
     if common or len(indices) < 2:
-        return [Part(tuple(indices), common, where)] if indices else []
+        return [replace(whole, best=common)] if indices else []
     names = list(examples[indices[0]].features)
     splits = [(name, _runs(examples, indices, name)) for name in names]
     splits = [(name, runs) for name, runs in splits if len(runs) > 1]
     if not splits:
         # Nothing tells them apart: each speaks for itself.
-        return [Part((index,), examples[index].best, where) for index in indices]
+        return [replace(whole, indices=(index,), best=examples[index].best) for index in indices]
     name, runs = min(splits, key=lambda split: sum(_labels_needed(examples, part) for _, part in split[1]))
-    return [one for values, part in runs for one in _split(examples, part, {**where, name: values})]
+    return [
+        one
+        for values, part in runs
+        for one in _split(
+            examples,
+            replace(
+                whole,
+                indices=tuple(part),
+                where={**whole.where, name: values},
+                coinciding={**whole.coinciding, name: _coinciding(examples, indices, part, name)},
+            ),
+        )
+    ]
+
+
+def _coinciding(
+    examples: Sequence[Example], indices: Sequence[int], part: Sequence[int], name: str
+) -> dict[str, tuple[Any, ...]]:
+    """Return the features but `name` whose values in `part` none of the other `indices` has, with these values."""
+    found, own = {}, set(part)
+    for other in examples[indices[0]].features:
+        inside = distinct(examples[at].features[other] for at in part)
+        outside = {repr(examples[at].features[other]) for at in indices if at not in own}
+        if other != name and not outside.intersection(map(repr, inside)):
+            found[other] = tuple(sorted(inside, key=sortable))
+    return found
 
 
 def _common(examples: Sequence[Example], indices: Sequence[int]) -> frozenset[str]:

@@ -130,6 +130,11 @@ def written(value: Any, form: Form) -> str:
     return half_text(value)
 
 
+def of_all(some: int, every: int) -> str:
+    """Return how many of all cases: the number, or `3 of 12` if they are not all."""
+    return str(some) if some == every else f"{some} of {every}"
+
+
 def rounded(value: Any) -> Any:
     """Return a value as files have it: fractions with six significant digits, sequences as text."""
     if isinstance(value, float):

@@ -17,8 +17,9 @@ from attn_exp.compare.rivals import Rivals
 class Standing:
     """One backend in one pass, over all cases.
 
-    `speedup` is the geometric mean of how many times as fast as the baseline it is, in the `n` cases where both rows
-    decide something; None without such a case. In `best` of them it is the fastest, or too close to it to call.
+    `speedup` is the geometric mean of how many times as fast as the baseline it is, in the `n` of all `cases` where
+    both rows decide something; None without such a case. In `best` of them it is the fastest, or too close to it to
+    call.
     """
 
     label: str
@@ -26,6 +27,7 @@ class Standing:
     speedup: float | None
     n: int
     best: int
+    cases: int
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,12 @@ def standings(rivals: Rivals) -> Standings:
     of_jobs: dict[str, dict[str, float]] = defaultdict(dict)
     logs: dict[tuple[str, str], list[float]] = defaultdict(list)
     best: dict[tuple[str, str], int] = defaultdict(int)
+    cases: dict[str, int] = defaultdict(int)
     for group in groups.values():
         if len({row.cell.result.label for row in group if row.cell.value is not None}) < 2:
             continue
         base = next((row for row in group if is_label(row.cell.result.label, baseline)), None)
+        cases[group[0].cell.direction] += 1
         for row in group:
             label, side = row.cell.result.label, row.cell.direction
             own = of_jobs[row.cell.result.job]
@@ -65,7 +69,9 @@ def standings(rivals: Rivals) -> Standings:
             if not row.doubt and base is not None and not base.doubt:
                 logs[label, side].append(log)
     backends = [
-        Standing(label, side, geometric_mean(known) if (known := logs[label, side]) else None, len(known), count)
+        Standing(
+            label, side, geometric_mean(known) if (known := logs[label, side]) else None, len(known), count, cases[side]
+        )
         for (label, side), count in best.items()
     ]
     return Standings(baseline, {job: own for job, own in of_jobs.items() if own}, tuple(_ordered(backends)))
@@ -97,7 +103,8 @@ def _rank(row: Ranking, group: Sequence[Ranking], rivals: Rivals) -> float | Non
 
 
 def _ordered(backends: Sequence[Standing]) -> list[Standing]:
-    """Return forward passes before backward ones, and the fastest first."""
+    """Return forward passes before backward ones, the fastest first; means over fewer cases stand below the others."""
     return sorted(
-        backends, key=lambda one: (one.direction != "forward", one.direction, -(one.speedup or 0.0), one.label)
+        backends,
+        key=lambda one: (one.direction != "forward", one.direction, -one.n, -(one.speedup or 0.0), one.label),
     )

@@ -215,7 +215,7 @@ def _rule(
     doubted = [row for rows in better for row in rows] if over else [row for case in cases for row in case.values()]
     wins = sum(over in case and not case[over].best and not case[over].doubt for case in cases) if over else 0
     return Rule(
-        where=_words(part.where, examples),
+        where=_words(part, examples),
         label=label,
         same=same,
         ties=ties,
@@ -281,12 +281,20 @@ def _case(row: Ranking) -> tuple[Any, ...]:
     return result.case, method_key(result), machine(result)
 
 
-def _words(where: Mapping[str, tuple[Any, ...]], examples: Sequence[Example]) -> str:
-    """Return what singles out the cases of a rule in words: `causal, seq_len from 2048, forward`."""
-    parts = []
-    for name, values in where.items():
+def _words(part: Part, examples: Sequence[Example]) -> str:
+    """Return what singles out the cases of a rule in words: `causal, seq_len from 2048, forward`.
+
+    Features that coincide are named beside: `q_heads 32 (only with head_dim 64)`.
+    """
+
+    def words(name: str, values: tuple[Any, ...]) -> str:
         every = sorted(distinct(example.features[name] for example in examples), key=sortable)
-        parts.append(_condition(name, values, every))
+        return _condition(name, values, every)
+
+    parts = []
+    for name, values in part.where.items():
+        others = [words(*one) for one in part.coinciding.get(name, {}).items() if one[0] not in part.where]
+        parts.append(words(name, values) + (f" (only with {_and(others)})" if others else ""))
     return ", ".join(parts)
 
 

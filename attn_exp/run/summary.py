@@ -43,6 +43,7 @@ def summary_of(results: Sequence[Result], rivals: "Rivals | None", say: Callable
     for one in found.backends:
         if one.speedup is not None:
             metrics[f"{one.direction}/speedup/{one.label}"] = one.speedup
+            metrics[f"{one.direction}/speedup/{one.label} cases"] = float(one.n)
         metrics[f"{one.direction}/best_in/{one.label}"] = float(one.best)
     return Summary(
         answer=answer,
