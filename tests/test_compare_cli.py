@@ -14,9 +14,13 @@ import pytest
 import sweeps
 
 import attn_exp
+from attn_exp.cli import COMMANDS, dispatch
 from attn_exp.commands.compare import COMMAND, choice_of, main
+from attn_exp.commands.complete import answer
 from attn_exp.compare.choice import READERS, Choice
 from attn_exp.core.errors import UserError
+from attn_exp.core.record_file import VERDICTS_NAME
+from attn_exp.core.request import DUEL_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -128,7 +132,7 @@ def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
     ("words", "said"),
     [
         (["nwe"], "there is no sweep 'nwe': did you mean 'new'"),
-        (["against=old"], "no SWEEP was given: write one, for example attn-exp compare first"),
+        (["against=old"], "no SWEEP was given: write one, for example attn-exp compare "),
         (["swep=new"], "there is no option 'swep=': "),
         (["new", "--fail-if-slwer=3%"], "did you mean 'fail_if_slower'"),
         (["new", "--fail-if-slower"], "fail_if_slower= needs a value: write fail_if_slower=VALUE"),
@@ -260,3 +264,27 @@ def test_a_sweep_is_a_frame(home):
     assert frame.query("backend == 'flash' and `pass` == 'forward'")["time_us"].tolist() == [104.5]
     assert frame.query("status == 'error'")["time_us"].isna().all()
     assert {"batch", "q_len", "dtype", "causal", "tflops", "kernel", "flags"} <= set(frame.columns)
+
+
+def test_without_a_sweep_the_newest_is_the_example_and_a_failed_duel_is_never_offered(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("compare", "log", "explain"):
+        assert dispatch([name]) == 2
+        said = capsys.readouterr().err
+        assert "multirun has none yet; python -m attn_exp -m backend=flash,math batch=1,4 sweep=first makes one" in said
+    for age, name in enumerate(("duel-failed", "newest", "old")):
+        sweeps.write(tmp_path / "multirun" / name, [sweeps.job("flash", 100.0)])
+        os.utime(tmp_path / "multirun" / name, (sweeps.NOON - age, sweeps.NOON - age))
+    (tmp_path / "multirun/duel-failed" / DUEL_NAME).write_text("[]")
+    os.utime(tmp_path / "multirun/duel-failed", (sweeps.NOON, sweeps.NOON))
+    for name in ("compare", "log", "explain"):
+        assert dispatch([name]) == 2
+        assert f"write one, for example attn-exp {name} newest" in capsys.readouterr().err
+    assert main(["nwe"]) == 2
+    assert "the sweeps in multirun are old, newest;" in capsys.readouterr().err
+    assert {"newest", "old"} == {one for one in answer("attn-exp compare ", COMMANDS) if "=" not in one}
+    # Its folder can still be named, and with a verdict it is one of the sweeps.
+    assert main(["duel-failed"]) == 0
+    (tmp_path / "multirun/duel-failed" / VERDICTS_NAME).write_text("{}")
+    assert main(["nwe"]) == 2
+    assert "duel-failed;" in capsys.readouterr().err

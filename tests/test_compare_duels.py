@@ -187,7 +187,8 @@ def test_settle_runs_the_duels_that_the_comparison_proposes(tmp_path, capsys, mo
     monkeypatch.setattr(
         "attn_exp.commands.duel.COMMAND", replace(COMMAND, run=lambda given: ran.append(given.overrides) or next(codes))
     )
-    assert compare_main(["s", "folder=.", "settle=true"]) == 1
+    # 1 is a regression.
+    assert compare_main(["s", "folder=.", "settle=true"]) == 4
     assert [[*words[:2], words[-1]] for words in ran] == [
         ["a=cudnn", "b=flash", "seq_len=512"],
         ["a=cudnn", "b=flash", "seq_len=1024"],

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attn_exp.compare.sheet import Picture
 
 NOTHING_TO_DRAW = "this comparison has nothing to draw"
-REGRESSION, SKIPPED = 1, 3
+REGRESSION, SKIPPED, UNSETTLED = 1, 3, 4
 
 
 def run(given: Arguments) -> int:
@@ -72,7 +72,7 @@ def run(given: Arguments) -> int:
 
 
 def _settle(rivals: "Rivals") -> int:
-    """Run the duels that a comparison proposes; return the largest exit code."""
+    """Run the duels that a comparison proposes; return the exit code, which is not that of a regression."""
     from attn_exp.commands.duel import COMMAND as DUEL
     from attn_exp.run.many_duels import run_many
 
@@ -83,7 +83,7 @@ def _settle(rivals: "Rivals") -> int:
     duels = [shlex.split(command)[2:] for command in commands if not command.startswith("#")]
     if not duels:
         print("nothing is undecided: there is no duel to run", file=sys.stderr)
-    return run_many(duels, DUEL.main)
+    return UNSETTLED if run_many(duels, DUEL.main) else 0
 
 
 def choice_of(given: Arguments) -> "Choice":
@@ -202,6 +202,7 @@ COMMAND = Command(
         "1 fail_if_slower= found a regression",
         "2 invalid command line",
         "3 some files are not valid records and were skipped",
+        "4 settle=true could not measure each duel",
     ),
     run=run,
     renamed={"sweep": "SWEEP", "experiment": "mlflow_experiment"},

@@ -175,7 +175,9 @@ def _home(words: Sequence[str]) -> Path:
 
 
 def _sweeps(home: Path) -> list[str]:
-    return [path.name for path in _folders(home)]
+    from attn_exp.results.there import sweeps_in
+
+    return sorted(path.name for path in sweeps_in(home))
 
 
 def _folders(place: Path) -> list[Path]:

@@ -25,7 +25,8 @@ def run(given: Arguments) -> int:
 
 
 def _log(given: Arguments) -> int:
-    from attn_exp.results.read import HOME, sweep_folders
+    from attn_exp.results.read import sweep_folders
+    from attn_exp.results.there import HOME
     from attn_exp.tracking.location import option_uri
 
     overrides = list(given.overrides)

@@ -17,6 +17,7 @@ from attn_exp.core.troubles import with_code
 from attn_exp.core.values import Reader, text
 
 MISTAKE = 2
+MAKE = "python -m attn_exp -m backend=flash,math batch=1,4 sweep=first"
 _KEY = re.compile(r"([A-Za-z_][\w-]*)=(.*)", re.DOTALL)
 # What only Hydra takes: a key with a dot or a slash in it, or a sign before it.
 _OVERRIDE = re.compile(r"[+~].*|[A-Za-z_][\w@/-]*[./@][\w./@-]*=.*", re.DOTALL)
@@ -153,7 +154,7 @@ class Command:
         namespace, rest = parser.parse_known_args(prepared.words)
         typed: dict[str, str] = vars(namespace)
         words = [word for word in rest if not word.startswith("-")]
-        self._check_words(words, [word for word in rest if word.startswith("-")])
+        self._check_words(words, [word for word in rest if word.startswith("-")], typed)
         options = {option.name: option for option in self.options}
         values = {name: options[name].read(name, value) for name, value in typed.items()}
         written = [
@@ -173,7 +174,7 @@ class Command:
             earlier=prepared.earlier or bool(hints),
         )
 
-    def _check_words(self, words: Sequence[str], flags: Sequence[str]) -> None:
+    def _check_words(self, words: Sequence[str], flags: Sequence[str], typed: Mapping[str, str]) -> None:
         for flag in flags:
             raise UserError(f"there is no option '{flag.partition('=')[0]}': {self.near(flag)}")
         place = self.positional
@@ -183,10 +184,21 @@ class Command:
             if words:
                 raise UserError(f"{self.name} takes no name, and '{words[0]}' was given: {self.near('')}")
         elif len(words) < place.least:
-            raise UserError(f"no {place.name} was given: write one, for example {place.example}")
+            raise UserError(f"no {place.name} was given: {self._example(place, typed)}")
         elif place.most is not None and len(words) > place.most:
             only = "one" if place.most == 1 else f"at most {place.most}"
             raise UserError(f"{self.name} takes {only} {place.name}, and {len(words)} were given: {place.example}")
+
+    def _example(self, place: Positional, typed: Mapping[str, str]) -> str:
+        """Return what to write where a word is missing: the newest sweep, or how to make one if there is none."""
+        if not place.name.endswith("SWEEP") or "uri" in typed:
+            return f"write one, for example {place.example}"
+        from attn_exp.results.there import HOME, sweeps_in
+
+        home = Path(typed.get("folder", HOME))
+        if sweeps := sweeps_in(home):
+            return f"write one, for example attn-exp {self.name} {shlex.quote(sweeps[-1].name)}"
+        return f"{home} has none yet; {MAKE} makes one"
 
     def near(self, key: str, *more: str) -> str:
         """What to write instead of an option that does not exist: the nearest one, or else any, `more` among them."""

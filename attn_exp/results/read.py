@@ -18,11 +18,10 @@ from attn_exp.core.redaction import redacted
 from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, decode, named
+from attn_exp.results.there import HOME, sweeps_in
 
 if TYPE_CHECKING:
     import pandas
-
-HOME = "multirun"
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:
     for word in words:
         folders = _folders(word, home)
         if not folders:
-            there = [path.name for path in _sweeps(home)]
+            there = [path.name for path in sweeps_in(home)]
             raise UserError(_no_sweep(word, home, there))
         selected += [folder for folder in folders if folder not in selected]
     return selected
@@ -178,14 +177,6 @@ def _is_pattern(word: str) -> bool:
 
 def _folders(word: str, home: Path) -> list[Path]:
     if _is_pattern(word):
-        return [path for path in _sweeps(home) if fnmatch.fnmatchcase(path.name, word)]
+        return [path for path in sweeps_in(home) if fnmatch.fnmatchcase(path.name, word)]
     # A name that is too long for a file, or has a zero byte, is none; `Path.is_dir` raises.
     return [path for path in (home / word, Path(word)) if word and os.path.isdir(path)][:1]
-
-
-def _sweeps(home: Path) -> list[Path]:
-    """Return the sweeps' folders, the oldest first."""
-    try:
-        return sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    except (OSError, ValueError):
-        return []
