@@ -74,11 +74,11 @@ def test_a_case_is_frozen_hashable_and_equal_by_value():
 @pytest.mark.parametrize(
     ("change", "label"),
     [
-        ({}, "b2 h4/2 s8 d16 bfloat16 full"),
-        ({"kv_heads": 4, "causal": True}, "b2 h4 s8 d16 bfloat16 causal"),
-        ({"kv_len": 9, "value_dim": 8}, "b2 h4/2 q8 kv9 d16/8 bfloat16 full"),
-        ({"kv_len": 9, "causal": True}, "b2 h4/2 q8 kv9 d16 bfloat16 causal bottom_right"),
-        ({"kv_len": 9, "causal": True, "align": "top_left"}, "b2 h4/2 q8 kv9 d16 bfloat16 causal top_left"),
+        ({}, "b2 h4/2 s8 d16 bf16 full"),
+        ({"kv_heads": 4, "causal": True}, "b2 h4 s8 d16 bf16 causal"),
+        ({"kv_len": 9, "value_dim": 8}, "b2 h4/2 q8 kv9 d16/8 bf16 full"),
+        ({"kv_len": 9, "causal": True}, "b2 h4/2 q8 kv9 d16 bf16 causal bottom_right"),
+        ({"kv_len": 9, "causal": True, "align": "top_left"}, "b2 h4/2 q8 kv9 d16 bf16 causal top_left"),
     ],
 )
 def test_the_label_says_what_differs_and_no_more(change, label):

@@ -230,7 +230,7 @@ def test_a_dry_run_lists_and_starts_nothing(call, tmp_path):
     assert lines[4:] == ["4 jobs: 3 would run, 0 are done, 1 are impossible"]
     code, out, err = call("dry_run=true", "device=cpu", "backend=math")
     assert (code, err) == (0, "")
-    assert out.startswith("would run          math b1 h12 s1024 d64 bfloat16 causal  on cpu by timer cpu, folder math-")
+    assert out.startswith("would run          math b1 h12 s1024 d64 bf16 causal  on cpu by timer cpu, folder math-")
     assert {path.name for path in tmp_path.iterdir()} == {"a_file", "newer.db"}
 
 

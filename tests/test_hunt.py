@@ -58,14 +58,14 @@ PLANTED = {
     "no_softcap": (r"planted: .*out is off by \S+ of its norm, allowed is \S+", r"b1 h1 .*d\d float32 .*cap\d+"),
     "nan_without_a_key": (
         "planted: out has values that are not finite",
-        r"b1 h1 q2 kv1 d1 float32 causal bottom_right",
+        r"b1 h1 q2 kv1 d1 fp32 causal bottom_right",
     ),
     "wrong_heads": (r"planted: .*out is off by \S+ of its norm", r"b1 h4/2 s1 d\d float32 full"),
     "raises_at_odd_lengths": (
         "planted: raises RuntimeError: misaligned address",
-        r"b1 h1 (q1 kv65|s65) d1 float32 full",
+        r"b1 h1 (q1 kv65|s65) d1 fp32 full",
     ),
-    "segfaults_at_wide_heads": ("planted: crashes: the process was killed by SIGSEGV", r"b1 h1 s1 d33 float32 causal"),
+    "segfaults_at_wide_heads": ("planted: crashes: the process was killed by SIGSEGV", r"b1 h1 s1 d33 fp32 causal"),
     "int32_strides": (r"planted: .*out is off by", r"b1 .* float32 full offsets of k above 2\^31"),
 }
 

@@ -24,6 +24,7 @@ from attn_exp.core.request import Measuring, Request
 from attn_exp.core.status import Status
 from attn_exp.tracking import SweepInfo, client, location, make_tracker
 from attn_exp.tracking.background import Background
+from attn_exp.tracking.page import NOTE
 
 # Not importorskip: processes that import this module would import MLflow before the tracker has silenced it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
@@ -51,7 +52,12 @@ def a_record(
     kernels = (Kernel(name="short", count=1, time_us=1), Kernel(name="long" * 100, count=1, time_us=2))
     ok = status == "ok"
     values: dict[str, Any] = {
-        "passes": {"forward": PassRecord(timings=(timing,), kernels=kernels)} if ok else {},
+        "passes": {
+            "forward": PassRecord(timings=(timing,), kernels=kernels, flags=("drift",)),
+            "backward": PassRecord(),
+        }
+        if ok
+        else {},
         "metrics": {"forward/time_us": 2.5, "forward/broken": float("inf")} if ok else {},
         "reason": None if ok else "because",
         "flags": ("drift", "unstable") if ok else (),
@@ -136,16 +142,22 @@ def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
     assert [run.data.tags["attn_exp.status"] for run in children] == ["ok", "unsupported", "crashed"]
     assert [run.data.tags.get("attn_exp.reason") for run in children] == [None, "because", "because"]
     run = children[0]
-    assert run.info.run_name == "flash s1024 b8 causal h16 d128 bfloat16"
+    assert run.info.run_name == "flash s1024 b8 causal h16 d128 bf16"
     assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_002_500)
     assert run.data.metrics == {"forward/time_us": 2.5}
     wanted = {
-        "batch": "8", "q_len": "1024", "causal": "True", "backend": "flash", "backend.tiles.rows": "64",
+        "batch": "8", "seq_len": "1024", "causal": "True", "backend": "flash", "backend.tiles.rows": "64",
         "model": "gpt2", "device": "cpu", "timer": "cpu", "passes": "forward+backward", "seed": "123",
         "stopping.precision": "0.005",
     }  # fmt: skip
     assert wanted.items() <= run.data.params.items()
-    assert run.data.tags["attn_exp.flags"] == "drift,unstable"
+    assert run.data.tags["attn_exp.flags"] == "drift (forward), unstable"
+    assert run.data.tags[NOTE] == (
+        f"forward: **2.5 us**  \n[the sweep's answer](#/experiments/{run.info.experiment_id}/runs/{parent.info.run_id})"
+    )
+    assert children[1].data.tags[NOTE].startswith("**unsupported: because**  \n[the sweep's answer](")
+    # The name has the case, a parameter the backend.
+    assert not {"attn_exp.label", "attn_exp.shape"} & run.data.tags.keys()
     assert run.data.tags["attn_exp.gpu"] == "A CPU"
     assert len(run.data.tags["attn_exp.kernel_forward"]) == 250
     assert artifacts_of(run) == {"record.json", "samples.csv"}
@@ -155,6 +167,17 @@ def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
         *(f"forward,cpu,{r},{i},{i + 1}.5" for i, r in enumerate((0, 0, 1))),
     ]
     assert {path.name for path in (place / "first" / "a").iterdir()} == {"record.json"}
+
+
+def test_a_run_that_an_earlier_version_stored_is_not_stored_again(ready: Path) -> None:
+    from mlflow import MlflowClient
+
+    assert logged(ready, a_record("a")) is None
+    _, (child,) = runs_of(ready)
+    assert child.data.tags["attn_exp.finished_at"] == "2023-11-14 22:13:22.500000 UTC"
+    MlflowClient(config(ready)["uri"]).set_tag(child.info.run_id, "attn_exp.finished_at", "1700000002.5")
+    assert logged(ready, a_record("a")) is None
+    assert [run.info.run_id for run in runs_of(ready)[1]] == [child.info.run_id]
 
 
 def test_the_same_sweep_again_stores_nothing_twice_and_replaces_a_retried_job(ready: Path) -> None:
@@ -180,7 +203,10 @@ def test_of_two_processes_that_measured_one_job_the_record_that_lies_in_its_fold
     slow.log(a_record("a", "error"), folder)
     assert slow.close("FINISHED", ()) is None
     _, (child,) = runs_of(ready)
-    assert (child.info.status, child.data.tags["attn_exp.finished_at"]) == ("FINISHED", "1700000009.0")
+    assert (child.info.status, child.data.tags["attn_exp.finished_at"]) == (
+        "FINISHED",
+        "2023-11-14 22:13:29.000000 UTC",
+    )
 
 
 def test_a_database_that_is_busy_when_a_sweep_has_ended_lacks_nothing(

@@ -155,7 +155,7 @@ def test_the_page_of_a_sweep_begins_with_the_answer_and_every_link_leads_to_a_fi
     assert parent.data.metrics.items() >= {
         "jobs": 6, "jobs/ok": 6, "forward/speedup/cudnn": 2, "forward/best_in/cudnn": 2, "forward/best_in/math": 0,
     }.items()  # fmt: skip
-    assert parent.data.params["batch"] == "4" and "q_len" not in parent.data.params
+    assert parent.data.params["batch"] == "4" and "seq_len" not in parent.data.params
     assert parent.data.tags["attn_exp.baseline"] == "flash"
 
 
@@ -202,7 +202,7 @@ def test_a_sweep_that_was_continued_says_what_holds_now(ready: Path) -> None:  #
     # Of no backend's colour, which MLflow might choose.
     assert parent.data.tags["mlflow.runColor"] == "#808080"
     assert parent.data.metrics["jobs"] == 6 and parent.data.metrics["forward/speedup/cudnn"] == pytest.approx(1)
-    assert parent.data.tags["attn_exp.no_longer_shared"] == "batch, kv_len, q_len"
+    assert parent.data.tags["attn_exp.no_longer_shared"] == "batch, seq_len"
     assert parent.data.tags[NOTE].count("math is") == 1
     assert jobs[more[2].request.job].data.metrics["forward/rank"] == 1
 
@@ -249,13 +249,28 @@ def test_names_differ_within_twenty_letters_where_sweeps_vary() -> None:
     ]
     names = [run_name(sweeps.job("cudnn", of=case)) for case in cases]
     assert len({name[:20] for name in names}) == len(cases)
-    assert names[0] == "cudnn s512 b1 causal h16 d128 bfloat16"
+    assert names[0] == "cudnn s512 b1 causal h16 d128 bf16"
+
+
+def test_a_job_s_page_says_where_it_stands_or_why_it_has_no_rank(ready: Path) -> None:  # noqa: F811
+    records = rows(512)
+    records[1] = replace(records[1], flags=("busy_host",))
+    parent, jobs, _ = live(ready, [*records, sweeps.failed(backend="flex", of=records[0].request.case)])
+    by_backend = {run.data.params["backend"]: run.data.tags for run in jobs.values()}
+    answer = f"[the sweep's answer](#/experiments/{parent.info.experiment_id}/runs/{parent.info.run_id})"
+    assert by_backend["math"][NOTE] == (
+        f"forward: **409.6 us**, 10.51 TFLOPS; rank 2 of 3 on this case, 0.25 times as fast as flash  \n{answer}"
+    )
+    assert by_backend["cudnn"][NOTE].startswith("forward: **51.2 us**, 84.05 TFLOPS; no rank (busy_host), 2.00")
+    assert by_backend["cudnn"]["attn_exp.no_rank_forward"] == by_backend["cudnn"]["attn_exp.flags"] == "busy_host"
+    assert "attn_exp.no_rank_forward" not in by_backend["math"]
+    assert by_backend["flex"][NOTE] == f"**unsupported: no kernel for it**  \n{answer}"
 
 
 def test_jobs_can_be_filtered_by_shape(ready: Path) -> None:  # noqa: F811
     live(ready, rows(*LENGTHS))
-    found = search(ready, "tags.`attn_exp.shape` = 'b4 h16 s512 d128'")
-    assert {run.data.params["q_len"] for run in found} == {"512"} and len(found) == 3
+    found = search(ready, "params.batch = '4' and params.seq_len = '512'")
+    assert {run.data.params["seq_len"] for run in found} == {"512"} and len(found) == 3
 
 
 def search(home: Path, condition: str, experiment: str = "attn_exp") -> list[Any]:

@@ -5,12 +5,12 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.case import DTYPES
+from attn_exp.core.case import TYPED_DTYPES
 from attn_exp.core.errors import UserError
 
 # Keys whose value is a list. Of all others a list is several choices.
 _LISTS = ("passes", "lengths", "columns", "stop_on", "timer.also", "isolation.variables", "profiler")
-_SHORT = {f"torch.{name}": short for short, name in DTYPES.items()}
+_SHORT = {f"torch.{name}": short for name, short in TYPED_DTYPES.items()}
 
 
 def overrides_of(choices: Mapping[str, Any]) -> list[str]:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.core.case import ALIGNMENTS, DTYPES, HALVES, Case
+from attn_exp.core.case import ALIGNMENTS, HALVES, TYPED_DTYPES, Case
 
-_SHORT = {name: typed for typed, name in DTYPES.items()}
 _OTHERS = "or see attn-exp backends"
 DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
 
@@ -55,7 +54,7 @@ class Supports:
 
     def summary(self) -> str:
         """Return in a few words what can be computed."""
-        words = ["/".join(_SHORT.get(name, name) for name in self.dtypes)]
+        words = ["/".join(TYPED_DTYPES.get(name, name) for name in self.dtypes)]
         if self.devices == ("cuda",):
             words.append("GPU")
         if self.head_dims is not None:
@@ -69,7 +68,7 @@ class Supports:
         words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
         words += [name for name in ("window", "softcap", "packed") if getattr(self, name)]
         words += ["forward only"] if self.passes == ("forward",) else []
-        words += [f"{_SHORT.get(name, name)} forward only" for name in self.forward_only]
+        words += [f"{TYPED_DTYPES.get(name, name)} forward only" for name in self.forward_only]
         if self.capability or self.capabilities:
             words.append(f"sm >= {'.'.join(map(str, self.capability))}" if self.capability else "")
             words.append(f"sm {'/'.join(f'{major}x' for major in self.capabilities)}" if self.capabilities else "")

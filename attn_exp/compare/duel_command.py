@@ -5,11 +5,10 @@ import shlex
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
 from typing import Any
 
-from attn_exp.core.case import NORMAL, PASSES, Case
-from attn_exp.core.conf import choice, conf_folder
+from attn_exp.core.case import NORMAL, PASSES, TYPED_DTYPES, Case
+from attn_exp.core.conf import choice
 from attn_exp.core.request import Compile
 from attn_exp.core.text import flat, word
 from attn_exp.results.cell import Cell
@@ -100,7 +99,7 @@ def _compile_words(compiled: Compile, added: str = "") -> list[str]:
 
 def case_words(case: Case, model: str) -> list[str]:
     """Return the overrides that compose to a case: its model's name if that defines its sizes, else the sizes."""
-    words = [f"dtype={_dtypes().get(case.dtype, case.dtype)}"]
+    words = [f"dtype={TYPED_DTYPES[case.dtype]}"]
     if _sizes(choice("model", model)) == {name: getattr(case, name) for name in _OF_MODEL}:
         words.append(f"model={model}")
     else:
@@ -137,9 +136,3 @@ def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = model.get("head_dim") or (embedding // q_heads if embedding and q_heads else None)
     kv_heads, value_dim = model.get("kv_heads") or q_heads, model.get("value_dim") or head_dim
     return {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
-
-
-@cache
-def _dtypes() -> dict[str, str]:
-    """Return the choice of each data type: `bfloat16` is `bf16`."""
-    return {str(choice("dtype", path.stem).get("name")): path.stem for path in (conf_folder() / "dtype").glob("*.yaml")}

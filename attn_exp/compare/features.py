@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attn_exp.compare.ranking import Ranking
-from attn_exp.core.case import case_columns
+from attn_exp.core.case import case_columns, typed_fields
 
 
 def features_of(rows: Sequence[Ranking]) -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ def features_of(rows: Sequence[Ranking]) -> list[dict[str, Any]]:
     differing = [name for name in (places[0] if places else ()) if len({repr(place[name]) for place in places}) > 1]
     return [
         {"pass": row.cell.direction}
-        | {name: getattr(row.cell.result.case, "q_len" if name == "seq_len" else name) for name in sizes}
+        | {name: typed_fields(row.cell.result.case, square="seq_len" in sizes)[name] for name in sizes}
         | {name: place[name] for name in differing}
         for row, place in zip(rows, places, strict=True)
     ]

@@ -86,6 +86,7 @@ def _environments(comparison: Comparison) -> list[Sheet]:
 _MOST_COLUMNS = 5
 _SIZES = attrgetter(*case_columns())
 _NAMES = ("model", *case_columns(), "timer", "device")
+_LENGTHS = ("q_len", "kv_len")
 
 
 def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
@@ -97,9 +98,23 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
     of_case = [name for name in varying if name in case_columns()]
     labelled = len(of_case) > _MOST_COLUMNS
     shown = [name for name in varying if not (labelled and name in of_case)]
+    square = "q_len" in shown and all(cell.result.case.square for cell in cells)
+    if square:
+        shown = [name for name in shown if name not in _LENGTHS]
     columns = [
-        Column(name, name if name in shown else "", spare=4 if name in ("model", "device") else 0) for name in _NAMES
+        Column(
+            name,
+            name if name in shown else "",
+            "dtype" if name == "dtype" else "text",
+            spare=4 if name in ("model", "device") else 0,
+        )
+        for name in _NAMES
     ]
+    # Among the sizes, as tables have the others.
+    columns.insert(
+        _NAMES.index("kv_len") + 1,
+        Column("seq_len", "seq_len" if square else "", joined=lambda values: str(values["q_len"])),
+    )
     return (*columns, Column("case", "case" if labelled else "", joined=_case_label))
 
 
@@ -111,7 +126,7 @@ def shared_values(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _values_of(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
     """Return the values that the cells have of each name, each once, by their `repr`: True is not 1."""
-    columns = zip(*(case_values(cell)[:-1] for cell in cells), strict=True)
+    columns = zip(*map(_own_values, cells), strict=True)
     return {name: {repr(value): value for value in values} for name, values in zip(_NAMES, columns, strict=True)}
 
 
@@ -120,9 +135,14 @@ def _case_label(values: dict[str, Any]) -> str:
 
 
 def case_values(cell: Cell) -> tuple[Any, ...]:
-    """Return the values of the columns of `case_part`; the label is derived from the others."""
+    """Return the values of the columns of `case_part`; `seq_len` and the label are derived from the others."""
+    own, at = _own_values(cell), _NAMES.index("kv_len") + 1
+    return (*own[:at], None, *own[at:], None)
+
+
+def _own_values(cell: Cell) -> tuple[Any, ...]:
     result = cell.result
-    return (result.model, *_SIZES(result.case), result.measuring.timer, result.device, None)
+    return (result.model, *_SIZES(result.case), result.measuring.timer, result.device)
 
 
 def value_columns(metric: ChosenMetric) -> tuple[Column, ...]:
@@ -192,8 +212,16 @@ def head_lines(comparison: Comparison) -> list[str]:
 
 
 def shared_line(shared: dict[str, Any]) -> str:
-    """Return what all rows share, in one line."""
-    return ", ".join(f"{name} {written(value, 'text')}" for name, value in shared.items())
+    """Return what all rows share, in one line, under the names that one types."""
+    if shared.get("q_len") is not None and shared["q_len"] == shared.get("kv_len"):
+        names = {"q_len": "seq_len", "kv_len": ""}
+    else:
+        names = {}
+    return ", ".join(
+        f"{names.get(name, name)} {written(value, 'dtype' if name == 'dtype' else 'text')}"
+        for name, value in shared.items()
+        if names.get(name, name)
+    )
 
 
 def differing_notes(comparison: Comparison) -> list[str]:

@@ -58,7 +58,7 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
     if len({mean.label for mean in rivals.means}) < 2:
         return []
     columns = (
-        *(Column(name, name) for name in rivals.by),
+        *(Column(name, name, "dtype" if name == "dtype" else "text") for name in rivals.by),
         Column("pass", "pass"),
         Column("backend", "backend"),
         Column("mean_gain", f"over {rivals.baseline}" if rivals.baseline else "of the best", "ratio"),

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from attn_exp.core.case import TYPED_DTYPES
 from attn_exp.core.text import figures, half_text, percent_text, plain, printable
 
-# How a value is formatted; `percent` (signed, two decimals) and `half` (one decimal) take fractions.
-Form = Literal["text", "figure", "ratio", "percent", "half"]
+# How a value is formatted; `percent` (signed, two decimals) and `half` (one decimal) take fractions, and `dtype`
+# PyTorch's name.
+Form = Literal["text", "dtype", "figure", "ratio", "percent", "half"]
 Tone = Literal["good", "bad", "open", "best", ""]
 # A larger ratio is the bound of an interval of two or three rounds, and tells nothing.
 _LARGEST = 100_000
@@ -119,6 +121,8 @@ def written(value: Any, form: Form) -> str:
         return ""
     if form == "text":
         return str(plain(value))
+    if form == "dtype":
+        return TYPED_DTYPES.get(value, str(value))
     if not math.isfinite(value):
         return str(value)
     if form == "figure":

@@ -32,11 +32,21 @@ class Standing:
 
 @dataclass(frozen=True)
 class Standings:
-    """The baseline of a sweep, each job's metrics (`forward/speedup`, `forward/rank`), and each backend's standing."""
+    """Where the jobs and backends of a sweep stand.
+
+    Attributes:
+        baseline: the backend over which speed-ups are.
+        of_jobs: each job's metrics: `forward/speedup`, `forward/rank`.
+        backends: each backend in each pass, over all cases.
+        said: the standing of each job in words, by pass.
+        undecided: why a job has no rank, by pass.
+    """
 
     baseline: str
     of_jobs: Mapping[str, Mapping[str, float]]
     backends: tuple[Standing, ...]
+    said: Mapping[str, Mapping[str, str]]
+    undecided: Mapping[str, Mapping[str, str]]
 
 
 def standings(rivals: Rivals) -> Standings:
@@ -48,6 +58,8 @@ def standings(rivals: Rivals) -> Standings:
     for row in rivals.rows:
         groups[row.group].append(row)
     of_jobs: dict[str, dict[str, float]] = defaultdict(dict)
+    said: dict[str, dict[str, str]] = defaultdict(dict)
+    undecided: dict[str, dict[str, str]] = defaultdict(dict)
     logs: dict[tuple[str, str], list[float]] = defaultdict(list)
     best: dict[tuple[str, str], int] = defaultdict(int)
     cases: dict[str, int] = defaultdict(int)
@@ -62,7 +74,10 @@ def standings(rivals: Rivals) -> Standings:
             best[label, side] += row.best
             if (place := _rank(row, group, rivals)) is not None:
                 own[f"{side}/rank"] = place
+            elif row.doubt:
+                undecided[row.cell.result.job][side] = row.doubt
             log = gain(row.cell, base.cell, rivals.metric) if base is not None else None
+            said[row.cell.result.job][side] = _said(row, group, place, log, baseline)
             if log is None:
                 continue
             own[f"{side}/speedup"] = math.exp(log)
@@ -74,7 +89,17 @@ def standings(rivals: Rivals) -> Standings:
         )
         for (label, side), count in best.items()
     ]
-    return Standings(baseline, {job: own for job, own in of_jobs.items() if own}, tuple(_ordered(backends)))
+    with_metrics = {job: own for job, own in of_jobs.items() if own}
+    return Standings(baseline, with_metrics, tuple(_ordered(backends)), said, undecided)
+
+
+def _said(row: Ranking, group: Sequence[Ranking], place: float | None, log: float | None, baseline: str) -> str:
+    of = sum(other.cell.value is not None for other in group)
+    place_said = f"rank {place:.0f} of {of} on this case" if place is not None else ""
+    if row.doubt:
+        place_said = f"no rank ({row.doubt})"
+    times = "" if log is None or is_label(row.cell.result.label, baseline) else f"{math.exp(log):.2f} times as fast as"
+    return ", ".join(filter(None, [place_said, times and f"{times} {baseline}"]))
 
 
 def _rank(row: Ranking, group: Sequence[Ranking], rivals: Rivals) -> float | None:

@@ -86,7 +86,7 @@ def _section(anchor: str, sheet: Sheet, limit: int | None = None) -> _Section:
 
 
 def _kind(column: Column, texts: Sequence[str]) -> str:
-    if column.form != "text":
+    if column.form not in ("text", "dtype"):
         return "num"
     filled = [text for text in texts if text]
     if filled and all(text.lstrip("+-").replace(".", "", 1).isdigit() for text in filled):

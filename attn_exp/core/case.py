@@ -10,6 +10,7 @@ E4M3 = "float8_e4m3fn"
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
 # The short names of dtypes on the command line.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3}
+TYPED_DTYPES = {name: typed for typed, name in DTYPES.items()}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
 # What is computed around the attention. The first is attention without a block, None in a case.
@@ -206,14 +207,14 @@ class Case:
         return None
 
     def label(self) -> str:
-        """Return a short label, e.g. `b8 h16 s1024 d128 bfloat16 causal`."""
+        """Return a short label, e.g. `b8 h16 s1024 d128 bf16 causal`."""
         batch, heads, length, dim = self._sizes()
-        return " ".join([batch, heads, length, dim, self.dtype, self._mask(), *self._more()])
+        return " ".join([batch, heads, length, dim, TYPED_DTYPES[self.dtype], self._mask(), *self._more()])
 
     def brief(self) -> str:
-        """Return the label with what sweeps vary most first, e.g. `s1024 b8 causal h16 d128 bfloat16`."""
+        """Return the label with what sweeps vary most first, e.g. `s1024 b8 causal h16 d128 bf16`."""
         batch, heads, length, dim = self._sizes()
-        return " ".join([length, batch, self._mask(), heads, dim, self.dtype, *self._more()])
+        return " ".join([length, batch, self._mask(), heads, dim, TYPED_DTYPES[self.dtype], *self._more()])
 
     def shape(self) -> str:
         """Return the sizes of only the tensors, e.g. `b8 h16 s1024 d128`."""
@@ -303,6 +304,16 @@ def case_from_config(config: dict[str, Any]) -> Case:
 def case_columns() -> tuple[str, ...]:
     """Return the names of a case's fields in the order of tables and files."""
     return tuple(field.name for field in fields(Case))
+
+
+def typed_fields(case: Case, *, square: bool) -> dict[str, Any]:
+    """Return a case's fields as a command line has them: `dtype` bf16, and if `square` one `seq_len` for both lengths.
+
+    Files and records have the fields of `case_columns`, and PyTorch's names of dtypes.
+    """
+    values = {name: getattr(case, name) for name in case_columns() if not (square and name == "kv_len")}
+    values["dtype"] = TYPED_DTYPES[case.dtype]
+    return {"seq_len" if square and name == "q_len" else name: value for name, value in values.items()}
 
 
 def _is_length(value: Any) -> bool:

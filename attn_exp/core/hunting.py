@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from attn_exp.core.case import DTYPES, LAYOUTS, Case
+from attn_exp.core.case import DTYPES, LAYOUTS, TYPED_DTYPES, Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.filter import Conjunct, Filter
 
@@ -239,7 +239,6 @@ class Space:
 def overrides(example: Example, device: str) -> list[str]:
     """Return an example as overrides of `attn-exp run`, without its backend."""
     case = example.case
-    short = {name: typed for typed, name in DTYPES.items()}
     words = [f"batch={case.batch}", f"q_len={case.q_len}", f"kv_len={case.kv_len}"]
     if case.lengths is not None:
         words = [f"lengths=[{','.join(map(str, case.lengths))}]"]
@@ -247,7 +246,7 @@ def overrides(example: Example, device: str) -> list[str]:
         words[1:] = [f"seq_len={case.q_len}"]
     words += [f"model.q_heads={case.q_heads}", f"model.kv_heads={case.kv_heads}", f"model.head_dim={case.head_dim}"]
     words += [f"model.value_dim={case.value_dim}"] if case.value_dim != case.head_dim else []
-    words += [f"dtype={short[case.dtype]}", f"causal={str(case.causal).lower()}"]
+    words += [f"dtype={TYPED_DTYPES[case.dtype]}", f"causal={str(case.causal).lower()}"]
     words += [f"align={case.align}"] if case.causal and not case.square else []
     words += [f"window={case.window}"] if case.window is not None else []
     words += [f"softcap={case.softcap:g}"] if case.softcap is not None else []

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attn_exp.core.case import case_columns
+from attn_exp.core.case import typed_fields
 from attn_exp.core.catalogue import colour_of
 from attn_exp.plots.data import case_names, families, length, measured
 from attn_exp.tracking.base import Curve
@@ -47,7 +47,8 @@ def _curve(label: str, name: str, own: "Sequence[Result]", began: float) -> Curv
                     # the earlier one.
                     points[f"{side}/{metric}_by_length"][length(result.case)] = value
     first = own[0]
-    params = {key: str(getattr(first.case, key)) for key in case_columns() if key not in _OF_LENGTH}
+    typed = typed_fields(first.case, square=False)
+    params = {key: str(value) for key, value in typed.items() if key not in _OF_LENGTH}
     return Curve(
         name=" · ".join(filter(None, [label, name])),
         label=label,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.join import method_key
-from attn_exp.core.case import PASSES, Case, case_columns
+from attn_exp.core.case import PASSES, TYPED_DTYPES, Case, case_columns
 from attn_exp.core.source import short
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ def _word(name: str, value: Any, case: Case) -> str:
         short = "q" if name == "q_len" and not case.square else _SHORT_NAMES[name]
         return f"{short}{value}"
     if name in ("dtype", "align", "layout"):
-        return str(value) if name == "dtype" or (name == "align" and not case.square) or value == "bshd" else ""
+        typed = str(TYPED_DTYPES.get(value, value))
+        return typed if name == "dtype" or (name == "align" and not case.square) or value == "bshd" else ""
     if name == "value_dim":
         return "" if value == case.head_dim else f"dv{value}"
     return "" if value is None else f"{name} {value}"

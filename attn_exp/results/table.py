@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.case import NORMAL, case_columns
+from attn_exp.core.case import NORMAL, case_columns, typed_fields
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import write_whole
 from attn_exp.core.flags import flag_marks, flag_notes
@@ -19,7 +19,7 @@ from attn_exp.results.cell import passes_shown
 from attn_exp.results.opinions import opinion_notes
 from attn_exp.results.result import Result, named
 
-_CASE_NAMES = ("backend", "model", *case_columns(), "timer", "regime", "l2", "inputs", "seed", "device")
+_CASE_NAMES = ("backend", "model", "seq_len", *case_columns(), "timer", "regime", "l2", "inputs", "seed", "device")
 # Columns that a narrow terminal may omit, the least important first.
 _RATES = ("bwd\nTFLOPS", "fwd\nTFLOPS")
 _DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
@@ -73,8 +73,11 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     if not results:
         return "no records"
     passes = passes_shown(results)
-    rows = [_row(result, passes, columns) for result in _ordered(results)]
-    shared = {name: rows[0][name] for name in _CASE_NAMES if len({str(row[name]) for row in rows}) == 1}
+    square = all(result.case.square for result in results)
+    rows = [_row(result, passes, columns, square=square) for result in _ordered(results)]
+    shared = {
+        name: rows[0][name] for name in _CASE_NAMES if name in rows[0] and len({str(row[name]) for row in rows}) == 1
+    }
     if shared.get("inputs") == NORMAL:
         del shared["inputs"]
         rows = [{name: value for name, value in row.items() if name != "inputs"} for row in rows]
@@ -158,9 +161,9 @@ def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
     return sorted(names, key=lambda name: (order.get(metric_named(name).name, len(order)), name))
 
 
-def _row(result: Result, passes: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
+def _row(result: Result, passes: Sequence[str], columns: Sequence[str], *, square: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"backend": result.label, "model": result.model}
-    row |= {name: plain(getattr(result.case, name)) for name in case_columns()}
+    row |= {name: plain(value) for name, value in typed_fields(result.case, square=square).items()}
     way = result.measuring
     row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2}
     row |= {"inputs": way.inputs, "seed": way.seed, "device": result.device}

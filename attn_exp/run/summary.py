@@ -52,6 +52,9 @@ def summary_of(results: Sequence[Result], rivals: "Rivals | None", say: Callable
         tags=tags | {"baseline": found.baseline, "answer": "; ".join(rivals.answer.lines())},
         metrics=metrics,
         of_jobs=found.of_jobs,
+        standing=found.said,
+        undecided=found.undecided,
+        results=results,
         moment=moment,
     )
 

@@ -3,11 +3,12 @@
 import getpass
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from attn_exp.core.case import typed_fields
 from attn_exp.core.catalogue import colour_of, recorded_about
 from attn_exp.core.record import Record
 from attn_exp.core.request import Request
@@ -15,6 +16,7 @@ from attn_exp.core.roofline import roof_metrics, roof_of
 from attn_exp.core.source import short
 from attn_exp.core.text import flat
 from attn_exp.results.result import Result
+from attn_exp.tracking.job_page import ended_at, flags_by_pass
 
 _OF_A_PAIR = ("effect", "low", "high", "p")
 
@@ -78,6 +80,9 @@ class Summary:
         tags: short texts, without the prefix `attn_exp.`.
         metrics: its own numbers.
         of_jobs: what a job is among the others, metrics by job.
+        standing: the same in words, by job and pass.
+        undecided: why a job has no rank, by job and pass.
+        results: the jobs, whose pages have descriptions.
         moment: when its last job ended, in seconds since 1970; None if it has none.
     """
 
@@ -87,6 +92,9 @@ class Summary:
     tags: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     of_jobs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    standing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    undecided: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    results: Sequence[Result] = ()
     moment: float | None = None
 
 
@@ -141,7 +149,7 @@ def params(job: Request | Result) -> dict[str, str]:
     What a job does not have (no window, no second timer) has no parameter.
     """
     measuring = job.measuring
-    values: dict[str, Any] = {field.name: getattr(job.case, field.name) for field in fields(job.case)}
+    values = typed_fields(job.case, square=job.case.square)
     own = {key: value for key, value in flat(job.backend).items() if key != "_target_"}
     values |= {"backend" if key == "name" else f"backend.{key}": value for key, value in own.items()}
     values |= {"model": job.model, "device": job.device, "seed": measuring.seed, "timer": measuring.timer}
@@ -168,20 +176,20 @@ def metrics(record: Record) -> dict[str, float]:
 
 
 def tags(record: Record) -> dict[str, str]:
-    """Return the tags of a record: outcome, flags, shape, hardware, versions, kernels, and its colour."""
+    """Return the tags of a record: outcome, flags, case, hardware, versions, kernels, and its colour."""
     request, environment, case = record.request, record.environment, record.request.case
     values: dict[str, Any] = {
         "sweep": request.sweep,
         "kind": "job",
         "job": request.job,
-        "finished_at": repr(record.finished_at),
+        "finished_at": ended_at(record),
         "status": record.status,
         "reason": record.reason,
-        "flags": ",".join(record.flags),
+        "flags": flags_by_pass(record),
         "gpu": record.device_name,
-        "label": record.label,
+        # Most often it is the parameter `backend`.
+        "label": record.label if record.label != request.backend.get("name") else None,
         "case": case.label(),
-        "shape": case.shape(),
         "torch": environment.get("versions", {}).get("torch"),
         "method_version": record.method_version,
         "source": short(request.source),

@@ -6,8 +6,10 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from attn_exp.results.result import Result
 from attn_exp.tracking.base import Summary, shown
 from attn_exp.tracking.client import METRICS_BATCH, PARAM_LENGTH, PARAMS_BATCH, TAG_LENGTH, fitting, legal
+from attn_exp.tracking.job_page import job_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -55,6 +57,16 @@ def store_summary(client: "MlflowClient", run: "Run", summary: Summary, artifact
     while metrics or params or changed:
         client.log_batch(run.info.run_id, metrics[:METRICS_BATCH], params[:PARAMS_BATCH], changed)
         metrics, params, changed = metrics[METRICS_BATCH:], params[PARAMS_BATCH:], []
+
+
+def store_standing(client: "MlflowClient", run: str, result: Result, summary: Summary, answer: str) -> None:
+    """Store what a job is among the others: its metrics, its description, and why it has no rank."""
+    from mlflow.entities import RunTag
+
+    own = {f"attn_exp.no_rank_{side}": why for side, why in summary.undecided.get(result.job, {}).items()}
+    own[NOTE] = job_note(result, result.measuring, summary.standing.get(result.job, {}), answer)
+    metrics = metrics_at(summary.of_jobs.get(result.job, {}), summary.moment)
+    client.log_batch(run, metrics, tags=[RunTag(key, value) for key, value in fitting(own).items()])
 
 
 def metrics_at(values: Mapping[str, float], moment: float | None) -> "list[Metric]":

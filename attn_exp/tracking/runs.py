@@ -52,8 +52,9 @@ from attn_exp.tracking.client import (
     whole_run,
 )
 from attn_exp.tracking.database import database_file, opened, prepare_database
+from attn_exp.tracking.job_page import ended_at, job_note
 from attn_exp.tracking.lock import Writers
-from attn_exp.tracking.page import metrics_at, run_page, store_summary
+from attn_exp.tracking.page import NOTE, run_page, store_standing, store_summary
 from attn_exp.tracking.trouble import ArtifactError
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def create_job_run(client: "MlflowClient", experiment: str, parent: str, record:
 
     status = "FINISHED" if STATUSES[record.status].finished else "FAILED"
     own = tags(record) | {"mlflow.parentRunId": parent}
+    own[NOTE] = job_note(record, record.request.measuring, {}, run_page(experiment, parent))
     return whole_run(client, experiment, run_name(record), own, (record.started_at, record.finished_at), status, fill)
 
 
@@ -255,7 +257,7 @@ class Runs:
             new = kept is None
             if kept is None:
                 kept = create_job_run(client, self._experiment, self._parent, record, folder)
-                there.append((kept, repr(record.finished_at)))
+                there.append((kept, ended_at(record)))
             for old in [entry for entry in there if entry[0] != kept]:
                 client.delete_run(old[0])
                 there.remove(old)
@@ -288,9 +290,9 @@ class Runs:
             store_summary(client, parent, summary, names)
             for file, place in places.items():
                 _store_file(client, self._parent, file, place)
-            for job, metrics in summary.of_jobs.items():
-                for run, _ in self._runs.get(job, ())[-1:]:
-                    client.log_batch(run, metrics_at(metrics, summary.moment))
+            for result in summary.results:
+                for run, _ in self._runs.get(result.job, ())[-1:]:
+                    store_standing(client, run, result, summary, run_page(self._experiment, self._parent))
             for job, own_files in of_jobs.items():
                 own = self.sweep.folder / job
                 for run, _ in self._runs.get(job, ())[-1:]:
@@ -355,7 +357,9 @@ def _import_mlflow() -> None:
 
 
 def _run_of(record: Record, there: Sequence[tuple[str, str | None]]) -> str | None:
-    return next((run for run, stored in there if stored == repr(record.finished_at)), None)
+    # Runs of earlier versions have the number.
+    known = (ended_at(record), repr(record.finished_at))
+    return next((run for run, stored in there if stored in known), None)
 
 
 def _is_same(run: "Run", own: Mapping[str, str], folder: Path) -> bool:

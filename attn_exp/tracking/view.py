@@ -19,7 +19,10 @@ _OF_JOBS = {
     "tags.`attn_exp.status`": 110,
     **{f"metrics.`{side}/{name}`": 125 for side in HALVES for name in ("time_us", "tflops", "rank", "speedup")},
     "tags.`attn_exp.flags`": 200,
-    **{f"params.`{name}`": 90 for name in ("backend", "batch", "q_len", "kv_len", "head_dim", "dtype", "causal")},
+    **{
+        f"params.`{name}`": 90
+        for name in ("backend", "batch", "seq_len", "q_len", "kv_len", "head_dim", "dtype", "causal")
+    },
     "tags.`attn_exp.gpu`": 150,
 }
 # Numbers of jobs and of curves over length that one compares first; charts of all others are below them.

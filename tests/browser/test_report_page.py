@@ -100,7 +100,7 @@ def test_every_case_is_found_among_the_rows_and_in_the_plot(browser, report):
         zip(page.locator("#s0 thead th").all_inner_texts(), page.locator("#s0 thead input").all(), strict=True)
     )
     by_head["batch"].fill("=4")
-    by_head["q_len"].fill("=3328")
+    by_head["seq_len"].fill("=3328")
     by_head["causal"].fill("yes")
     assert page.locator("#s0 .count").inner_text() == "8 of 832 rows"
     labels = page.locator(".plot svg").first.locator("text").all_text_contents()

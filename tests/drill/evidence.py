@@ -13,6 +13,7 @@ from attn_exp.core.record_file import FILE_NAME, LOG_NAME, read_record
 from attn_exp.run import context
 from attn_exp.tracking import lock
 from attn_exp.tracking.base import metrics as shown
+from attn_exp.tracking.job_page import ended_at
 from drill.command import Command
 from drill.plan import Plan, struck
 
@@ -138,7 +139,7 @@ def _wrong_runs(records: dict[str, Record], database: Path, sweep: str) -> list[
             continue
         if status != ("FINISHED" if record.status == "ok" else "FAILED"):
             found.append(f"the run of {job} is {status}, its record {record.status}")
-        if tags[run].get("attn_exp.finished_at") != repr(record.finished_at):
+        if tags[run].get("attn_exp.finished_at") != ended_at(record):
             found.append(f"the run of {job} is of another try than its record")
         if metrics.get(run, 0) != len(shown(record)):
             found.append(f"the run of {job} has {metrics.get(run, 0)} metrics, its record {len(shown(record))}")
