@@ -112,7 +112,7 @@ def test_where_restricts_what_is_tried(tmp_path):
     done = planted("no_softcap", "where=softcap >= 3 and head_dim=24 and dtype=bf16 and q_len in (7, 9)", cwd=tmp_path)
     assert done.returncode == 1
     _, label, _, command = facts(done.stdout)
-    assert "d24" in label and "bfloat16" in label
+    assert "d24" in label and "bf16" in label
     assert "dtype=bf16" in command and re.search(r"(q_len|seq_len)=[79]\b", command)
 
 

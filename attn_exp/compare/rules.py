@@ -9,10 +9,11 @@ from attn_exp.results.fields import distinct, sortable
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One case with its features, and the labels that are among the best in it."""
+    """One case with its features, the labels that are among the best in it, and those in doubt that look better."""
 
     features: Mapping[str, Any]
     best: frozenset[str]
+    perhaps: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,13 @@ def _split(examples: Sequence[Example], whole: Part) -> list[Part]:
     if not splits:
         # Nothing tells them apart: each speaks for itself.
         return [replace(whole, indices=(index,), best=examples[index].best) for index in indices]
-    name, runs = min(splits, key=lambda split: sum(_labels_needed(examples, part) for _, part in split[1]))
+
+    def rules_left(split: tuple[str, list[tuple[tuple[Any, ...], list[int]]]]) -> tuple[int, int]:
+        """Return how many labels the parts need, and then how many parts have to be split again."""
+        needed = [_labels_needed(examples, part) for _, part in split[1]]
+        return sum(needed), sum(one > 1 for one in needed)
+
+    name, runs = min(splits, key=rules_left)
     return [
         one
         for values, part in runs
@@ -79,7 +86,19 @@ def _coinciding(
 
 
 def _common(examples: Sequence[Example], indices: Sequence[int]) -> frozenset[str]:
-    return frozenset.intersection(*(examples[index].best for index in indices)) if indices else frozenset()
+    """Return the labels that are among the best in all examples.
+
+    Without one, that which is in most of them, and looks better than the best in all others: a tree that followed the
+    noise of rows in doubt would name features that have nothing to do with it.
+    """
+    if not indices:
+        return frozenset()
+    if sure := frozenset.intersection(*(examples[index].best for index in indices)):
+        return sure
+    looks = frozenset.intersection(*(examples[index].best | examples[index].perhaps for index in indices))
+    sure_in = {one: sum(one in examples[at].best for at in indices) for one in looks}
+    most = max(sorted(looks), key=lambda one: sure_in[one], default=None)
+    return frozenset() if most is None or 2 * sure_in[most] <= len(indices) else frozenset((most,))
 
 
 def _runs(examples: Sequence[Example], indices: Sequence[int], name: str) -> list[tuple[tuple[Any, ...], list[int]]]:
@@ -111,11 +130,11 @@ def _labels_needed(examples: Sequence[Example], indices: Sequence[int]) -> int:
     while left:
         counts: dict[str, int] = {}
         for index in left:
-            for label in examples[index].best:
+            for label in examples[index].best | examples[index].perhaps:
                 counts[label] = counts.get(label, 0) + 1
         if not counts:
             break
         most = max(counts, key=lambda label: counts[label])
-        left = [index for index in left if most not in examples[index].best]
+        left = [index for index in left if most not in examples[index].best | examples[index].perhaps]
         needed += 1
     return needed

@@ -23,6 +23,8 @@ from attn_exp.results.fields import distinct, sortable
 
 # Of the rules, above tables and at a sweep's end; the sheet of a comparison has all.
 RULES_SHOWN = 8
+# With more rules, a sentence before them counts in how many passes each backend is the best, the first few of them.
+_COUNTED_FROM, _COUNTED_MOST = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,16 @@ class Rule:
 class Answer:
     """Which backend to take where: `rules`, the fewest that say it. `warning` says why there are none, or fewer.
 
-    `close` counts the passes, of all `n` of the `cases`, in which two are too close to call, or one in doubt looks
-    better than the best, and `settle` is the duel that would decide the pair that is so most often, on its largest
-    case. `longer` says that without a pick more time would help, and `again` is the command that then measures the
-    sweep once more.
+    `tally` says in how many passes each backend is among the best, for a reader of many rules. `close` counts the
+    passes, of all `n` of the `cases`, in which two are too close to call, or one in doubt looks better than the best,
+    and `settle` is the duel that would decide the pair that is so most often, on its largest case. `longer` says that
+    without a pick more time would help, and `again` is the command that then measures the sweep once more.
     """
 
     metric: ChosenMetric
     rules: tuple[Rule, ...] = ()
     warning: str = ""
+    tally: str = ""
     close: int = 0
     n: int = 0
     cases: int = 0
@@ -110,10 +113,11 @@ class Answer:
         return [*filter(None, [self.warning]), *self.said(most), *self.open_lines()]
 
     def said(self, most: int | None = RULES_SHOWN) -> list[str]:
-        """Return the first `most` of the rules as sentences."""
+        """Return the first `most` of the rules as sentences, behind the tally if there are many."""
         shown = self.rules[:most]
         rest = len(self.rules) - len(shown)
         return [
+            *([self.tally] if len(self.rules) >= _COUNTED_FROM else []),
             *(rule.sentence(self.metric) for rule in shown),
             *([f"... and {rest} more such rules"] if rest else []),
         ]
@@ -146,7 +150,11 @@ def answer_of(rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -
     rivals = [group for group in decided if len({row.cell.result.label for row in group if row.cell.value}) > 1]
     features = features_of([group[0] for group in rivals])
     examples = [
-        Example(features[at], frozenset(row.cell.result.label for row in group if row.best))
+        Example(
+            features[at],
+            frozenset(row.cell.result.label for row in group if row.best),
+            frozenset(row.cell.result.label for row in group if _looks_best(row, group, metric)),
+        )
         for at, group in enumerate(rivals)
     ]
     rules = [] if most else [_rule(part, examples, rivals, metric, spreads) for part in fewest(examples)]
@@ -155,6 +163,7 @@ def answer_of(rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -
     return Answer(
         metric=metric,
         rules=tuple(rules),
+        tally=_tally(rivals, cases, metric),
         warning=_warning(valued, doubtful, most, len(groups) - len(decided)),
         longer=most and _wants_time(doubtful),
         close=close,
@@ -162,6 +171,17 @@ def answer_of(rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -
         cases=cases,
         settle=None if most else settle,
     )
+
+
+def _tally(groups: Sequence[list[Ranking]], cases: int, metric: ChosenMetric) -> str:
+    counts = Counter(row.cell.result.label for group in groups for row in group if row.best)
+    order = sorted(counts, key=lambda label: (-counts[label], label))
+    each = [f"{label} in {counts[label]}" for label in order[:_COUNTED_MOST]]
+    rest = len(order) - len(each)
+    others = f", {rest} more in fewer" if rest else ""
+    best = "fastest" if metric.kind.follows_clock else f"best by {metric}"
+    whole = _counted(cases) if len(groups) == cases else f"{len(groups)} passes of {_counted(cases)}"
+    return f"{best}, or too close to it to call: {', '.join(each)}{others}, of {whole}"
 
 
 def _warning(valued: Sequence[Ranking], doubtful: Sequence[Ranking], most: bool, undecided: int) -> str:
@@ -183,6 +203,11 @@ def _warning(valued: Sequence[Ranking], doubtful: Sequence[Ranking], most: bool,
 
 def _wants_time(doubtful: Sequence[Ranking]) -> bool:
     return sum(row.doubt in ("unstable", "a wide interval") for row in doubtful) > len(doubtful) / 2
+
+
+def _looks_best(row: Ranking, group: Sequence[Ranking], metric: ChosenMetric) -> bool:
+    """Return whether a row in doubt looks better than each of the best."""
+    return all(looks_better(row, other, metric) for other in group if other.best)
 
 
 def _rule(
@@ -213,7 +238,7 @@ def _rule(
             logs[row.cell.result.label].append(gain(row.cell, case[label].cell, metric) or 0.0)
     leads = {one: geometric_mean(found) for one, found in logs.items()}
     doubted = [row for rows in better for row in rows] if over else [row for case in cases for row in case.values()]
-    wins = sum(over in case and not case[over].best and not case[over].doubt for case in cases) if over else 0
+    wins = sum(case[label].best and over in case and not case[over].best and not case[over].doubt for case in cases)
     return Rule(
         where=_words(part, examples),
         label=label,
@@ -243,7 +268,7 @@ def _over(
     logs, own, spread = [], list[Uncertainty](), 0.0
     for case in cases:
         row, other = case[label], case.get(over)
-        if other is None or other.doubt or over in row.same:
+        if other is None or row.doubt or other.doubt or over in row.same:
             continue
         log = gain(row.cell, other.cell, metric)
         if log is None:
