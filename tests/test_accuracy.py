@@ -113,6 +113,36 @@ def test_a_float32_result_may_sum_in_another_order_and_not_be_wrong():
         assert (inaccuracy({"out": found}) is None) is right
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_row_of_dq_that_cancels_is_judged_by_the_size_of_such_rows(sampled, monkeypatch):
+    monkeypatch.setattr("attn_exp.attention.sampling._LEAST_SCORES", 1)
+    case = Case(
+        batch=1, q_heads=2, kv_heads=2, q_len=640, kv_len=640, head_dim=16, value_dim=16, dtype="bfloat16", causal=True
+    )
+    inputs = make_inputs(case, "cpu", 5, with_gradients=True)
+    # The second query sees the first key a second time: its d_scores cancel, and nothing is left of its row.
+    with torch.no_grad():
+        for tensor in (inputs.k_bhsd, inputs.v_bhsd):
+            tensor[:, :, 1] = tensor[:, :, 0]
+    monkeypatch.setattr("attn_exp.attention.sampling.boundary_rows", lambda length: [0, 1, 2, 3, length - 1])
+    wanted = expected(case, inputs, with_gradients=True, sampled=sampled)
+    assert wanted.sampled is sampled
+    right = expected(case, inputs, with_gradients=True, tolerances=wanted.tolerances).tensors["dq"]
+    typical = float(right.norm(dim=-1).square().mean().sqrt())
+    # Rows go with the inverse root of how many keys are seen: two by the second query.
+    usual = typical * (sum(1 / keys for keys in range(2, 641)) / 640) ** -0.5 * 2**-0.5
+    assert right[0, 0, 1].norm() < 1e-3 * typical < 0.2 * usual
+    for share, is_wrong in ((0.1, False), (0.9, True)):
+        dq = right.clone()
+        dq[0, 0, 1, 0] += share * usual
+        found = wanted.judge("dq", dq)
+        assert (found.worst_row > found.row_tolerance) is is_wrong, found
+    dq = right.clone()
+    dq[0, 1, -1, 0] += 0.9 * right[0, 1, -1].norm()
+    found = wanted.judge("dq", dq)
+    assert found.worst_row > found.row_tolerance
+
+
 def test_zeros_where_the_reference_is_zero_are_right():
     # dq and dk of a case whose queries see one key each are exactly zero: a softmax over one key is constant.
     assert inaccuracy({"dq": tensor_error(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))}) is None

@@ -58,6 +58,7 @@ def judged_error(
     places: Places | None = None,
     tile: int = TILE,
     unit: Unit = UNIT,
+    sizes: torch.Tensor | None = None,
 ) -> TensorError:
     """Return `tensor_error` with what is allowed, and the other errors that `bounds` asks for.
 
@@ -69,12 +70,14 @@ def judged_error(
         places: which rows these are, (1, heads, n, dim); None if the tensor is whole.
         tile: how many of these rows are in a tile.
         unit: what errors are relative to if the reference vanishes.
+        sizes: how the norms of rows differ on average, up to a factor; a row that is smaller than that is judged as if
+            it had this norm.
 
     Raises:
         ValueError: the shapes differ.
     """
     rows = _by_row(tensor, reference, scale, unit)
-    parts, bias = {"worst_row": of_rows(rows, 1.0)}, None
+    parts, bias = {"worst_row": of_rows(rows, 1.0, sizes)}, None
     allowed: dict[str, Any] = {"tolerance": bounds.relative, "row_tolerance": bounds.worst_row}
     if bounds.tile is not None:
         parts["worst_tile"] = of_tiles(rows, bounds.small, tile)

@@ -116,9 +116,15 @@ def weighed_rows(name: str, tensor: torch.Tensor, reference: torch.Tensor) -> to
     return weighed
 
 
-def of_rows(rows: Rows, small: float) -> torch.Tensor:
-    """Return each row's error by its own norm, (heads, rows); `small` is that of `Tolerance`."""
-    return rows.error / rows.norm.clamp(min=small * rows.typical)
+def of_rows(rows: Rows, small: float, sizes: torch.Tensor | None = None) -> torch.Tensor:
+    """Return each row's error by its own norm, (heads, rows); `small` is that of `Tolerance`.
+
+    With `sizes` (heads or 1, rows) by the norm that rows of these sizes have on average, if it is larger.
+    """
+    norm = rows.norm.clamp(min=small * rows.typical)
+    if sizes is not None:
+        norm = torch.maximum(norm, sizes * (rows.typical / sizes.square().mean().clamp(min=_TINY).sqrt()))
+    return rows.error / norm
 
 
 def of_tiles(rows: Rows, small: float, tile: int) -> torch.Tensor:

@@ -11,7 +11,8 @@ class TensorError:
     Attributes:
         relative: |x - ref| / |ref| (Euclidean norms).
         worst_row: the same for the worst row along the last dimension, relative to the larger of that row's norm and
-            the root-mean-square row norm.
+            the root-mean-square row norm; of dq also of the norm that rows have on average whose queries see as many
+            keys.
         max_abs: the largest difference.
         tolerance: the bound on `relative`, None if nothing was checked.
         row_tolerance: the bound on `worst_row`, None if nothing was checked.
