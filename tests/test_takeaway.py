@@ -83,6 +83,18 @@ def test_rows_in_doubt_that_look_best_do_not_split_the_rule_of_what_is_best_besi
     assert [part.best for part in fewest(halves)] == [{"b"}, {"a"}]
 
 
+def test_the_next_best_that_has_no_result_in_some_cases_is_said_to_have_none(tmp_path):
+    records = [
+        sweeps.job(name, us, None, of=sweeps.case(seq_len=length))
+        for length in LENGTHS
+        for name, us in (("flash", 50.0), ("cudnn", 100.0), ("math", 300.0))
+        if (name, length) != ("cudnn", 4096)
+    ]
+    failed = sweeps.failed("out_of_memory", "cudnn", of=sweeps.case(seq_len=4096), bwd_us=None)
+    (line,) = answer(tmp_path, [*records, failed]).lines()
+    assert line == "flash is 2.00 [1.98, 2.02] times as fast as cudnn, 3 of 4 cases (cudnn has no result in 1)"
+
+
 def test_many_rules_begin_with_a_count_of_who_is_best_where(tmp_path):
     def us(length, batch, causal):
         first = LENGTHS.index(length) % 2 == 0

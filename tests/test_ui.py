@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,10 @@ def test_one_sweep_is_its_own_run_above_its_jobs_in_a_flat_list_with_charts_of_i
 
 def test_every_column_is_something_that_a_job_or_a_sweep_has() -> None:
     record = make_record()
-    there = {f"params.`{name}`" for name in params(record.request)} | {f"tags.`{name}`" for name in tags(record)}
+    # Of other lengths of queries than of keys, too.
+    unequal = replace(record.request, case=replace(record.request.case, kv_len=2 * record.request.case.kv_len))
+    there = {f"params.`{name}`" for one in (record.request, unequal) for name in params(one)}
+    there |= {f"tags.`{name}`" for name in tags(record)}
     columns = {column for column in all_sweeps()["selectedColumns"] if not column.startswith("metrics.")}
     assert columns - {ANSWER_COLUMN} <= there
 

@@ -23,6 +23,8 @@ from attn_exp.compare.takeaway import Answer
 from attn_exp.core.flags import flag_notes
 from attn_exp.results.opinions import opinion_notes
 
+_FEWER = "a mean over fewer cases, as 3 of 12, does not compare with others: those left out may be the slow ones"
+
 
 def rivals_page(rivals: Rivals) -> Page:
     """Return the page of a sweep's backends, ranked case by case."""
@@ -42,6 +44,7 @@ def rivals_page(rivals: Rivals) -> Page:
     }
     notes = [
         *rivals.notes,
+        *([_FEWER] if any(mean.n < mean.cases for mean in rivals.means) else ()),
         *differing_notes(rivals),
         *flag_notes(flag for row in rivals.rows for flag in row.cell.result.flags),
         *opinion_notes(row.cell.result for row in rivals.rows),
@@ -86,9 +89,7 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
         )
         for mean in rivals.means
     ]
-    fewer = any(mean.n < mean.cases for mean in rivals.means)
-    title = "geometric means" + ", which only compare where they are over the same cases" * fewer
-    return [Sheet("means", title, columns, tuple(rows))]
+    return [Sheet("means", "geometric means", columns, tuple(rows))]
 
 
 def _answer_sheet(answer: Answer) -> list[Sheet]:

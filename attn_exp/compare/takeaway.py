@@ -34,9 +34,10 @@ class Rule:
     `where` says which in words, empty for all. `same` are backends that ran the same kernel as `label` there, and
     `ties` those that are too close to it to call in each of the cases. `ratio` is how many times better it is than
     `over`, the best of the others, as a geometric mean over the `n` passes of all `cases`, with its 95 % interval; None
-    without others. In `wins` of the passes `over` is worse beyond doubt. `perhaps` are backends whose rows are in
-    doubt, for the reasons `doubts`, and look better than `label` in `open` of the passes, the first of them `lead`
-    times as a geometric mean. Without an `over` the `doubts` are those of all others.
+    without others. In `wins` of the passes `over` is worse beyond doubt, and in `without` of them it has no result.
+    `perhaps` are backends whose rows are in doubt, for the reasons `doubts`, and look better than `label` in `open` of
+    the passes, the first of them `lead` times as a geometric mean. Without an `over` the `doubts` are those of all
+    others.
     """
 
     where: str
@@ -54,6 +55,7 @@ class Rule:
     doubts: tuple[str, ...] = ()
     lead: float | None = None
     open: int = 0
+    without: int = 0
 
     def sentence(self, metric: ChosenMetric) -> str:
         """Return the rule as hyperfine puts it: `cudnn is 1.27 [1.25, 1.29] times as fast as flash, 12 of 12 cases`."""
@@ -65,8 +67,9 @@ class Rule:
             times = f"{_times(self.ratio)} [{_times(self.low)}, {_times(self.high)}] times"
             better = "as fast as" if metric.kind.follows_clock else f"better by {metric} than"
             compared = f"{times} {better} {self.over}"
-            surely = "surely in " if self.wins < self.n else ""
+            surely = "surely in " if self.wins + self.without < self.n else ""
             said = f"{who} is {compared}, {surely}{_of(self.wins, self.n, self.cases)}"
+            said += f" ({self.over} has no result in {self.without})" if self.without else ""
             # Where none is surely worse and the interval holds 1, nothing is decided either.
             if ties := self.ties or ((self.over,) if not self.wins and self.low < 1 else ()):
                 close = f"{who} and {_and(ties)} are too close to call"
@@ -238,7 +241,9 @@ def _rule(
             logs[row.cell.result.label].append(gain(row.cell, case[label].cell, metric) or 0.0)
     leads = {one: geometric_mean(found) for one, found in logs.items()}
     doubted = [row for rows in better for row in rows] if over else [row for case in cases for row in case.values()]
-    wins = sum(case[label].best and over in case and not case[over].best and not case[over].doubt for case in cases)
+    there = [case[over] if over in case and case[over].cell.value is not None else None for case in cases]
+    worse = [row is not None and not row.best and not row.doubt for row in there]
+    wins = sum(case[label].best and surely for case, surely in zip(cases, worse, strict=True))
     return Rule(
         where=_words(part, examples),
         label=label,
@@ -255,6 +260,7 @@ def _rule(
         doubts=tuple(sorted({row.doubt for row in doubted if row.doubt})),
         lead=max(leads.values(), default=None),
         open=sum(map(bool, better)),
+        without=there.count(None) if over else 0,
     )
 
 

@@ -95,7 +95,8 @@ def _list(columns: dict[str, int]) -> dict[str, Any]:
 def _section(sweep: str) -> dict[str, Any]:
     return {
         "uuid": _identity(sweep),
-        "name": sweep,
+        # MLflow has room for some forty letters.
+        "name": f"for the answer click {sweep}",
         "display": True,
         "isReordered": True,
         "deleted": False,
