@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_tracker_mlflow import a_record
 
+from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.record_file import write_record
 from attn_exp.tracking import SweepInfo, make_tracker
 from attn_exp.tracking.background import Background
 from attn_exp.tracking.client import client_of, silence
+from attn_exp.tracking.mlflow import MlflowPlace
 from attn_exp.tracking.trouble import trouble
 
 PATIENCE_S = 2.0
@@ -208,7 +211,15 @@ def test_work_of_our_own_is_waited_for_and_a_stuck_store_is_not() -> None:
     thread.stop()
 
 
-@pytest.mark.parametrize("given", [-1, True, "long", float("inf"), float("nan"), None])
+@pytest.mark.parametrize("given", [-1, True, "long", float("inf"), float("nan")])
 def test_a_patience_that_is_no_number_of_seconds_is_refused(given: object, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a number of seconds: write tracker\.patience_s=30"):
         make_tracker({"name": "mlflow", "uri": f"sqlite:///{tmp_path}/x.db", "patience_s": given})
+
+
+@pytest.mark.parametrize("choice", ["mlflow", "server"])
+def test_a_server_is_waited_for_as_long_whichever_choice_names_it(choice: str) -> None:
+    config = msgspec.yaml.decode((conf_folder() / "tracker" / f"{choice}.yaml").read_bytes())
+    for uri, patience_s in (("http://127.0.0.1:5000", 8), ("sqlite:///x.db", 30)):
+        assert MlflowPlace({**config, "uri": uri}).patience_s == patience_s
+        assert MlflowPlace({**config, "uri": uri, "patience_s": 3}).patience_s == 3

@@ -32,8 +32,10 @@ from attn_exp.tracking.location import (
 from attn_exp.tracking.runs import Runs
 from attn_exp.tracking.trouble import refusal, trouble
 
-# How long a sweep waits for a store that answers slowly or not at all, in all, unless `tracker.patience_s` says so.
-_PATIENCE_S = 10.0
+# How long a sweep waits for a store that answers slowly or not at all, in all, unless `tracker.patience_s` says so. A
+# sick server may cost a sweep 10 s, of which importing MLflow takes two. The tables of a new database file alone take
+# that long on a busy disk.
+_SERVER_PATIENCE_S, _FILE_PATIENCE_S = 8.0, 30.0
 _START_SHARE = 0.5
 # Share of the time limit at the end that records get; the rest is for the sweep's run.
 _FLUSH_SHARE = 0.6
@@ -51,7 +53,9 @@ class MlflowPlace:
         self.upgrade = str(config.get("upgrade") or _UPGRADES[0])
         if self.upgrade not in _UPGRADES:
             raise UserError(f"tracker.upgrade={self.upgrade} is not one of {', '.join(_UPGRADES)}")
-        self.patience_s = _seconds(config.get("patience_s", _PATIENCE_S))
+        given = config.get("patience_s")
+        usual = _SERVER_PATIENCE_S if database_file(self.uri) is None else _FILE_PATIENCE_S
+        self.patience_s = usual if given is None else _seconds(given)
 
     @property
     def shown(self) -> str:
