@@ -167,14 +167,26 @@ def test_a_job_s_folder_that_is_a_link_is_refused(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "odd", [lambda path: path.symlink_to(path.name), os.mkfifo, Path.touch], ids=["loop", "pipe", "file"]
+    "odd",
+    [
+        lambda path: path.symlink_to(path.name),
+        lambda path: path.symlink_to("another"),
+        lambda path: path.symlink_to("."),
+        os.mkfifo,
+        Path.touch,
+    ],
+    ids=["loop", "another job's", "the sweep's", "pipe", "file"],
 )
 def test_what_is_no_folder_in_a_job_s_place_is_replaced(odd: object, tmp_path: Path) -> None:
     request = sweeps.job().request
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another" / FILE_NAME).touch()
     odd(tmp_path / request.job)  # type: ignore[operator]
     queue = JobQueue(InProcess(lambda *_: None), tmp_path)
     queue.submit(request)
     assert [path.name for path in queue.wait().folder.iterdir()] == ["request.yaml"]
+    assert {path.name for path in tmp_path.iterdir()} == {"another", request.job}
+    assert [path.name for path in (tmp_path / "another").iterdir()] == [FILE_NAME]
 
 
 NEEDED = [

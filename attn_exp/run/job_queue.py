@@ -68,8 +68,8 @@ class JobQueue:
         folder = self._folder / request.job
         if self._gpu_uuid is not None:
             request = replace(request, gpu_uuid=self._gpu_uuid)
-        if not folder.is_dir():
-            remove(folder)  # a link that leads nowhere or to itself, or a file
+        if not folder.is_dir() or (folder.is_symlink() and is_inside(folder, self._folder)):
+            remove(folder)  # a link that leads nowhere, to itself or to another job, or a file
         folder.mkdir(exist_ok=True)
         if not is_inside(folder, self._folder):
             raise UserError(
