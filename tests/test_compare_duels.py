@@ -96,6 +96,12 @@ def test_options_and_backends_from_elsewhere_come_along(tmp_path):
     assert by_name["cudnn_graph"]["api"] == "wrapper"
 
 
+def test_a_class_among_a_backend_s_options_is_not_pasted_either(tmp_path):
+    own = {"kernel_options": {"_target_": "os.system", "command": "true"}}
+    line = command(tmp_path, sweeps.job("flex", options=own), sweeps.job("flash", 9.0))
+    assert line.startswith("# if you trust the class os.system of the record: ")
+
+
 def test_both_passes_of_one_case_need_one_command(tmp_path):
     results = sweeps.sweep(tmp_path / "s", [sweeps.job("flash"), sweeps.job("cudnn", 101.0, 251.0)]).results
     cells = cells_of(results, ChosenMetric())

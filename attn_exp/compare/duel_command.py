@@ -78,6 +78,9 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     if odd is not None:
         return _comment(f"{a.label} and {b.label}: no command, since {odd[:_SHOWN]!r} of a record is no plain word")
     targets = [str(one.backend.get("_target_")) for one in (a, b)]
+    # Those among its options too: a backend may make objects of them.
+    named = [item for one in (a, b) for item in flat(one.backend).items()]
+    targets += [str(value) for key, value in named if key.endswith("._target_")]
     foreign = dict.fromkeys(target for target in targets if not _OURS.fullmatch(target))
     if foreign:
         return _comment(f"if you trust the class {' and '.join(foreign)} of the record: {shlex.join(words)}")
