@@ -81,6 +81,13 @@ def test_the_torch_profiler_leaves_a_trace_and_a_table_of_operators_on_a_cpu(tim
             "failed",
             "Expected `float | str`, got `null`",
         ),
+        (
+            Profile(status="ok", kernels=(ProfiledKernel(direction="forward", name="k" * 30_000),)),
+            "failed",
+            "profiles.odd.kernels.name has 30,000 characters",
+        ),
+        (Profile(status="ok", metrics={"a\nb": 1.0}), "failed", "a name in profiles.odd.metrics has a line break"),
+        (Profile(status="ok", metrics={"rate": 1e200}), "failed", "profiles.odd.metrics.rate=1e+200 is no possible"),
         (Profile(status="ok", files=(Path("profiles/odd/a.txt"),)), "failed", "PosixPath is unsupported"),
         (Profile(status="ok", files=("profiles/odd/absent.txt",)), "ok", "profiles/odd/absent.txt is missing"),
     ],

@@ -123,9 +123,14 @@ def unsound(
         or _odd_passes(measuring.passes, passes)
         or _odd_options(backend)
         or _odd_number("metrics", metrics)
-        or next((odd for place, part in parts.items() if (odd := _odd_number(place, part))), None)
+        or next((odd for place, part in parts.items() if (odd := unsound_part(place, part))), None)
         or (_odd_times(measuring.passes, metrics) if status == "ok" else None)
     )
+
+
+def unsound_part(place: str, part: Any) -> str | None:
+    """Return why a part of a record cannot be one, or None. `place` is where it stands: `profiles.torch`."""
+    return _odd_number(place, part)
 
 
 def _odd_passes(asked: Sequence[str], found: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from attn_exp.backends.package import Unavailable
 from attn_exp.core.profile import Profile, profile_folder
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import write_record
+from attn_exp.core.soundness import unsound_part
 from attn_exp.profilers.base import Subject, load_profiler
 from attn_exp.worker.attempt import error_summary
 from attn_exp.worker.machine.device import Machine
@@ -66,16 +67,19 @@ def run_profiler(profile: Callable[[], Profile], job: Path, folder: Path) -> Pro
 def _profiled(options: dict[str, Any], subject: Subject) -> Profile:
     """Run one profiler, and return its profile as it will be read from the record.
 
-    Encoding and decoding it here keeps a faulty profile from making the whole record unreadable.
+    Encoding, decoding and checking it here keeps a faulty profile from making the whole record unreadable.
 
     Raises:
         TypeError: a record cannot hold it. JSON encodes NaN as `null`, for example.
     """
     profile = load_profiler(options).profile(subject)
     try:
-        return msgspec.json.decode(msgspec.json.encode(profile), type=Profile)
+        profile = msgspec.json.decode(msgspec.json.encode(profile), type=Profile)
+        if (odd := unsound_part(f"profiles.{options['name']}", profile)) is not None:
+            raise TypeError(odd)
     except (msgspec.ValidationError, TypeError) as error:
         raise TypeError(f"a record cannot hold the profile of profiler={options['name']}: {error}") from error
+    return profile
 
 
 def _files(job: Path, folder: Path) -> tuple[str, ...]:
