@@ -51,6 +51,14 @@ def test_what_another_user_put_in_its_place_is_named_and_not_followed(kind: str,
     assert list((temporary / "target").iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["link", "loop", "folder that others can write to"])
+def test_what_is_in_the_place_of_the_lock_itself_is_named_and_not_followed(kind: str, temporary: Path) -> None:
+    IN_ITS_PLACE[kind](private_folder() / "GPU-1.lock")
+    with pytest.raises(UserError, match=r"GPU-1\.lock cannot be locked \(.+\): remove it, or set TMPDIR=FOLDER"):
+        try_lease([GPU])
+    assert list((temporary / "target").iterdir()) == []
+
+
 def test_a_folder_of_another_user_is_not_taken(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private_folder()
     mine = os.getuid()

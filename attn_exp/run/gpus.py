@@ -10,6 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from attn_exp.core.errors import UserError
+from attn_exp.core.files import unlinked
 from attn_exp.core.nvml import GpuInfo, list_gpus
 from attn_exp.core.redaction import without_secrets
 from attn_exp.core.text import printable
@@ -49,7 +50,7 @@ def lease(gpus: list[GpuInfo], waiting: Callable[[str], None], limit_s: float = 
     """Lease the first free GPU; if all are taken, say so through `waiting` and wait for the first one.
 
     Raises:
-        UserError: it is still taken after `limit_s`.
+        UserError: it is still taken after `limit_s`, or something else is in the place of its lock's file.
     """
     free = try_lease(gpus)
     if free is not None:
@@ -57,12 +58,10 @@ def lease(gpus: list[GpuInfo], waiting: Callable[[str], None], limit_s: float = 
     gpu = gpus[0]
     path = _lock_path(gpu)
     waiting(f"waiting for GPU {gpu.index} ({gpu.name}), on which {holder(path)} is measuring")
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=limit_s)
-    except Timeout as error:
-        raise UserError(held_too_long(gpu, limit_s)) from error
-    return Lease(gpu, lock)
+    held = _locked(gpu, limit_s)
+    if held is None:
+        raise UserError(held_too_long(gpu, limit_s))
+    return held
 
 
 def held_too_long(gpu: GpuInfo, limit_s: float) -> str:
@@ -101,14 +100,20 @@ def _holding(path: Path) -> int:
 
 def try_lease(gpus: list[GpuInfo]) -> Lease | None:
     """Lease the first free GPU; return None if all are taken."""
-    for gpu in gpus:
-        lock = FileLock(_lock_path(gpu))
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            continue
-        return Lease(gpu, lock)
-    return None
+    return next(filter(None, (_locked(gpu, 0.0) for gpu in gpus)), None)
+
+
+def _locked(gpu: GpuInfo, limit_s: float) -> Lease | None:
+    """Lease a GPU; return None if it is still taken after `limit_s`."""
+    path = _lock_path(gpu)
+    try:
+        lock = FileLock(unlinked(path))
+        lock.acquire(timeout=limit_s)
+    except Timeout:
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be locked ({error.strerror}): remove it, or set TMPDIR=FOLDER") from error
+    return Lease(gpu, lock)
 
 
 def _lock_path(gpu: GpuInfo) -> Path:
