@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from chromium import AS_A_USER_SETS_IT, chromium, new_page, served  # noqa: E402
 
 RESULTS = ROOT / "results" / "h200" / "backends"
-# A GPU's sweep, as results/h200 keeps it: four of its backends, the five shapes of which none is `unstable`.
-SWEEP, BACKENDS, LEFT_OUT = "h200", ("flash", "triton", "flex", "efficient"), ("16384", "False")
+# A GPU's sweep, as results/h200 keeps it.
+SWEEP = "h200"
 COMMAND = "python -m attn_exp -m +experiment=table sweep=table"
 # Of another one, whose lengths grow.
 CURVES = "published"
@@ -58,7 +58,7 @@ def main(out: Path) -> None:
 def prepare(home: Path, environment: Mapping[str, str]) -> None:
     """Both sweeps' records, plots and one report; one sweep in MLflow."""
     own = f"multirun/{SWEEP}"
-    keep(RESULTS / "table.csv", home / own, is_shown, COMMAND)
+    keep(RESULTS / "table.csv", home / own, command=COMMAND)
     keep(RESULTS / "published.csv", home / "multirun" / CURVES)
     for words in (
         ("compare", SWEEP, "baseline=flash", f"out={own}/report.html", f"plots={own}/plots"),
@@ -66,10 +66,6 @@ def prepare(home: Path, environment: Mapping[str, str]) -> None:
         ("log", SWEEP),
     ):
         subprocess.run([sys.executable, "-m", "attn_exp", *words], cwd=home, env=environment, check=True)
-
-
-def is_shown(row: Mapping[str, str]) -> bool:
-    return row["backend"] in BACKENDS and (row["q_len"], row["causal"]) != LEFT_OUT
 
 
 def terminal(browser: Any, home: Path, environment: Mapping[str, str], out: Path) -> None:

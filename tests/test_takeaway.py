@@ -73,10 +73,10 @@ def test_rows_in_doubt_that_look_best_do_not_split_the_rule_of_what_is_best_besi
         for length in LENGTHS
         for name, us in (("flash", 50.0), ("cudnn", 100.0), ("math", 300.0))
     ]  # fmt: skip
-    first, *lines = answer(tmp_path, records).lines()
-    assert first == "1 of 12 rows decide nothing (1 unstable)"
-    assert lines[0] == "flash is 2.00 [1.98, 2.02] times as fast as cudnn, surely in 3 of 4 cases"
-    assert lines[1].startswith("undecided in 1 of 4 cases (cudnn and flash)")
+    *lines, doubt, undecided, _ = answer(tmp_path, records).lines()
+    assert doubt == "1 of 12 rows decide nothing (1 unstable)"
+    assert lines == ["flash is 2.00 [1.98, 2.02] times as fast as cudnn, surely in 3 of 4 cases"]
+    assert undecided.startswith("undecided in 1 of 4 cases (cudnn and flash)")
     assert fewest([Example({"n": n}, frozenset("a"), frozenset("b")) for n in (1, 2)])[0].best == {"a"}
     # What is in doubt in half of the cases is no pick.
     halves = [Example({"n": 1}, frozenset("b")), Example({"n": 2}, frozenset("a"), frozenset("b"))]
@@ -191,8 +191,8 @@ def test_without_a_pick_the_command_is_that_which_measures_again_into_another_sw
 def test_some_rows_in_doubt_leave_the_rest_a_rule_and_are_counted(tmp_path):
     records = grid(lambda *_: {"flash": 100.0, "cudnn": 50.0, "math": 900.0})
     records[0] = sweeps.replace(records[0], flags=("busy_host",))
-    first, rule = answer(tmp_path, records).lines()
-    assert first == "2 of 144 rows decide nothing (2 busy_host)"
+    rule, doubt = answer(tmp_path, records).lines()
+    assert doubt == "2 of 144 rows decide nothing (2 busy_host)"
     assert rule == "cudnn is 2.00 [1.98, 2.02] times as fast as flash, surely in 46 of 48 passes of 24 cases"
 
 
@@ -203,7 +203,7 @@ def test_what_is_in_doubt_and_looks_faster_is_said_with_the_duel_that_would_sett
         for length in LENGTHS
         for name, us in (("flash", 127.0), ("cudnn", 100.0), ("efficient", 90.0 if length in lengths else 110.0))
     ]
-    warning, rule, undecided, command = answer(tmp_path, records).lines()
+    rule, warning, undecided, command = answer(tmp_path, records).lines()
     assert warning == "4 of 12 rows decide nothing (4 unstable)"
     said = "cudnn is 1.27 [1.26, 1.28] times as fast as flash, 4 of 4 cases"
     looks = "efficient looks 1.11 times as fast as cudnn (unstable)"
@@ -217,7 +217,7 @@ def test_what_is_in_doubt_and_looks_faster_is_said_with_the_duel_that_would_sett
     assert "efficient (unstable)" in tables_in_brief(found, standings(found))
     if whole:
         rows = [record for record in records if record.request.backend["name"] != "flash"]
-        (line,) = answer(tmp_path / "two", rows).lines()[1:2]
+        (line,) = answer(tmp_path / "two", rows).lines()[:1]
         assert line == f"undecided: {looks}; only cudnn has a result that is not in doubt (unstable), 4 cases"
 
 

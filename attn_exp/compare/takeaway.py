@@ -112,8 +112,12 @@ class Answer:
         return f"<pre style='white-space: pre-wrap'>{html.escape(str(self))}</pre>"
 
     def lines(self, most: int | None = RULES_SHOWN) -> list[str]:
-        """Return the answer as sentences, warnings first, and of the rules the first `most`; then a command."""
-        return [*filter(None, [self.warning]), *self.said(most), *self.open_lines()]
+        """Return the answer as sentences, of the rules the first `most`, the warning, and a command.
+
+        The warning comes first where it says that there is no pick. Else it would take the place of the answer where
+        there is room for few lines, as in MLflow.
+        """
+        return [*self.said(most), *filter(None, [self.warning]), *self.open_lines()]
 
     def said(self, most: int | None = RULES_SHOWN) -> list[str]:
         """Return the first `most` of the rules as sentences, behind the tally if there are many."""
