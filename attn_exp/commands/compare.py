@@ -33,13 +33,13 @@ REGRESSION, SKIPPED, UNSETTLED = 1, 3, 4
 
 def run(given: Arguments) -> int:
     """Compare, and print or write the result; return the exit code."""
-    from attn_exp.compare.answer import answer
-    from attn_exp.compare.changes import Changes
-    from attn_exp.compare.rivals import Rivals
-
     choice = choice_of(given)
     with Ticker() as ticker:
         ticker.stage(f"reading {', '.join((*choice.against, *choice.sweep))} and comparing")
+        from attn_exp.compare.answer import answer
+        from attn_exp.compare.changes import Changes
+        from attn_exp.compare.rivals import Rivals
+
         comparison = answer(choice)
         ticker.stage("writing the report" if choice.out else "laying the tables out")
         made_by = redacted(shlex.join(("attn-exp", "compare", *given.command)))

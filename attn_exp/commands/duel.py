@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
 from attn_exp.core.errors import UserError
+from attn_exp.core.ticker import Ticker
 from attn_exp.core.values import truth
 from attn_exp.run.many_duels import run_many
 
@@ -30,9 +31,12 @@ def run(given: Arguments) -> int:
 
 def _one(overrides: Sequence[str], own_choices: Path | None, command: Sequence[str]) -> int:
     rivals, shared = rivals_of(overrides)
-    from attn_exp.run.duel import run_duel
+    with Ticker(quiet="quiet=true" in shared, at_once=True) as ticker:
+        # Importing and composing take a second.
+        ticker.stage("composing the rivals", brief=True)
+        from attn_exp.run.duel import run_duel
 
-    return int(run_duel(rivals, shared, own_choices, command) is None)
+        return int(run_duel(rivals, shared, own_choices, command, ticker) is None)
 
 
 def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

@@ -8,11 +8,11 @@ from attn_exp.core.ticker import Ticker
 
 def run(given: Arguments) -> int:
     """Print the page; return the exit code."""
-    from attn_exp.explain.find import find
-    from attn_exp.explain.page import job_page, sweep_page, write_picture
-
     with Ticker() as ticker:
         ticker.stage(f"reading {given.words[0]}")
+        from attn_exp.explain.find import find
+        from attn_exp.explain.page import job_page, sweep_page, write_picture
+
         target = find(given.words[0], Path(given.get("folder", "multirun")), given.get("uri"))
         page = sweep_page(target) if target.job is None else job_page(target.job, target.results)
     # Names and reasons may come from anywhere: they must not steer a terminal.

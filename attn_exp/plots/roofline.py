@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from attn_exp.core.case import TYPED_DTYPES
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.plots.data import caption, measured, passes_of, shared_case
 from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
@@ -80,7 +81,7 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
         f"All: {shared_case(drawn)}.",
         f"{others} more devices or data types are not shown." if others else "",
     )
-    return finish(figure, "roofline", f"Roofline, {device}, {dtype}", text, handles, labels)
+    return finish(figure, "roofline", f"Roofline, {device}, {TYPED_DTYPES.get(dtype, dtype)}", text, handles, labels)
 
 
 def _point(result: "Result", side: str) -> tuple[float, float] | None:

@@ -59,7 +59,11 @@ def _interference(records: Sequence[Record]) -> list[str]:
 
 
 def run_duel(
-    rivals: Mapping[str, Sequence[str]], shared: Sequence[str], own_choices: Path | None, arguments: Sequence[str]
+    rivals: Mapping[str, Sequence[str]],
+    shared: Sequence[str],
+    own_choices: Path | None,
+    arguments: Sequence[str],
+    ticker: Ticker | None = None,
 ) -> dict[str, list[PairedComparison]] | None:
     """Measure the rivals, and print and return the verdicts on each pair by pass; None if there are none.
 
@@ -68,6 +72,7 @@ def run_duel(
         shared: the overrides of all rivals.
         own_choices: the folder that `--config-dir` names.
         arguments: the command line as typed, for `command.txt`.
+        ticker: says what is being done; a new one by default.
 
     Returns:
         The verdicts; empty after a dry run, None if fewer than two rivals could be measured.
@@ -85,6 +90,9 @@ def run_duel(
     resolved = {letter: resolved_config(config, [*rivals[letter], *shared]) for letter, config in configs.items()}
     requests = [_request(letter, config, gpus) for letter, config in resolved.items()]
     first = next(iter(configs.values()))
+    ticker = ticker or Ticker(quiet=first.quiet is True)
+    # What is printed now would stand behind its line.
+    ticker.idle()
     if is_dry_run(first):
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return {}
@@ -94,7 +102,6 @@ def run_duel(
     command = redacted(shlex.join(["attn-exp", "duel", *arguments]))
     context = open_context(options, command, print, kind="duel")
     folder = context.folder
-    ticker = Ticker(quiet=options["quiet"] is True)
     ticker.stage(
         f"measuring {' and '.join(request.label for request in requests)} side by side",
         expected_s=_longest_s(requests),
