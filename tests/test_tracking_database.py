@@ -211,6 +211,15 @@ def test_what_is_wrong_with_a_disk_is_said_in_words(error: Exception, said: str)
     assert trouble(error) == said
 
 
+def test_a_full_disk_is_said_in_words_wherever_sqlalchemy_was_when_it_was_found() -> None:
+    from sqlalchemy.exc import OperationalError
+
+    full = OperationalError("INSERT ...", {}, sqlite3.OperationalError("database or disk is full"))
+    full.add_detail("raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block")
+    assert str(full).startswith("(raised as a result of")
+    assert trouble(full) == "no space is left on its disk"
+
+
 def test_an_older_database_is_upgraded_beside_a_copy_or_refused_as_asked(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     revision = older(path)

@@ -22,6 +22,8 @@ _OF_DISK = (
     (re.compile(r"write a readonly database|Read-only file system"), "it is read-only"),
     (re.compile(r"disk I/O error|Input/output error"), "its disk can be full or broken: disk I/O error"),
 )
+# What SQLAlchemy puts above the message of the database (StatementError.add_detail): where in its own work it was.
+_REMARK = re.compile(r"\A\s*\(raised as a result of [^\n]*\)\n")
 
 
 class ArtifactError(RuntimeError):
@@ -50,8 +52,12 @@ def refusal(error: Exception, option: str = "tracker.uri") -> str | None:
 def disk_trouble(error: Exception) -> str | None:
     """Return what is wrong with the disk of a store, None if nothing is."""
     # Below the first line, a database's library quotes what was to be written.
-    said = first_line(error)
+    said = _first_line(error)
     return next((words for pattern, words in _OF_DISK if pattern.search(said)), None)
+
+
+def _first_line(error: Exception) -> str:
+    return first_line(Exception(_REMARK.sub("", str(error)).strip() or type(error).__name__))
 
 
 def trouble(error: Exception, option: str = "tracker.uri") -> str:
@@ -73,7 +79,7 @@ def trouble(error: Exception, option: str = "tracker.uri") -> str:
         return refused
     if matches is not None and _is_network(error):
         return f"it cannot be reached: {matches[0]}"
-    return redacted(first_line(error))[:_LONGEST]
+    return redacted(_first_line(error))[:_LONGEST]
 
 
 def _is_network(error: BaseException | None) -> bool:
