@@ -105,6 +105,14 @@ def test_json_never_holds_nan(tmp_path, value):
     assert json.loads(text, parse_constant=refuse)["telemetry"] == [{"power_w": None}]
 
 
+def test_a_reason_with_a_name_that_is_no_utf8_is_kept(tmp_path):
+    name = os.fsdecode(b"/data/\xe9t\xe9.pt")
+    write_record(make_record(status="error", reason=f"no such file: {name}", telemetry=({name: name},)), tmp_path)
+    record = read_record(tmp_path)
+    assert record.reason == "no such file: /data/?t?.pt"
+    assert record.telemetry == ({"/data/?t?.pt": "/data/?t?.pt"},)
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     write_record(make_record(status="error", reason="first"), tmp_path)
 

@@ -11,7 +11,7 @@ import msgspec
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError
 from attn_exp.core.files import read_whole, write_whole
 from attn_exp.core.record import SCHEMA, Record
-from attn_exp.core.redaction import tree_without_secrets
+from attn_exp.core.redaction import tree_without_secrets, with_each_text
 from attn_exp.core.request import DECODING
 from attn_exp.core.safe_text import printable_json
 from attn_exp.core.soundness import check_environment, unsound
@@ -35,8 +35,13 @@ def write_record(record: Record, folder: Path) -> None:
     The request is checked when it is made.
     """
     tree = msgspec.to_builtins(record)
-    said = tree_without_secrets({name: value for name, value in tree.items() if name != "request"})
-    write_whole(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(tree | said), indent=1))
+    tree |= tree_without_secrets({name: value for name, value in tree.items() if name != "request"})
+    try:
+        content = msgspec.json.encode(tree)
+    except UnicodeEncodeError:
+        # Python reads a file's name that is no UTF-8 as characters that UTF-8 does not have; an error may quote it.
+        content = msgspec.json.encode(with_each_text(tree, lambda text: text.encode(errors="replace").decode()))
+    write_whole(folder / FILE_NAME, msgspec.json.format(content, indent=1))
 
 
 def read_record(folder: Path) -> Record | None:
