@@ -86,6 +86,7 @@ STATUSES: dict[Status, StatusInfo] = {
             "worker/judge/first_backward.py",
             "worker/judge/forwards.py",
             "worker/judge/judge.py",
+            "worker/judge/steps.py",
             "worker/judge/threads.py",
             "worker/machine/guard.py",
         ),
