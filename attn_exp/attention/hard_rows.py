@@ -25,6 +25,8 @@ _ABYSS = 22_000.0
 _LARGEST_PRODUCT_FP16 = 6e4
 # One in so many keys of odd indices is zeros, in every other head, where a kind has such keys.
 _ZEROS_EVERY = 8
+# One in so many tokens has rows of zeros in d_out, where a kind has such tokens.
+_SILENT_EVERY = 16
 
 
 @dataclass(frozen=True)
@@ -203,3 +205,10 @@ def zero_some(k: torch.Tensor, kv_heads: int, generator: torch.Generator) -> Non
     else:
         of_heads = torch.rand(heads, generator=generator, device=device) < 1 / 2
     odd.masked_fill_((chosen & of_heads[:, None]).unsqueeze(-1), 0.0)
+
+
+def silence_some(d_out: torch.Tensor, generator: torch.Generator) -> None:
+    """Set the rows of some tokens in d_out (heads, q_len, value_dim) to zeros in all heads: their keys still count."""
+    length = d_out.shape[1]
+    several = torch.randperm(length, generator=generator, device=d_out.device)[: length // _SILENT_EVERY]
+    d_out[:, several] = 0.0

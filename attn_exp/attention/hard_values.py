@@ -46,6 +46,7 @@ class Kind:
         padded: whether a quarter of the rows of v and d_out are zeros.
         zero_keys: whether some keys are zeros, as those of padding are, in every other head.
         decades: whether rows of d_out are multiplied by powers of two over four decades, in every other head.
+        silent: whether d_out is zeros in all heads of some tokens, as of those without a loss.
     """
 
     treatments: tuple[Treatment, ...] = (hard_rows.normal,)
@@ -55,6 +56,7 @@ class Kind:
     padded: bool = False
     zero_keys: bool = False
     decades: bool = False
+    silent: bool = False
 
 
 _MIXTURE = (
@@ -76,7 +78,7 @@ KINDS = {
     "zeros": Kind((hard_rows.normal, hard_rows.zeros), padded=True),
     "large": Kind(values="large"),
     "denormal": Kind(values="denormal"),
-    "mixed": Kind(_MIXTURE, outliers=32.0, values="large", zero_keys=True, decades=True),
+    "mixed": Kind(_MIXTURE, outliers=32.0, values="large", zero_keys=True, decades=True, silent=True),
 }
 
 
@@ -184,6 +186,8 @@ def _rows(
     # Who rounds a softcap's tanh has weights that are off by much: of few large rows that does not average out.
     if kind.decades and case.softcap is None:
         d_out *= _decades(case, q_heads, generator)
+    if kind.silent:
+        hard_rows.silence_some(d_out, generator)
     if kind.padded:
         v[:, 3::4], d_out[:, 3::4] = 0.0, 0.0
     return q.unflatten(0, (q_heads, case.q_len)), k, v, d_out
