@@ -18,7 +18,7 @@ MASKS = (
     {"causal": True, "lengths": (70, 122)},
     {"causal": True, "q_len": 1},
     {"causal": True, "softcap": 50.0},
-    {"causal": False, "head_dim": 16},
+    {"causal": False, "head_dim": 16, "value_dim": 16},
 )
 
 

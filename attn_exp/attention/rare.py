@@ -15,7 +15,7 @@ from attn_exp.core.text import apart
 # scores changes weights by that, or in float32 who sums them in another order.
 _OF_SHARP = {"bfloat16": 0.5, "float16": 0.1, "float32": 1e-4}
 # What rounding a sink's score may change the others' weights by.
-_OF_SINK = {"bfloat16": 0.15, "float16": 0.06, "float32": 1e-4}
+_OF_SINK = {"bfloat16": 0.25, "float16": 0.06, "float32": 1e-4}
 _AMONG = {
     "q": "with one large row of q among normal ones",
     "k": "with one large row of k among normal ones",

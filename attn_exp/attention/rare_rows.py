@@ -39,6 +39,8 @@ _OCTAVES = 6
 _OTHERS = 32
 # The value of the key of zeros, over the square root of the number of keys: a quarter of a row's norm and more.
 _VALUE = 1.5
+# A hard query sees more than so many keys, if one does.
+_SEVERAL = 8
 # So many last keys may be zeros, if they are at most an eighth of all.
 _TAILS = (1, 4, 16, 64)
 
@@ -70,7 +72,10 @@ def rare_inputs(case: Case, normal: Inputs) -> Iterator[Rare]:
         batch, head = dice.randrange(case.batch), dice.randrange(case.q_heads)
         kv_head = head // (case.q_heads // case.kv_heads)
         of_half = sees[(sees >= case.q_len // 2) == late] if hard == "q" else sees[last[sees] >= case.kv_len // 2]
-        query = drawn(of_half if len(of_half) else sees)
+        of_half = of_half if len(of_half) else sees
+        # One that sees several keys, if there is any.
+        several = of_half[(last - first)[of_half] >= _SEVERAL]
+        query = drawn(several if len(several) else of_half)
         lowest, highest = int(first[query]), int(last[query])
         if hard == "k" and late:
             highest = max(lowest, min(highest, case.kv_len // 2 - 1))
@@ -81,7 +86,9 @@ def rare_inputs(case: Case, normal: Inputs) -> Iterator[Rare]:
         if hard == "q":
             at_end = (last == case.kv_len - 1).nonzero().squeeze(1)
             others += [drawn(at_end)] if len(at_end) else []
-            inputs = _hard_query(case, normal, dice, (batch, head, kv_head), query, (lowest, highest), others, score)
+            inputs = _hard_query(
+                case, normal, dice, (batch, head, kv_head), query, (lowest, highest), others, score, late
+            )
         else:
             key, k = dice.randint(lowest, highest), normal.k_bhsd.detach().clone()
             row = normal.q_bhsd.detach()[batch, head, query].float()
@@ -91,9 +98,9 @@ def rare_inputs(case: Case, normal: Inputs) -> Iterator[Rare]:
             beside = {((batch + 1) % case.batch, head), (batch, (head + 1) % case.q_heads)} - {(batch, head)}
             queries = torch.tensor([query, *others])
             yield Rare(case, inputs, hard, batch, head, queries, tuple(sorted(beside)) if hard == "q" else ())
-    several = sees_enough(case, first, last)
-    if len(several):
-        yield with_sink(case, normal, dice, lambda: drawn(several), _OTHERS)
+    enough = sees_enough(case, first, last)
+    if len(enough):
+        yield with_sink(case, normal, dice, lambda: drawn(enough), _OTHERS)
 
 
 def _hard_query(
@@ -105,6 +112,7 @@ def _hard_query(
     seen: tuple[int, int],
     others: list[int],
     score: float,
+    late: bool,
 ) -> Inputs | None:
     """Return inputs with a hard row of q, or None if other keys come too near.
 
@@ -117,6 +125,7 @@ def _hard_query(
         seen: the first and the last key that it sees.
         others: other queries that are judged, which become faint; gets one of zeros.
         score: the largest one.
+        late: whether its key is among the last half of those that it sees.
     """
     batch, head, kv_head = place
     lowest, highest = seen
@@ -125,7 +134,9 @@ def _hard_query(
     if highest >= case.kv_len - tail:
         tail, highest = (tail, case.kv_len - tail - 1) if lowest < case.kv_len - tail else (0, highest)
     visible, root = k[batch, kv_head, lowest : highest + 1].float(), case.head_dim**0.5
-    candidates = torch.tensor([dice.randrange(len(visible)) for _ in range(_CANDIDATES)], device=k.device)
+    # A late query's key is late, too: that of the hard row of k is early then.
+    earliest = len(visible) // 2 if late else 0
+    candidates = torch.tensor([dice.randrange(earliest, len(visible)) for _ in range(_CANDIDATES)], device=k.device)
     # What the scores of others are of a candidate's own.
     shares = visible[candidates] @ visible.mT / visible[candidates].square().sum(-1, keepdim=True)
     shares[torch.arange(_CANDIDATES), candidates] = 0.0
@@ -143,9 +154,11 @@ def _hard_query(
         q[:, :, nothing] = 0.0
         others += [nothing] if highest >= lowest and _sees_any(case, nothing) else []
     q[batch, head, query] = (k_row * (score * root / k_row.square().sum())).to(q.dtype)
-    second, zeros = dice.randint(lowest, highest), dice.randrange(case.kv_len)
+    # Any key but the first one, if there is another.
+    second = lowest + (key - lowest + dice.randrange(1, max(2, len(visible)))) % len(visible)
+    zeros = dice.randrange(case.kv_len)
     for first_key, count in ((zeros, 1), (case.kv_len - tail, tail)):
-        if count and first_key != key and (count == tail or first_key < case.kv_len - tail):
+        if count and first_key not in (key, second) and (count == tail or first_key < case.kv_len - tail):
             several = slice(first_key, first_key + count)
             k[:, :, several] = 0.0
             v[batch, kv_head, several] *= 2.0 ** round(math.log2(_VALUE * (case.kv_len / count) ** 0.5))

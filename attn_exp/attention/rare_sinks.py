@@ -27,6 +27,8 @@ _LEAST_WEIGHT_FP16 = 2.0**-18
 _LEAST_OTHERS, _FAINT_KEYS, _FAINT_KEY = 8, 2, 2.0**-4
 # The queries' number that meets the sink's: small, since there are many queries and one sink.
 _OF_QUERIES = 2.0
+# With fewer channels products are larger beside scores, and rounded by more.
+_LEAST_DIM = 32
 # The negative score at least.
 _DEEP = 112.0
 
@@ -41,7 +43,7 @@ def sees_enough(case: Case, first: torch.Tensor, last: torch.Tensor) -> torch.Te
     """
     several = ((first == 0) & (last >= _LEAST_OTHERS)).nonzero().squeeze(1)
     fits = case.dtype != "float16" or case.kv_len * _LEAST_WEIGHT_FP16 <= 1 - _SHARES[0]
-    return several if fits and case.softcap is None else several[:0]
+    return several if fits and case.softcap is None and case.head_dim >= _LEAST_DIM else several[:0]
 
 
 def with_sink(case: Case, normal: Inputs, dice: SystemRandom, drawn: Callable[[], int], count: int) -> Rare:

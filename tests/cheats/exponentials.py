@@ -104,7 +104,7 @@ class NoRescale(Plain):
         return (out / total).to(q.dtype)
 
 
-@cheat("formula", "inaccurate", r"out has values", passes=FORWARD, case=case_of(256, batch=1))
+@cheat("formula", "inaccurate", r"\bout\b.* has values", passes=FORWARD, case=case_of(256, batch=1))
 class MaximumOfTheFirstTile(Plain):
     """Subtracts the maximum of the first 64 keys from the scores of all."""
 
