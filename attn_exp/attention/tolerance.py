@@ -55,6 +55,9 @@ LEAST_LOST, _SMALLEST_MEAN = 0.5, 0.3
 _LEAST_LOST_CAPPED = 0.75
 # Where few rows of d_out are large, those of a part of the case may happen to round less than others.
 _SLACK_OF_GRADIENTS = 1.5
+# A channel of dv may cancel in the sum over a group of heads, of which the part has one: two exact kernels were off by
+# 1.01 times the bound without this factor (`sinks`, fp16, H200), and 25 draws of that case by 0.73 times, not by 0.4.
+_CHANNELS_OF_GROUPS = 3.0
 # Unit roundoff of float32, in which every backend sums.
 ROUNDOFF = 2.0**-24
 
@@ -81,7 +84,8 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     made = {name: _on_hard_values(plain[name], fused[name], least, slacks[name]) for name in exact}
     for name in {"out", "dv"} & made.keys():
         several = [worst_channel(one[name], exact[name], case.dtype)[1] for one in (rounded, otherwise)]
-        made[name] = replace(made[name], channel=max(FACTOR * max(several), PART_FACTOR * made[name].relative))
+        summed = _CHANNELS_OF_GROUPS if name == "dv" and case.q_heads > case.kv_heads else 1.0
+        made[name] = replace(made[name], channel=max(summed * FACTOR * max(several), PART_FACTOR * made[name].relative))
     if with_gradients:
         several = [worst_query(one["dq"], exact["dq"], on_part.d_out_bhsd)[1] for one in (rounded, otherwise)]
         made["dq"] = replace(made["dq"], query=max(LEAST_LOST, FACTOR * max(several)))
