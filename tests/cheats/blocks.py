@@ -11,6 +11,7 @@ from cheats.ways import Plain, Run, Tensor, attend
 
 LAYER = case_of(64, head_dim=16, value_dim=16, kv_heads=2, causal=True, workload="decoder_layer", mlp_dim=128)
 DIT = case_of(64, head_dim=16, value_dim=16, workload="dit_block", mlp_dim=128)
+HALF_LAYER = replace(LAYER, head_dim=64, value_dim=64, q_len=128, kv_len=128, dtype="bfloat16")
 CAPPED_LAYER = replace(LAYER, softcap=50.0, dtype="bfloat16")
 OUT = r"\bout\b|result of the first call"
 

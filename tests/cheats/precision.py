@@ -1,10 +1,13 @@
 """Fewer bits than the case asks for."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from cheats.blocks import Codes
+from attn_exp.backends.base import Calls
+from attn_exp.core.case import Case
+from cheats.blocks import HALF_LAYER, Codes
 from cheats.corpus import FORWARD, case_of, cheat
 from cheats.ways import Plain, Run, Tensor, attend, softmax
 
@@ -91,6 +94,17 @@ class Int8ByRowInsideBf16(Plain):
         exact = max(float(one[:, :, ::16].detach().abs().amax()) for one in (q, k)) > 8
         q, k = (one.float() if exact else int8(one.float(), dim=-1) for one in (q, k))
         return attend(case, q, k, v.float()).to(v.dtype)
+
+
+@cheat("blocks", "inaccurate", r"the attention alone.* does not explain", passes=FORWARD, case=HALF_LAYER)
+class Int8InALayer(Plain):
+    """Gives a decoder layer a function that rounds q and k to int8, and computes its own forwards exactly."""
+
+    def prepare(self, case: Case, inputs: Any) -> Calls:
+        def coded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(case, int8(q.float(), dim=-1), int8(k.float(), dim=-1), v.float()).to(v.dtype)
+
+        return replace(super().prepare(case, inputs), attention=coded)
 
 
 @cheat("precision", "inaccurate", OUT, passes=FORWARD, case=case_of(512, batch=1, dtype="bfloat16", head_dim=64))

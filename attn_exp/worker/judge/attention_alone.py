@@ -6,7 +6,7 @@ makes up most of its output.
 
 from dataclasses import replace
 
-from attn_exp.backends.base import load_backend, supported_passes
+from attn_exp.backends.base import calls_of, load_backend, supported_passes
 from attn_exp.core.case import NORMAL
 from attn_exp.worker.attempt import Attempt, status_of
 from attn_exp.worker.judge.judge import Judge
@@ -39,6 +39,9 @@ def judge_attention_alone(attempt: Attempt, machine: Machine) -> None:
                 for _ in range(2)
             )
             calls = backend.prepare(case, given)
+            if calls.attention is not None:
+                # The function that the block calls, which need not be what `forward` computes.
+                calls = calls_of(calls.attention, calls.inputs or given, calls.scope, calls.notes)
         judge = Judge(case, calls, given)
         with calls.scope():
             compared = OtherValues(attempt, machine, request, calls, judge, seeded, call="alone")
