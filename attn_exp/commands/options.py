@@ -196,8 +196,9 @@ class Command:
         from attn_exp.results.there import HOME, sweeps_in
 
         home = Path(typed.get("folder", HOME))
-        if sweeps := sweeps_in(home):
-            return f"write one, for example attn-exp {self.name} {shlex.quote(sweeps[-1].name)}"
+        newest = next((one.name for one in reversed(sweeps_in(home)) if any(one.glob("*/record.json"))), None)
+        if newest is not None:
+            return f"write one, for example attn-exp {self.name} {shlex.quote(newest)}"
         return f"{home} has none yet; {MAKE} makes one"
 
     def near(self, key: str, *more: str) -> str:
