@@ -70,7 +70,7 @@ def test_hydra_of_the_program_around_it_is_left_as_it_was(ran):
 
 def test_a_dry_run_prints_the_jobs_and_returns_an_empty_sweep(tmp_path, capsys):
     sweep = attn_exp.run("backend=math", dry_run=True, sweep="dry", folder=tmp_path / "dry", **QUICK)
-    assert len(sweep) == 0 and "1 jobs: 1 would run" in capsys.readouterr().out
+    assert len(sweep) == 0 and "1 job: 1 would run" in capsys.readouterr().out
     assert not (tmp_path / "dry").exists()
     with pytest.raises(UserError, match="has no results yet"):
         _ = sweep.answer

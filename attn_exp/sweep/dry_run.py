@@ -62,7 +62,8 @@ def print_plan(session: Session, plans: Sequence[Planned], *, of_sweep: bool = F
     if of_sweep:
         counts = Counter("done" if what.startswith("done") else what for what, _ in lines)
         kinds = [kind for index, kind in enumerate(_COUNTED) if index < _ALWAYS or counts[kind]]
-        print(f"{len(plans)} jobs: {', '.join(f'{counts[kind]} {_COUNTED[kind]}' for kind in kinds)}")
+        jobs = f"{len(plans)} job{'s' * (len(plans) != 1)}"
+        print(f"{jobs}: {', '.join(f'{counts[kind]} {_COUNTED[kind]}' for kind in kinds)}")
         running = [one for one in found.values() if one.what == "would run" and one.bytes]
         if len(running) > 1:
             print(_together(running))
