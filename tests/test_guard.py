@@ -39,7 +39,7 @@ CEILINGS = {"matmul_flops_per_s": 1e12, "copy_bytes_per_s": 1e11}
 JUDGING = ("attention", "timers", "worker", "workloads")
 MODULES = {"gc", "math", "os", "random", "statistics", "time", "torch"}
 # Attributes of other things than tensors, which tensors have too; and properties that no class can replace.
-NOT_OF_TENSORS = {"__init__", "add", "backward", "cuda", "device", "median", "name", "norm", "mode",
+NOT_OF_TENSORS = {"__init__", "add", "backward", "cuda", "device", "indices", "median", "name", "norm", "mode",
                   "put", "solve", "split", "values"}  # fmt: skip
 
 

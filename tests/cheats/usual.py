@@ -1,5 +1,6 @@
 """Right where nothing is unusual: judged by means over whole tensors, by one row of the batch, by zeros."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class ValuesInFp16WhereMeansAreUsual(Plain):
         return attend(case, q, k, v.half().to(v.dtype) if usual(v) else v)
 
 
-@cheat("formula", "inaccurate", ONE_ROW, case=LARGE, passes=FORWARD)
+@cheat("formula", "inaccurate", ONE_ROW, case=replace(LARGE, causal=False), passes=FORWARD)
 class EndOfTheCacheTrimmed(Plain):
     """Leaves out last keys that are zeros in all heads, as the unused end of a cache is."""
 

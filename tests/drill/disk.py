@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,7 @@ _INSIDE = "DRILL_NAMESPACE"
 # Each long log is kept twice with 16 MB.
 _SIZE_MB = 192
 _NOTHING_BYTES = 64
+_REFILLED_S = 0.005
 
 
 class Disk(Protocol):
@@ -38,10 +40,15 @@ class Tmpfs:
     error = os.strerror(errno.ENOSPC)
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._emptied = folder, threading.Event()
+        self._keeper = threading.Thread(target=self._keep_full, daemon=True)
 
     def fill(self, processes: Iterable[int]) -> None:
-        with (self._folder / "filler").open("wb", buffering=0) as filler:
+        self._fill_up()
+        self._keeper.start()
+
+    def _fill_up(self) -> None:
+        with (self._folder / "filler").open("ab", buffering=0) as filler:
             size = 1 << 20
             while size:
                 try:
@@ -49,8 +56,16 @@ class Tmpfs:
                 except OSError:
                     size //= 2
 
+    def _keep_full(self) -> None:
+        # A long log that is cut leaves room for the records of all jobs that follow.
+        while not self._emptied.wait(_REFILLED_S):
+            self._fill_up()
+
     def empty(self) -> None:
-        (self._folder / "filler").unlink()
+        self._emptied.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        (self._folder / "filler").unlink(missing_ok=True)
 
     def close(self) -> None:
         subprocess.run(["umount", "--lazy", str(self._folder)], check=False)

@@ -68,10 +68,10 @@ NAMES: dict[str, str] = {
         "logical_or logsumexp long lt mT masked_fill masked_fill_ masked_select matmul max maximum mean median min "
         "minimum mm movedim mul mul_ nan_to_num nan_to_num_ nansum narrow nbytes ndim ne neg neg_ negative new_empty "
         "new_tensor new_zeros nonzero norm normal_ numel permute positive pow prod random_ ravel repeat "
-        "repeat_interleave requires_grad requires_grad_ reshape roll rot90 round scatter scatter_ select shape sign "
-        "sin size softmax sort split sqrt square square_ squeeze std stride sub sub_ sum swapaxes t take_along_dim "
-        "tanh tile to tolist topk transpose tril triu trunc type unbind unflatten unfold unsqueeze untyped_storage "
-        "values var view view_as where zero_"
+        "repeat_interleave requires_grad requires_grad_ reshape roll rot90 round rsqrt scatter scatter_ select shape "
+        "sign sin size softmax sort split sqrt square square_ squeeze std stride sub sub_ sum swapaxes t "
+        "take_along_dim tanh tile to tolist topk transpose tril triu trunc type unbind unflatten unfold unsqueeze "
+        "untyped_storage values var view view_as where zero_"
     ),
 }
 # Built-in functions that programs replace for their own output or imports; no number depends on them.
