@@ -143,6 +143,26 @@ def test_a_row_of_dq_that_cancels_is_judged_by_the_size_of_such_rows(sampled, mo
     assert found.worst_row > found.row_tolerance
 
 
+def test_a_row_of_dq_of_which_rounding_leaves_nothing_is_not_lost():
+    case = Case(
+        batch=1, q_heads=1, kv_heads=1, q_len=64, kv_len=64, head_dim=16, value_dim=16, dtype="bfloat16", causal=True
+    )
+    inputs = make_inputs(case, "cpu", 5, with_gradients=True)
+    # The first two values differ by so little that d_out v is the same in bf16.
+    with torch.no_grad():
+        inputs.v_bhsd[:, :, 1] = inputs.v_bhsd[:, :, 0]
+        inputs.v_bhsd[:, :, 1, 0] += 2**-6 * inputs.v_bhsd[:, :, 0, 0]
+    wanted = expected(case, inputs, with_gradients=True)
+    dq = wanted.tensors["dq"].clone()
+    typical = float(dq.norm(dim=-1).square().mean().sqrt())
+    assert 1e-4 * typical < dq[0, 0, 1].norm()
+    dq[0, 0, 1] = 0.0
+    assert inaccuracy({"dq": wanted.judge("dq", dq)}) is None
+    dq[0, 0, 40] = 0.0
+    found = wanted.judge("dq", dq)
+    assert found.least_row < found.least_row_tolerance
+
+
 def test_zeros_where_the_reference_is_zero_are_right():
     # dq and dk of a case whose queries see one key each are exactly zero: a softmax over one key is constant.
     assert inaccuracy({"dq": tensor_error(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))}) is None

@@ -86,7 +86,7 @@ def judged_error(
             parts["own_row"] = of_rows(rows, bounds.small)
             allowed["own_row_tolerance"] = bounds.own_row
     if bounds.least_row is not None:
-        parts["least_row"] = follows(rows, bounds.least_norm)
+        parts["least_row"] = follows(rows, bounds.least_norm, sizes)
         allowed["least_row_tolerance"] = bounds.least_row
     if bounds.position is not None:
         parts["worst_position"], parts["position_bias"] = of_positions(rows)

@@ -19,6 +19,8 @@ _LEAST_NOISE = 0.1
 _LEAST_NORM = 1e-2
 # A row of less than this share of the typical norm is small; of less than the other, it may be rounded to zeros.
 _SMALL, _LEAST_OF_TYPICAL = 0.5, 1e-4
+# Of two keys whose d_out v are equal in bf16 no gradient is left; they may differ by some units, of 1/128 each.
+_CANCELLED = 0.05
 # Rows of a smaller share of the typical norm weigh as if they had this one.
 _LEAST_WEIGHED = 0.1
 # Rows at one position of all heads are judged together, with their neighbours if there are fewer heads than this. What
@@ -122,9 +124,12 @@ def of_rows(rows: Rows, small: float, sizes: torch.Tensor | None = None) -> torc
     With `sizes` (heads or 1, rows) by the norm that rows of these sizes have on average, if it is larger.
     """
     norm = rows.norm.clamp(min=small * rows.typical)
-    if sizes is not None:
-        norm = torch.maximum(norm, sizes * (rows.typical / sizes.square().mean().clamp(min=_TINY).sqrt()))
-    return rows.error / norm
+    return rows.error / (norm if sizes is None else torch.maximum(norm, _usual_norms(rows, sizes)))
+
+
+def _usual_norms(rows: Rows, sizes: torch.Tensor) -> torch.Tensor:
+    """Return the norms that rows of these sizes have on average."""
+    return sizes * (rows.typical / sizes.square().mean().clamp(min=_TINY).sqrt())
 
 
 def of_tiles(rows: Rows, small: float, tile: int) -> torch.Tensor:
@@ -136,12 +141,17 @@ def of_tiles(rows: Rows, small: float, tile: int) -> torch.Tensor:
     return share.sqrt()
 
 
-def follows(rows: Rows, least_norm: float) -> torch.Tensor:
-    """Return <x, ref> / <ref, ref> of each row, (heads, rows): 1 if it is right, and for small rows but zeros."""
+def follows(rows: Rows, least_norm: float, sizes: torch.Tensor | None = None) -> torch.Tensor:
+    """Return <x, ref> / <ref, ref> of each row, (heads, rows): 1 if it is right, and for small rows but zeros.
+
+    `sizes` is that of `of_rows`: where next to nothing of such a row is left, rounding may leave nothing.
+    """
     share = 1 + rows.along / rows.norm.square().clamp(min=_TINY)
     # The difference of zeros and a row is that row.
     zeros = ((rows.error - rows.norm).abs() < 1e-6 * rows.norm) & (share.abs() < 1e-6)
     zeros &= (rows.norm > _LEAST_OF_TYPICAL * rows.typical) & (rows.norm > least_norm)
+    if sizes is not None:
+        zeros &= rows.norm > _CANCELLED * _usual_norms(rows, sizes)
     return share.masked_fill((rows.norm < _SMALL * rows.typical) & ~zeros, 1.0)
 
 
