@@ -265,3 +265,16 @@ def test_rules_are_a_partition_and_each_names_one_of_the_best_of_each_case(drawn
         ]
         assert tuple(chosen) == tuple(sorted(part.indices))
     assert len(parts) == 1 or not frozenset.intersection(*(one.best for one in examples))
+
+
+def test_a_rule_without_an_interval_has_an_empty_cell(tmp_path):
+    # All rows of the other backend are unstable: nothing is next.
+    jobs = grid(lambda length, batch, causal: {"flash": 100.0})
+    doubtful = [
+        sweeps.job("math", of=sweeps.case(seq_len=length, batch=1, causal=True), half=0.5) for length in LENGTHS
+    ]
+    found = compare(sweeps.sweep(tmp_path / "s", jobs + doubtful))
+    sheets = {sheet.name: sheet for sheet in page(found).sheets}
+    texts = sheets["answer"].texts()
+    without = [text for text, rule in zip(texts, found.answer.rules, strict=True) if rule.low is None]
+    assert without and all(text["95 %"] == "" != text["where"] for text in without)

@@ -103,7 +103,7 @@ def _answer_sheet(answer: Answer) -> list[Sheet]:
         Column("times", "times as good as the next", "ratio"),
         Column("low", ""),
         Column("high", ""),
-        Column("interval", "95 %", joined=interval("low", "high", instead="where")),
+        Column("interval", "95 %", joined=interval("low", "high", instead=None)),
         Column("over", "the next"),
         Column("wins", "in"),
         Column("n", "of"),

@@ -146,12 +146,17 @@ def rounded(value: Any) -> Any:
     return str(value) if isinstance(value, (tuple, list)) else value
 
 
-def interval(low: str, high: str, *, form: Form = "ratio", instead: str = "status") -> Callable[[dict[str, Any]], str]:
-    """Return a function that formats two bounds as `[0.98, 1.02]`, or column `instead` if there are none."""
+def interval(
+    low: str, high: str, *, form: Form = "ratio", instead: str | None = "status"
+) -> Callable[[dict[str, Any]], str]:
+    """Return a function that formats two bounds as `[0.98, 1.02]`, or column `instead` if there are none.
+
+    Where that is None or has `ok`, they are left empty.
+    """
 
     def join(values: dict[str, Any]) -> str:
         if values[low] is None or values[high] is None:
-            return "" if values[instead] == "ok" else str(values[instead])
+            return "" if instead is None or values[instead] == "ok" else str(values[instead])
         return f"[{written(values[low], form)}, {written(values[high], form)}]"
 
     return join
