@@ -9,13 +9,18 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cli
 import pytest
+from filelock import FileLock
 from test_tracker_mlflow import a_record
+from test_tracking_patience import LIMIT_S, PATIENCE_S, six_jobs
 
+import attn_exp.tracking.database as database_module
 from attn_exp.core.errors import UserError
 from attn_exp.core.record_file import write_record
 from attn_exp.tracking import SweepInfo, make_tracker
@@ -114,6 +119,53 @@ def test_a_killed_creation_leaves_nothing_and_the_next_one_creates_it(tmp_path: 
     assert prepare_database(sqlite_uri(path)) is None
     assert check_database(path) is State.CURRENT
     assert {file.name for file in tmp_path.iterdir()} == {"mlflow.db", "mlflow.db.lock"}
+
+
+@contextlib.contextmanager
+def locked(path: Path, how: str) -> Iterator[None]:
+    """Lock a database against all others (`EXCLUSIVE`), or those that write (`IMMEDIATE`)."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute(f"BEGIN {how}")
+        yield
+
+
+def test_a_sweep_waits_for_a_sick_file_no_longer_than_its_patience(
+    made: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once, because what each takes is waiting."""
+    homes = {kind: tmp_path / kind for kind in ("locked", "written", "hanging", "creating")}
+    for kind, home in homes.items():
+        home.mkdir()
+        if kind != "creating":
+            (home / "mlflow.db").write_bytes(made)
+    freed, look = threading.Event(), database_module.check_database
+
+    def hanging(path: Path) -> State:
+        if path.parent == homes["hanging"]:
+            freed.wait(60)
+        return look(path)
+
+    monkeypatch.setattr("attn_exp.tracking.database.check_database", hanging)
+    monkeypatch.setattr("attn_exp.tracking.location.check_database", hanging)
+    # More than the patience, and the thread has ended when the next test creates a database.
+    monkeypatch.setattr("attn_exp.tracking.database._LOCK_WAIT_S", 2 * PATIENCE_S)
+    with FileLock(f"{homes['creating']}/mlflow.db.lock"):
+        with (
+            locked(homes["locked"] / "mlflow.db", "EXCLUSIVE"),
+            locked(homes["written"] / "mlflow.db", "IMMEDIATE"),
+            ThreadPoolExecutor(len(homes)) as pool,
+        ):
+            sweep = lambda home: six_jobs(sqlite_uri(home / "mlflow.db"), home)  # noqa: E731
+            swept = dict(zip(homes, pool.map(sweep, homes.values()), strict=True))
+        freed.set()
+        for thread in threading.enumerate():
+            if thread.name == "mlflow":
+                thread.join()
+    for kind, (took_s, warning, lacks) in swept.items():
+        assert lacks is not None and "lacks 6 records" in lacks and "attn-exp log" in lacks, (kind, lacks)
+        assert took_s < LIMIT_S, (kind, took_s, warning, lacks)
+    assert swept["hanging"][1] is not None
+    assert f"stores nothing yet (no answer within {PATIENCE_S / 2:g} s)" in swept["hanging"][1]
 
 
 def leave_killed(database: bytes, path: Path) -> None:

@@ -109,21 +109,26 @@ def sick_server(answer: Callable[[Sick], None]) -> Iterator[tuple[str, type[Sick
         server.server_close()
 
 
+def six_jobs(uri: str, folder: Path) -> tuple[float, str | None, str | None]:
+    """Store six jobs at a sick store: seconds, and what was said at the start and at the end."""
+    began = time.monotonic()
+    tracker = make_tracker({"name": "mlflow", "uri": uri, "patience_s": PATIENCE_S})
+    warning = tracker.open(SweepInfo("first", folder, ""))
+    for job in range(6):
+        record = a_record(str(job))
+        own = folder / record.request.job
+        own.mkdir(parents=True)
+        write_record(record, own)
+        tracker.settle()
+        tracker.log(record, own)
+    lacks = tracker.close("FINISHED", ())
+    return time.monotonic() - began, warning, lacks
+
+
 def a_sweep(kind: str, folder: Path) -> tuple[float, str | None, str | None, int]:
-    """Store six jobs at a sick server: seconds, what was said at the start and at the end, bytes that it sent."""
+    """Store six jobs at a sick server; see `six_jobs`, and bytes that it sent."""
     with sick_server(SICK[kind]) as (uri, handler):
-        began = time.monotonic()
-        tracker = make_tracker({"name": "mlflow", "uri": uri, "patience_s": PATIENCE_S})
-        warning = tracker.open(SweepInfo("first", folder, ""))
-        for job in range(6):
-            record = a_record(str(job))
-            own = folder / record.request.job
-            own.mkdir(parents=True)
-            write_record(record, own)
-            tracker.settle()
-            tracker.log(record, own)
-        lacks = tracker.close("FINISHED", ())
-        return time.monotonic() - began, warning, lacks, handler.sent
+        return (*six_jobs(uri, folder), handler.sent)
 
 
 def test_a_sweep_waits_no_longer_than_its_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +216,14 @@ def test_work_of_our_own_is_waited_for_and_a_stuck_store_is_not() -> None:
     thread.stop()
 
 
+def test_time_in_which_our_thread_waits_for_a_processor_is_not_the_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attn_exp.tracking.background._queued_s", lambda thread: time.monotonic())
+    thread = Background("test", patience_s=0.1)
+    thread.put(lambda: time.sleep(1.3))
+    assert thread.settle()
+    thread.stop()
+
+
 @pytest.mark.parametrize("given", [-1, True, "long", float("inf"), float("nan")])
 def test_a_patience_that_is_no_number_of_seconds_is_refused(given: object, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a number of seconds: write tracker\.patience_s=30"):
@@ -218,8 +231,8 @@ def test_a_patience_that_is_no_number_of_seconds_is_refused(given: object, tmp_p
 
 
 @pytest.mark.parametrize("choice", ["mlflow", "server"])
-def test_a_server_is_waited_for_as_long_whichever_choice_names_it(choice: str) -> None:
+def test_any_store_is_waited_for_as_long_whichever_choice_names_it(choice: str) -> None:
     config = msgspec.yaml.decode((conf_folder() / "tracker" / f"{choice}.yaml").read_bytes())
-    for uri, patience_s in (("http://127.0.0.1:5000", 8), ("sqlite:///x.db", 30)):
-        assert MlflowPlace({**config, "uri": uri}).patience_s == patience_s
+    for uri in ("http://127.0.0.1:5000", "sqlite:///x.db"):
+        assert MlflowPlace({**config, "uri": uri}).patience_s == 8
         assert MlflowPlace({**config, "uri": uri, "patience_s": 3}).patience_s == 3

@@ -60,7 +60,9 @@ def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
     config = resolved_config(compose_config(overrides, "log", own_choices), overrides)["tracker"]
     if config.get("name") != "mlflow":
         raise UserError(f"tracker={config.get('name')} stores nothing: choose tracker=mlflow or tracker=server")
-    return MlflowPlace(config)
+    place = MlflowPlace(config)
+    place.check()
+    return place
 
 
 def _replay(folder: Path, place: "MlflowPlace") -> "Replayed":

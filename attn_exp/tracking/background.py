@@ -1,10 +1,12 @@
 """A background thread that stores records while the next job is measured, and a limit on waiting for it."""
 
+import contextlib
 import math
 import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 # After this many consecutive failures, or one that took this long, the store counts as unreachable, since each further
 # item would cost the store's own time limit. It is tried again after a pause that is long compared with a try.
@@ -27,15 +29,16 @@ class Background:
     Args:
         name: the thread's.
         patience_s: how long `settle` waits in all for items that take longer than a second each or fail. After four
-            fifths of it, it waits no more, and items are skipped until `ask_again`.
+            fifths of it, it waits no more, and items are skipped until `ask_again`. While the thread waits for a
+            processor, as on a busy machine, no time counts: the store does not see the item then.
     """
 
     def __init__(self, name: str, patience_s: float = math.inf) -> None:
         self.errors: list[Exception] = []
         self._last_s = 0.0 if patience_s == math.inf else _LAST_SHARE * patience_s
         self._patience_s = patience_s - self._last_s
-        # When the item that is being stored was begun; None if the thread does not wait for the store. What `settle`
-        # has waited for it is counted when it is known that it is not free.
+        # When the item that is being stored was begun, by `_clock`; None if the thread does not wait for the store.
+        # What `settle` has waited for it is counted when it is known that it is not free.
         self._began: float | None = None
         self._uncounted_s = 0.0
         self._count = threading.Lock()
@@ -63,14 +66,15 @@ class Background:
         self._tasks.put(done.set)
         limit = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not done.is_set():
-            now = time.monotonic()
-            if now >= limit or self._patience_s <= 0:
+            left, before = limit - time.monotonic(), self._clock()
+            if left <= 0 or self._patience_s <= 0:
                 return False
-            if done.wait(min(_STEP_S, limit - now)):
+            if done.wait(min(_STEP_S, left)):
                 break
             with self._count:
                 if self._began is not None:
-                    self._uncounted_s += time.monotonic() - max(now, self._began)
+                    now = self._clock()
+                    self._uncounted_s += now - max(before, self._began)
                     if now - self._began > _FREE_S:
                         self._pay()
         return True
@@ -94,16 +98,16 @@ class Background:
             return
         if self._in_a_row >= _FAILURES_IN_A_ROW and time.monotonic() < self._next_try:
             return
-        began = time.monotonic()
+        began = self._clock()
         if self._timed(store):
             self._in_a_row = 0
             return
-        took_s = time.monotonic() - began
+        took_s = self._clock() - began
         self._in_a_row += _FAILURES_IN_A_ROW if took_s > _LONG_S else 1
         self._next_try = time.monotonic() + max(_PAUSE_S, took_s * _PAUSE_PER_FAILURE)
 
     def _timed(self, action: Callable[[], object]) -> bool:
-        self._began = time.monotonic()
+        self._began = self._clock()
         stored = self._keep(action)
         with self._count:
             self._began = None
@@ -111,6 +115,10 @@ class Background:
                 self._pay()
             self._uncounted_s = 0.0
         return stored
+
+    def _clock(self) -> float:
+        """Return the seconds of a clock that stands still while the thread waits for a processor."""
+        return time.monotonic() - _queued_s(self._thread.native_id)
 
     def _pay(self) -> None:
         self._patience_s -= self._uncounted_s
@@ -131,3 +139,11 @@ class Background:
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
+
+
+def _queued_s(thread: int | None) -> float:
+    """Return how long a thread of this process has waited for a processor so far; 0 if the kernel does not count it."""
+    # "time spent waiting on a runqueue (in ns)": https://docs.kernel.org/scheduler/sched-stats.html
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) * 1e-9
+    return 0.0

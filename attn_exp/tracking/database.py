@@ -188,11 +188,31 @@ def _migrate(new: Path, path: Path) -> None:
         root = "artifacts"
     uri = uri_of_mlflow(sqlite_uri(new))
     try:
-        SqlAlchemyStore(uri, root)
+        with _unsynced():
+            SqlAlchemyStore(uri, root)
     finally:
         # MLflow keeps it also if this fails: the next try would continue in the file that was removed.
         if (engine := SqlAlchemyStore._engine_map.pop(uri, None)) is not None:
             engine.dispose()
+
+
+@contextlib.contextmanager
+def _unsynced() -> Iterator[None]:
+    """Let sqlite leave it to the system when it writes to the disk: for a file that nobody uses before it is whole.
+
+    MLflow commits some hundred times, and would wait for the disk each time: 9.5 s at a load of 7, where 3.0 s are its
+    own.
+    """
+    from sqlalchemy import Engine, event
+
+    def set_up(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", set_up)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", set_up)
 
 
 @contextlib.contextmanager
@@ -218,6 +238,8 @@ def _beside(path: Path) -> Iterator[Path]:
         new.unlink(missing_ok=True)  # where the disk is full, others need its room
         _remove_journals(new)
         raise
+    with new.open("rb") as file:
+        os.fsync(file.fileno())
     # sqlite would write an earlier file's journal into the new one: https://sqlite.org/howtocorrupt.html, 1.4.
     _remove_journals(path)
     os.replace(new, path)

@@ -110,14 +110,17 @@ def artifacts_place(given: str | None, uri: str) -> str | None:
     return None if is_server(uri) else str(Path(place).absolute())
 
 
-def check_writable(uri: str, artifacts: str | None, upgrade: str) -> None:
+def check_writable(uri: str, artifacts: str | None, upgrade: str) -> State | None:
     """Create the folders of a local store, and check that they and the database can be written.
+
+    Returns:
+        The state of a database file, None for any other store.
 
     Raises:
         UserError: something cannot be created, written or read, or the database is not one to write into; `upgrade`
             as in `prepare_database`.
     """
-    path = database_file(uri)
+    path, state = database_file(uri), None
     if path is not None:
         _make_writable(path.parent, "tracker.uri=sqlite:///FOLDER/mlflow.db")
         state = check_database(path)
@@ -126,6 +129,7 @@ def check_writable(uri: str, artifacts: str | None, upgrade: str) -> None:
         check_usable(path, state, upgrade)
     if artifacts is not None and "://" not in artifacts:
         _make_writable(Path(artifacts), "tracker.artifacts=FOLDER")
+    return state
 
 
 def _check_host(uri: str, shown: str) -> None:

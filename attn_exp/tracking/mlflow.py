@@ -20,7 +20,7 @@ from attn_exp.core.redaction import redacted
 from attn_exp.tracking.background import Background
 from attn_exp.tracking.base import Curve, EndStatus, Summary, SweepInfo
 from attn_exp.tracking.client import silence
-from attn_exp.tracking.database import State, check_database, database_file
+from attn_exp.tracking.database import State
 from attn_exp.tracking.location import (
     DEFAULT_URI,
     absolute_uri,
@@ -33,9 +33,8 @@ from attn_exp.tracking.runs import Runs
 from attn_exp.tracking.trouble import refusal, trouble
 
 # How long a sweep waits for a store that answers slowly or not at all, in all, unless `tracker.patience_s` says so. A
-# sick server may cost a sweep 10 s, of which importing MLflow takes two. The tables of a new database file alone take
-# that long on a busy disk.
-_SERVER_PATIENCE_S, _FILE_PATIENCE_S = 8.0, 30.0
+# sick store may cost a sweep 10 s, of which importing MLflow takes two.
+_PATIENCE_S = 8.0
 _START_SHARE = 0.5
 # Share of the time limit at the end that records get; the rest is for the sweep's run.
 _FLUSH_SHARE = 0.6
@@ -54,23 +53,29 @@ class MlflowPlace:
         if self.upgrade not in _UPGRADES:
             raise UserError(f"tracker.upgrade={self.upgrade} is not one of {', '.join(_UPGRADES)}")
         given = config.get("patience_s")
-        usual = _SERVER_PATIENCE_S if database_file(self.uri) is None else _FILE_PATIENCE_S
-        self.patience_s = usual if given is None else _seconds(given)
+        self.patience_s = _PATIENCE_S if given is None else _seconds(given)
 
     @property
     def shown(self) -> str:
         """The address without user and password."""
         return redacted(self.uri)
 
+    def check(self) -> State | None:
+        """Check the location, and return the state of a database file; takes as long as the file's disk does.
+
+        Raises:
+            UserError: it cannot be written, or is not one to write into.
+        """
+        return check_writable(self.uri, self.artifacts, self.upgrade)
+
     def runs(self, sweep: SweepInfo) -> Runs:
         """Return the runs of a sweep in this store, which is not contacted yet.
 
         Raises:
-            UserError: MLflow is not installed, or the location cannot be written.
+            UserError: MLflow is not installed.
         """
         if importlib.util.find_spec("mlflow") is None:
             raise UserError("MLflow is not installed: pip install mlflow, or use tracker=none")
-        check_writable(self.uri, self.artifacts, self.upgrade)
         silence()
         return Runs(self.uri, self.artifacts, self.experiment, sweep, self.upgrade)
 
@@ -93,23 +98,29 @@ class MlflowTracker:
         Wait for a server or a database server, and for the upgrade of a database file.
         """
         self._runs = self._place.runs(sweep)
-        self._thread = Background("mlflow", self._place.patience_s)
-        self._thread.put_own(self._runs.prepare)
-        self._thread.put(self._runs.connect)
-        path = database_file(self._place.uri)
-        if path is not None and check_database(path) is not State.OLDER:
-            return None
+        thread = self._thread = Background("mlflow", self._place.patience_s)
         # Half of the patience: the rest is for the end, when the store may be back.
-        answered = self._thread.settle(None if path is not None else _START_SHARE * self._place.patience_s)
-        if answered and not self._thread.errors:
+        limit_s = _START_SHARE * self._place.patience_s
+        state: list[State | None] = []
+        # In the thread, because a look at a file waits as long as its disk hangs.
+        thread.put_always(lambda: state.append(self._place.check()))
+        answered = thread.settle(limit_s)
+        thread.put_own(self._runs.prepare)
+        thread.put(self._runs.connect)
+        older = state == [State.OLDER]
+        if answered and not thread.errors:
+            if state[0] is not None and not older:
+                return None
+            answered = thread.settle(None if older else limit_s)
+        if answered and not thread.errors:
             return self._runs.note
-        reason = f"no answer within {_START_SHARE * self._place.patience_s:g} s"
-        if self._thread.errors:
-            error = self._thread.errors[0]
+        reason = "an older MLflow made it, and it is being upgraded" if older else f"no answer within {limit_s:g} s"
+        if thread.errors:
+            error = thread.errors[0]
             if (refused := refusal(error)) is not None:
                 error = UserError(f"MLflow at {self._place.shown} {refused}, or use tracker=none")
             if isinstance(error, UserError):
-                self._thread.stop()
+                thread.stop()
                 self._runs = self._thread = None
                 raise error
             reason = trouble(error)

@@ -214,14 +214,17 @@ class Runs:
         return f"/{run_page(self._experiment, self._parent)}"
 
     def prepare(self) -> None:
-        """Import MLflow, and create or upgrade the database if it is a file. Raises UserError if it is broken."""
+        """Import MLflow, which is this process's own work."""
         _import_mlflow()
-        self.note = prepare_database(self._uri, self._upgrade) or self.note
 
     def connect(self) -> "MlflowClient":
-        """Return the client, once the experiment and the sweep's run exist; retried after a failure."""
+        """Return the client, once the experiment and the sweep's run exist; retried after a failure.
+
+        A database file is created or upgraded before. Raises UserError if it is broken.
+        """
         if self._client is None:
             self.prepare()
+            self.note = prepare_database(self._uri, self._upgrade) or self.note
             client = client_of(self._uri)
             duel = self.sweep.kind == "duel"
             own = f"{self._experiment_name}{_DUELS}" if duel else self._experiment_name
