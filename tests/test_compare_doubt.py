@@ -38,13 +38,14 @@ def test_a_row_in_doubt_is_neither_best_nor_worse_nor_in_a_mean_and_it_is_said(t
     records = [forward("flash", 100.0), forward("cudnn", 50.0, flags=(doubt,)), forward("math", 300.0)]
     found = compare(sweeps.sweep(tmp_path / "s", records))
     assert {label: (row.best, row.doubt) for label, row in rows(found).items()} == {
-        "flash": (True, ""), "cudnn": (False, doubt), "math": (False, "")
+        "flash": (False, ""), "cudnn": (False, doubt), "math": (False, "")
     }  # fmt: skip
     # The others are compared with the best of those that count.
     assert rows(found)["math"].gain.value == pytest.approx(1 / 3)
     (mean,) = [one for one in found.means if one.label == "cudnn"]
     assert (mean.value, mean.n, mean.left_out) == (None, 0, ((doubt, 1),))
-    assert [rule.label for rule in found.answer.rules] == ["flash"]
+    # It is surely faster than the best of them: nothing is picked.
+    assert [(rule.label, rule.open) for rule in found.answer.rules] == [("", 1)] and found.answer.picks == {}
     # It may be better: a duel would tell.
     assert [(duel.a.result.label, duel.b.result.label) for duel in found.ties] == [("cudnn", "flash")]
     text = text_of(page(found))
@@ -53,7 +54,8 @@ def test_a_row_in_doubt_is_neither_best_nor_worse_nor_in_a_mean_and_it_is_said(t
 
 def test_a_wide_interval_decides_nothing_even_without_a_mark(tmp_path):
     found = compare(sweeps.sweep(tmp_path / "s", [forward("flash", 100.0), forward("cudnn", 50.0, half=0.06)]))
-    assert rows(found)["cudnn"].doubt == "a wide interval" and rows(found)["flash"].best
+    assert rows(found)["cudnn"].doubt == "a wide interval" and rows(found)["cudnn"].challenge.low > 1
+    assert not rows(found)["cudnn"].best and not rows(found)["flash"].best
 
 
 def test_in_a_sweep_of_doubt_alone_nothing_is_picked(tmp_path):

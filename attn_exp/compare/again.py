@@ -1,15 +1,19 @@
-"""The command that measures a sweep once more, as another one: the same command would keep all of its jobs."""
+"""The commands that go on from a sweep: measure it once more, as another one, or run the duels that it proposes."""
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from attn_exp.compare.comparison import SweepSummary
+from attn_exp.results.store import sweep_words
 
 _TYPED = ["python", "-m", "attn_exp"]
 
 
 def again(sweeps: Sequence[SweepSummary], *, longer: bool) -> str:
     """Return the command that measures the only sweep of a comparison again; empty if it is unknown.
+
+    It is another sweep, since the same command would keep all of its jobs.
 
     Args:
         sweeps: what is compared; several sweeps have no such command.
@@ -27,3 +31,10 @@ def again(sweeps: Sequence[SweepSummary], *, longer: bool) -> str:
     gone = ("sweep=", "stopping=", "stopping.") if longer else ("sweep=",)
     kept = [word for word in words if not word.startswith(gone)]
     return shlex.join([*kept, *(["stopping=thorough"] if longer else []), f"sweep={sweeps[0].name}-again"])
+
+
+def settling(sweeps: Sequence[SweepSummary]) -> str:
+    """Return the command that runs the duels of the only sweep of a comparison; empty if it is not in a folder."""
+    if len(sweeps) != 1 or not Path(sweeps[0].place).is_dir():
+        return ""
+    return shlex.join(["attn-exp", "compare", *sweep_words(Path(sweeps[0].place)), "settle=true"])

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from attn_exp.compare.page_parts import shared_line, shared_values
-from attn_exp.compare.ranking import Ranking, looks_better, rank
+from attn_exp.compare.ranking import Ranking, challengers, leader, outcome
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.sheet import of_all, written
 from attn_exp.compare.standing import Standings
@@ -53,7 +53,7 @@ def _means(found: Standings) -> str:
             "pass": one.direction,
             f"times as fast as {safe(found.baseline)}": written(one.speedup, "ratio"),
             "cases": of_all(one.n, one.cases),
-            "best in": str(one.best),
+            "surely best in": str(one.best),
         }
         for one in found.backends
     ]
@@ -66,24 +66,26 @@ def _best(rivals: Rivals) -> str:
     groups: dict[int, list[Ranking]] = defaultdict(list)
     for row in rivals.rows:
         groups[row.group].append(row)
-    decided = [group for group in groups.values() if any(row.best for row in group)]
-    rows = [_best_row(group, rivals) for group in decided[:_CASES] if len(group) > 1]
+    several = [group for group in groups.values() if outcome(group) != "alone"]
+    rows = [_best_row(group, rivals) for group in several[:_CASES]]
     if not rows:
         return ""
-    rest = len(decided) - _CASES
+    rest = len(several) - _CASES
     more = [f"... and {rest} more in table.csv"] if rest > 0 else []
     return "\n\n".join(["The best of each case:", grid(rows, list(rows[0]), "pipe"), *more])
 
 
 def _best_row(group: Sequence[Ranking], rivals: Rivals) -> dict[str, str]:
-    first, *close = sorted((row for row in group if row.best), key=lambda row: rank(row.cell, rivals.metric))
-    cell = first.cell
-    perhaps = [row for row in group if looks_better(row, first, rivals.metric)]
+    first = leader(group, rivals.metric)
+    assert first is not None
+    cell, found = first.cell, outcome(group)
+    close = [row.cell.result.label for row in group if row.best and row is not first]
+    perhaps = [f"{row.cell.result.label} ({row.doubt})" for row in challengers(group)]
     return {
         "case": safe(cell.result.case.brief()),
         "pass": cell.direction,
-        "best": safe(cell.result.label),
-        str(rivals.metric): written(cell.value, "figure"),
-        "too close to call": safe(", ".join(row.cell.result.label for row in close)),
-        "in doubt, looks better": safe(", ".join(f"{row.cell.result.label} ({row.doubt})" for row in perhaps)),
+        "best": "undecided" if found == "open" else safe(cell.result.label),
+        str(rivals.metric): "" if found == "open" else written(cell.value, "figure"),
+        "too close to call": "" if found == "open" else safe(", ".join(close)),
+        "may be better, in doubt": safe(", ".join(perhaps)),
     }

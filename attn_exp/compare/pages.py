@@ -70,7 +70,7 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
         Column("n", ""),
         Column("cases", ""),
         Column("of_all", "cases", joined=lambda values: of_all(values["n"], values["cases"])),
-        Column("best", "best in"),
+        Column("best", "surely best in"),
         Column("left_out", "left out"),
     )
     rows = [
@@ -100,19 +100,22 @@ def _answer_sheet(answer: Answer) -> list[Sheet]:
         Column("pick", "pick"),
         Column("same_kernel", "same kernel"),
         Column("ties", "too close to call"),
-        Column("times", "times as good as the next", "ratio"),
+        Column("times", "over the next", "ratio"),
         Column("low", ""),
         Column("high", ""),
         Column("interval", "95 %", joined=interval("low", "high", instead=None)),
         Column("over", "the next"),
-        Column("wins", "in"),
+        Column("wins", "sure in"),
+        Column("close", "too close in"),
+        Column("open", "open in"),
         Column("n", "of"),
-        Column("cases", "cases"),
-        Column("perhaps", "in doubt, looks better"),
+        Column("cases", "cases", spare=1),
+        Column("perhaps", "may be better, in doubt", spare=2),
     )
     rows = [
-        (rule.where or "all", rule.label, " ".join(rule.same), " ".join(rule.ties), rule.ratio, rule.low, rule.high)
-        + (None, rule.over or "", rule.wins, rule.n, rule.cases, " ".join(rule.perhaps))
+        (rule.where or "all", rule.label or "undecided", " ".join(rule.same), " ".join(rule.ties))
+        + (rule.ratio, rule.low, rule.high, None, rule.over or "")
+        + (rule.wins, rule.close, rule.open, rule.n, rule.cases, " ".join(rule.perhaps))
         for rule in answer.rules
     ]
     return [Sheet("answer", "pick this", columns, tuple(rows))]

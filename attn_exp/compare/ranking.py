@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from attn_exp.compare.ratio import Ratio, Spreads, gain, ratio
+from attn_exp.compare.ratio import Ratio, Spreads, ratio
 from attn_exp.core.flags import INTERFERENCE
 from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -19,9 +20,11 @@ class Ranking:
     """One cell among the backends of its case and pass.
 
     `gain` is how many times better it is than the baseline, or without a baseline than the best. It is None if the cell
-    or the baseline has no value. `best` marks the best and all that are too close to it to call. `doubt` says why the
-    row decides nothing: it is not the best, nor worse than it. `same` are the labels of the backends that ran the same
-    kernel: they are one rival, and differ by noise.
+    or the baseline has no value. `best` marks the best and all that are too close to it to call; no row where one in
+    doubt is surely better. `doubt` says why the row decides nothing: it is not the best, nor worse than it. Such a row
+    has a `challenge` if it may be better than the best of the others, or than the fastest where all are in doubt: how
+    many times better, with an interval that does not lie wholly below 1. `same` are the labels of the backends that ran
+    the same kernel: they are one rival, and differ by noise.
     """
 
     cell: Cell
@@ -30,6 +33,12 @@ class Ranking:
     best: bool
     doubt: str = ""
     same: tuple[str, ...] = ()
+    challenge: Ratio | None = None
+
+
+# What the rows of one case and pass decide: `sure` if one is better than all others beyond doubt, `close` if several
+# are too close to call, `open` if a row in doubt may be better, `alone` if fewer than two backends have a result.
+Outcome = Literal["sure", "close", "open", "alone"]
 
 
 def doubt_about(cell: Cell, metric: ChosenMetric) -> str:
@@ -74,7 +83,13 @@ def ranked(
         base = next((cell for cell in valued if is_label(cell.result.label, baseline)), None)
     else:
         base = best or min(valued, key=lambda cell: rank(cell, metric), default=None)
-    among = _among_the_best(best, sure, metric, spreads) if best is not None else set()
+    first = best or min(valued, key=lambda cell: rank(cell, metric), default=None)
+    challenges = [
+        _challenge(cell, first, metric, spreads) if doubt else None for cell, doubt in zip(group, doubts, strict=True)
+    ]
+    # The best of those that are not in doubt is no pick where one that is in doubt surely beats it.
+    beaten = any(one is not None and one.low > 1 for one in challenges)
+    among = _among_the_best(best, sure, metric, spreads) if best is not None and not beaten else set()
     return [
         Ranking(
             cell,
@@ -87,8 +102,9 @@ def ranked(
                 for other in group
                 if other is not cell and same_kernel(cell.result, other.result, cell.direction)
             ),
+            challenge,
         )
-        for cell, doubt in zip(group, doubts, strict=True)
+        for cell, doubt, challenge in zip(group, doubts, challenges, strict=True)
     ]
 
 
@@ -116,25 +132,50 @@ def _gain(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads)
     return ratio(cell, over, metric, spreads.between_rows(cell.result, over.result))
 
 
-def looks_better(row: Ranking, best: Ranking, metric: ChosenMetric) -> bool:
-    """Return whether a row in doubt has a better value than the best of its group, by another kernel."""
-    if not row.doubt or row.cell.value is None or row.cell.result.label in best.same:
-        return False
-    return (gain(row.cell, best.cell, metric) or 0.0) > 0
+def _challenge(cell: Cell, first: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
+    """Return how many times better a cell in doubt is than the first, or None if it is surely worse, or the same."""
+    if first is None or cell is first or same_kernel(cell.result, first.result, cell.direction):
+        return None
+    over = _gain(cell, first, metric, spreads)
+    return over if over is not None and over.high > 1 else None
+
+
+def leader(group: Sequence[Ranking], metric: ChosenMetric) -> Ranking | None:
+    """Return the best row that is not in doubt, or the best of all where each is; None without a value."""
+    valued = [row for row in group if row.cell.value is not None]
+    sure = [row for row in valued if not row.doubt]
+    return min(sure or valued, key=lambda row: rank(row.cell, metric), default=None)
+
+
+def challengers(group: Sequence[Ranking]) -> list[Ranking]:
+    """Return the rows in doubt that may be better than the leader, the best of them first."""
+    rows = [row for row in group if row.challenge is not None]
+    return sorted(rows, key=lambda row: -row.challenge.value if row.challenge else 0.0)
+
+
+def outcome(group: Sequence[Ranking]) -> Outcome:
+    """Return what the rows of one case and pass decide. Every count of decided and undecided passes is one of these."""
+    valued = [row for row in group if row.cell.value is not None]
+    if len({row.cell.result.label for row in valued}) < 2:
+        return "alone"
+    if all(row.doubt for row in valued) or any(row.challenge for row in group):
+        return "open"
+    first, *others = (row for row in group if row.best)
+    return "sure" if all(row.cell.result.label in first.same for row in others) else "close"
 
 
 def open_pair(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[Ranking, Ranking] | None:
-    """Return the best of a group and what may be better, sorted by their labels, or None.
+    """Return the two rows of a group whose order decides what is best, sorted by their labels, or None.
 
-    That is the next row that is too close to the best to call, or else the best of those in doubt that look better.
+    These are the leader and the best of those in doubt that may be better; else the next that is too close to call.
     """
-    best = sorted((row for row in group if row.best), key=lambda row: rank(row.cell, metric))
-    if not best:
+    leading = leader(group, metric)
+    if leading is None or outcome(group) not in ("close", "open"):
         return None
-    leading, *others = best
+    valued = sorted((row for row in group if row.cell.value is not None), key=lambda row: rank(row.cell, metric))
+    close = [row for row in valued if row.best or leading.doubt]
+    others = [row for row in (*challengers(group), *close) if row is not leading]
     other = next((row for row in others if row.cell.result.label not in leading.same), None)
-    in_doubt = [row for row in group if looks_better(row, leading, metric)]
-    other = other or min(in_doubt, key=lambda row: rank(row.cell, metric), default=None)
     if other is None:
         return None
     # The same order for both passes, so that one duel serves both.

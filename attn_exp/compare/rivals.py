@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attn_exp.compare.again import again
+from attn_exp.compare.again import again, settling
 from attn_exp.compare.comparison import Comparison, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.join import comparable_groups, latest
 from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
-from attn_exp.compare.ranking import Ranking, doubt_notes, is_label, open_pair, ranked
-from attn_exp.compare.ratio import Spreads, geometric_mean
+from attn_exp.compare.ranking import Ranking, doubt_notes, is_label, open_pair, outcome, ranked
+from attn_exp.compare.ratio import Spreads, gain, geometric_mean
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.compare.takeaway import Answer, answer_of
 from attn_exp.core.case import PASSES
@@ -29,7 +29,7 @@ class Mean:
     """The geometric mean of one backend's gains in one pass, over the cases of one group (`by=`).
 
     `least` and `most` are the extremes and not an uncertainty: the cases are a choice, not a sample. `best` counts the
-    cases in which the backend is best or too close to the best to call. `left_out` counts cases without a gain by
+    cases in which the backend is surely the best, as the answer does. `left_out` counts cases without a gain by
     reason; `n` and these add up to all cases of the group.
     """
 
@@ -63,8 +63,9 @@ def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], bas
     for row in rows:
         where = tuple(get(row.cell) for get in getters)
         groups[where, row.cell.direction][row.group].setdefault(row.cell.result.label, row)
+    sure = {index for cases in groups.values() for index, case in cases.items() if outcome([*case.values()]) == "sure"}
     every = [
-        _mean(where, direction, label, list(cases.values()), baseline)
+        _mean(where, direction, label, cases, baseline, sure)
         for (where, direction), cases in groups.items()
         for label in labels
         if any(label in case for case in cases.values())
@@ -75,15 +76,20 @@ def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], bas
 
 
 def _mean(
-    where: tuple[Any, ...], direction: str, label: str, cases: "Sequence[dict[str, Ranking]]", baseline: str | None
+    where: tuple[Any, ...],
+    direction: str,
+    label: str,
+    cases: "dict[int, dict[str, Ranking]]",
+    baseline: str | None,
+    sure: set[int],
 ) -> Mean:
     logs, left_out, best = [], Counter[str](), 0
-    for case in cases:
+    for index, case in cases.items():
         row = case.get(label)
+        best += row is not None and row.best and index in sure
         base = _base(case, baseline)
         if row is not None and row.gain is not None and not row.doubt and not (base and base.doubt):
             logs.append(math.log(row.gain.value))
-            best += row.best
         else:
             left_out[_why(row, base, baseline)] += 1
     value = geometric_mean(logs) if logs else None
@@ -146,8 +152,9 @@ _SAME = "same kernel: these backends ran one and the same kernel, so that they d
 class Rivals(Comparison):
     """A sweep's backends, ranked.
 
-    `rows` are grouped by case and pass, cases in the order of their sizes. `ties` are, of each group, the two best
-    that are too close to call, or the best and a row in doubt that looks better, with the duel that would decide.
+    `rows` are grouped by case and pass, cases in the order of their sizes. `ties` are, of each group that is not
+    decided, the two best that are too close to call, or the best and a row in doubt that may be better, with the duel
+    that would decide; those first in which most is at stake.
     """
 
     baseline: str | None
@@ -232,7 +239,8 @@ def compare_rivals(
     by = (*by, *(name for name, seen in ways.items() if len(seen) > 1))
     rows = [row for index, group in enumerate(groups) for row in ranked(group, index, metric, spreads, baseline)]
     summaries = tuple(summarize_sweep(sweep) for sweep in sweeps)
-    answer = answer_of(rows, metric, spreads)
+    ties = _ties(rows, metric)
+    answer = answer_of(rows, metric, spreads, ties, settling(summaries))
     if answer.warning and not answer.rules:
         answer = replace(answer, again=again(summaries, longer=answer.longer))
     return Rivals(
@@ -252,16 +260,27 @@ def compare_rivals(
         means=means(rows, labels, by, baseline),
         by=by,
         answer=answer,
-        ties=_ties(rows, metric),
+        ties=ties,
     )
 
 
 def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
+    """Return the duels of what is undecided, those first in which most is at stake: the difference, in both passes."""
     groups: dict[int, list[Ranking]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)
-    pairs = filter(None, (open_pair(group, metric) for group in groups.values()))
-    return duels([(one.cell, two.cell) for one, two in pairs])
+    pairs = [pair for group in groups.values() if (pair := open_pair(group, metric)) is not None]
+    found = list(zip(duels([(one.cell, two.cell) for one, two in pairs]), pairs, strict=True))
+    stakes: dict[str, float] = defaultdict(float)
+    for duel, (one, two) in found:
+        stakes[duel.command] += abs(gain(one.cell, two.cell, metric) or 0.0)
+
+    def least_at_stake(each: tuple[Duel, tuple[Ranking, Ranking]]) -> tuple[float, float]:
+        # What differs by less than a tenth of a percent is sorted by size: a longer call is measured more precisely.
+        return -round(stakes[each[0].command], 3), -(each[0].a.value or 0.0)
+
+    order = sorted(found, key=least_at_stake)
+    return tuple(duel for duel, _ in order)
 
 
 def _mixed(groups: Sequence[Sequence[Cell]]) -> list[str]:

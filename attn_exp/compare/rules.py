@@ -9,7 +9,10 @@ from attn_exp.results.fields import distinct, sortable
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One case with its features, the labels that are among the best in it, and those in doubt that look better."""
+    """One case with its features, the labels that are among the best in it, and those in doubt that may be.
+
+    A case without a best is undecided; all such cases have a label in common among their `perhaps`.
+    """
 
     features: Mapping[str, Any]
     best: frozenset[str]
@@ -88,14 +91,16 @@ def _coinciding(
 def _common(examples: Sequence[Example], indices: Sequence[int]) -> frozenset[str]:
     """Return the labels that are among the best in all examples.
 
-    Without one, that which is in most of them, and looks better than the best in all others: a tree that followed the
-    noise of rows in doubt would name features that have nothing to do with it.
+    Without one, that which is in most of them, and may be in all others: a tree that followed the noise of rows in
+    doubt would name features that have nothing to do with it. Of undecided examples alone, what may be in each.
     """
     if not indices:
         return frozenset()
     if sure := frozenset.intersection(*(examples[index].best for index in indices)):
         return sure
     looks = frozenset.intersection(*(examples[index].best | examples[index].perhaps for index in indices))
+    if not any(examples[index].best for index in indices):
+        return looks
     sure_in = {one: sum(one in examples[at].best for at in indices) for one in looks}
     most = max(sorted(looks), key=lambda one: sure_in[one], default=None)
     return frozenset() if most is None or 2 * sure_in[most] <= len(indices) else frozenset((most,))

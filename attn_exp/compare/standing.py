@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attn_exp.compare.ranking import Ranking, is_label, rank
+from attn_exp.compare.ranking import Ranking, challengers, is_label, outcome, rank
 from attn_exp.compare.ratio import gain, geometric_mean
 from attn_exp.compare.rivals import Rivals
 
@@ -18,8 +18,7 @@ class Standing:
     """One backend in one pass, over all cases.
 
     `speedup` is the geometric mean of how many times as fast as the baseline it is, in the `n` of all `cases` where
-    both rows decide something; None without such a case. In `best` of them it is the fastest, or too close to it to
-    call.
+    both rows decide something; None without such a case. In `best` of all cases it is surely the fastest.
     """
 
     label: str
@@ -68,16 +67,19 @@ def standings(rivals: Rivals) -> Standings:
             continue
         base = next((row for row in group if is_label(row.cell.result.label, baseline)), None)
         cases[group[0].cell.direction] += 1
+        found = outcome(group)
         for row in group:
             label, side = row.cell.result.label, row.cell.direction
             own = of_jobs[row.cell.result.job]
-            best[label, side] += row.best
-            if (place := _rank(row, group, rivals)) is not None:
+            best[label, side] += row.best and found == "sure"
+            why = _no_rank(row, group)
+            place = None if why else _rank(row, group, rivals)
+            if place is not None:
                 own[f"{side}/rank"] = place
-            elif row.doubt:
-                undecided[row.cell.result.job][side] = row.doubt
+            else:
+                undecided[row.cell.result.job][side] = why
             log = gain(row.cell, base.cell, rivals.metric) if base is not None else None
-            said[row.cell.result.job][side] = _said(row, group, place, log, baseline)
+            said[row.cell.result.job][side] = _said(row, group, place, why, log, baseline)
             if log is None:
                 continue
             own[f"{side}/speedup"] = math.exp(log)
@@ -93,22 +95,30 @@ def standings(rivals: Rivals) -> Standings:
     return Standings(baseline, with_metrics, tuple(_ordered(backends)), said, undecided)
 
 
-def _said(row: Ranking, group: Sequence[Ranking], place: float | None, log: float | None, baseline: str) -> str:
+def _said(
+    row: Ranking, group: Sequence[Ranking], place: float | None, why: str, log: float | None, baseline: str
+) -> str:
     of = sum(other.cell.value is not None for other in group)
-    place_said = f"rank {place:.0f} of {of} on this case" if place is not None else ""
-    if row.doubt:
-        place_said = f"no rank ({row.doubt})"
+    place_said = f"rank {place:.0f} of {of} on this case" if place is not None else f"no rank ({why})"
     times = "" if log is None or is_label(row.cell.result.label, baseline) else f"{math.exp(log):.2f} times as fast as"
     return ", ".join(filter(None, [place_said, times and f"{times} {baseline}"]))
 
 
-def _rank(row: Ranking, group: Sequence[Ranking], rivals: Rivals) -> float | None:
-    """Return how many are better, and one: 1 for the best and all too close to it. None for a row that decides nothing.
+def _no_rank(row: Ranking, group: Sequence[Ranking]) -> str:
+    """Return why a row has no rank: it has no value, or is in doubt, or another that is may be the best; else empty."""
+    if row.cell.value is None:
+        status = row.cell.result.status
+        return "no value" if status == "ok" else status
+    if row.doubt or outcome(group) != "open":
+        return row.doubt
+    return f"{', '.join(f'{one.cell.result.label} ({one.doubt})' for one in challengers(group))} may be the best"
+
+
+def _rank(row: Ranking, group: Sequence[Ranking], rivals: Rivals) -> float:
+    """Return how many are better, and one: 1 for the best and all too close to it.
 
     Backends that ran one kernel have one rank.
     """
-    if row.cell.value is None or row.doubt:
-        return None
     if row.best:
         return 1.0
     own = min(

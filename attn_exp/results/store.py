@@ -54,6 +54,13 @@ def place_identity(folder: Path) -> str:
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
 
 
+def sweep_words(folder: Path) -> list[str]:
+    """Return the words by which `attn-exp compare` and the like find a sweep's folder from the current directory."""
+    folder = folder.resolve()
+    place = [] if folder.parent == Path("multirun").resolve() else [f"folder={user_path(folder.parent)}"]
+    return [folder.name, *place]
+
+
 def user_path(folder: Path) -> Path:
     """Return the folder relative to the current directory if it is inside, as a user would type it."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

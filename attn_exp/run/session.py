@@ -25,7 +25,7 @@ from attn_exp.plots.task import FEWEST
 from attn_exp.results.formats import FORMATS, rendered
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
-from attn_exp.results.store import done_record, user_path
+from attn_exp.results.store import done_record, sweep_words, user_path
 from attn_exp.results.table import check_columns, write_tables
 from attn_exp.run.closing import begin_plots, plots_and_curves, ranked_rivals, write_pages, write_report
 from attn_exp.run.context import SweepContext, open_context
@@ -334,8 +334,7 @@ class Session:
             say(f"{jobs} without a result; try again with: {self.resume_command()}")
         say(f"records and table.csv are in {user_path(folder)}{f'; look at them {look}' if look else ''}")
         if compares:
-            place = [] if folder == Path("multirun", folder.name).resolve() else [f"folder={user_path(folder.parent)}"]
-            say(f"compare: {shlex.join(['attn-exp', 'compare', folder.name, *place])}")
+            say(f"compare: {shlex.join(['attn-exp', 'compare', *sweep_words(folder)])}")
         if any(result.profiles for result in results):
             say(f"what bounds each job: attn-exp explain {self.opened.name}")
 

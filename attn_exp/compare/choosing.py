@@ -1,0 +1,180 @@
+"""Choosing the fewest rules for ranked rows: which cases share a pick, by how much it leads, and what is open there."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attn_exp.compare.features import features_of
+from attn_exp.compare.join import machine, method_key
+from attn_exp.compare.ranking import Ranking, challengers, leader, outcome
+from attn_exp.compare.ratio import Spreads, gain, geometric_mean
+from attn_exp.compare.rule import Rule, and_text
+from attn_exp.compare.rules import Example, Part, fewest
+from attn_exp.core.interval import Uncertainty, combined
+from attn_exp.core.text import plain
+from attn_exp.results.cell import ChosenMetric
+from attn_exp.results.fields import distinct, sortable
+
+# What undecided cases have in common, as a label that no backend has.
+_OPEN = ""
+
+
+def rules_of(groups: Sequence[list[Ranking]], metric: ChosenMetric, spreads: Spreads) -> tuple[Rule, ...]:
+    """Return the fewest rules for the groups, of a case and pass each: sure picks first, and what is open last."""
+    features = features_of([group[0] for group in groups])
+    examples = [
+        Example(feature, *_best_and_perhaps(group, metric)) for feature, group in zip(features, groups, strict=True)
+    ]
+    rules = [_rule(part, examples, groups, metric, spreads) for part in fewest(examples)]
+    return tuple(sorted(rules, key=lambda rule: rule.order))
+
+
+def case_of(row: Ranking) -> tuple[Any, ...]:
+    """Return what identifies the case of a row, whose passes are several groups."""
+    result = row.cell.result
+    return result.case, method_key(result), machine(result)
+
+
+def _best_and_perhaps(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the labels that are among the best of a group; and, where that is open, those that may be.
+
+    The leader is among these unless a row in doubt surely beats it.
+    """
+    if outcome(group) != "open":
+        return frozenset(row.cell.result.label for row in group if row.best), frozenset()
+    first = leader(group, metric)
+    may = [*challengers(group), *(row for row in group if row.best or (row is first and row.doubt))]
+    return frozenset(), frozenset({_OPEN, *(row.cell.result.label for row in may)})
+
+
+def _rule(
+    part: Part, examples: Sequence[Example], groups: Sequence[list[Ranking]], metric: ChosenMetric, spreads: Spreads
+) -> Rule:
+    own = [groups[at] for at in part.indices]
+    outcomes = [outcome(group) for group in own]
+    cases = [{row.cell.result.label: row for row in group} for group in own]
+    where, count = _words(part, examples), len({case_of(group[0]) for group in own})
+    wins, close, is_open = (outcomes.count(one) for one in ("sure", "close", "open"))
+    doubt = _doubt([group for group, one in zip(own, outcomes, strict=True) if one == "open"], metric)
+    if _OPEN in part.best:
+        return Rule(where, "", (), (), None, None, None, None, wins, close, is_open, len(own), count, **doubt)
+
+    def lead(label: str) -> float:
+        firsts = [leader(group, metric) for group in own]
+        logs = [gain(case[label].cell, one.cell, metric) or 0.0 for case, one in zip(cases, firsts, strict=True) if one]
+        return geometric_mean(logs)
+
+    label, *others = sorted(part.best, key=lambda one: (-lead(one), one))
+    same = tuple(one for one in others if all(one in case[label].same for case in cases))
+    ties = tuple(one for one in others if one not in same)
+    rest = {one for case in cases for one, row in case.items() if row.cell.value is not None} - {label, *same}
+    found = [
+        (over, *known)
+        for over in sorted(rest - set(ties) or rest)
+        if (known := _over(label, over, cases, metric, spreads)) is not None
+    ]
+    # The best of the others is the one over which the lead is smallest; of those that were measured in most cases.
+    best = min(found, key=lambda one: (2 * one[3] < len(cases), one[1]), default=None)
+    over, log, half, _ = best if best else (None, 0.0, 0.0, 0)
+    without = sum(over not in case or case[over].cell.value is None for case in cases) if over else 0
+    return Rule(
+        where,
+        label,
+        same,
+        ties,
+        over,
+        math.exp(log) if over else None,
+        math.exp(log - half) if over else None,
+        math.exp(log + half) if over else None,
+        wins,
+        close,
+        is_open,
+        len(own),
+        count,
+        without=without,
+        **doubt,
+    )
+
+
+def _doubt(groups: Sequence[list[Ranking]], metric: ChosenMetric) -> dict[str, Any]:
+    """Return what a rule says of the groups that are open: who may be better than whom, by how much at most, and why.
+
+    Where each row of a group is in doubt, there is none to be better than.
+    """
+    found: dict[str, float] = defaultdict(float)
+    than, reasons = set[str](), set[str]()
+    led = [(group, one) for group in groups if (one := leader(group, metric)) is not None and not one.doubt]
+    for group, one in led:
+        than.add(one.cell.result.label)
+        for row in challengers(group):
+            label, ratio = row.cell.result.label, row.challenge.value if row.challenge else 0.0
+            found[label] = max(found[label], ratio)
+            reasons.add(row.doubt)
+    if not led:
+        for group in groups:
+            reasons.update(row.doubt for row in group if row.doubt)
+            if (one := leader(group, metric)) is not None:
+                found[one.cell.result.label] = 1.0
+    return {
+        "perhaps": tuple(sorted(found, key=lambda one: (-found[one], one))),
+        "than": tuple(sorted(than)),
+        "doubts": tuple(sorted(reasons)),
+        "lead": max(found.values(), default=None),
+    }
+
+
+def _over(
+    label: str, over: str, cases: Sequence[Mapping[str, Ranking]], metric: ChosenMetric, spreads: Spreads
+) -> tuple[float, float, int] | None:
+    """Return the mean log of how many times better `label` is than `over`, its half-width, and in how many cases.
+
+    What rows differ by in themselves averages out over the cases; the spread of equal rows need not.
+    """
+    logs, own, spread = [], list[Uncertainty](), 0.0
+    for case in cases:
+        row, other = case[label], case.get(over)
+        if other is None or row.doubt or other.doubt or over in row.same:
+            continue
+        log = gain(row.cell, other.cell, metric)
+        if log is None:
+            continue
+        logs.append(log)
+        own += [row.cell.uncertainty, other.cell.uncertainty]
+        spread = max(spread, spreads.between_rows(row.cell.result, other.cell.result))
+    if not logs:
+        return None
+    mean_own = combined(own)
+    shared = combined([Uncertainty(mean_own.half / len(logs), mean_own.degrees), Uncertainty(math.log1p(spread))])
+    return math.fsum(logs) / len(logs), shared.half, len(logs)
+
+
+def _words(part: Part, examples: Sequence[Example]) -> str:
+    """Return what singles out the cases of a rule in words: `causal, seq_len from 2048, forward`.
+
+    Features that coincide are named beside: `q_heads 32 (only with head_dim 64)`.
+    """
+
+    def words(name: str, values: tuple[Any, ...]) -> str:
+        every = sorted(distinct(example.features[name] for example in examples), key=sortable)
+        return _condition(name, values, every)
+
+    parts = []
+    for name, values in part.where.items():
+        others = [words(*one) for one in part.coinciding.get(name, {}).items() if one[0] not in part.where]
+        parts.append(words(name, values) + (f" (only with {and_text(others)})" if others else ""))
+    return ", ".join(parts)
+
+
+def _condition(name: str, values: Sequence[Any], every: Sequence[Any]) -> str:
+    if name == "pass":
+        return " and ".join(map(str, values))
+    if set(values) <= {True, False} and len(values) == 1 and isinstance(values[0], bool):
+        return name if values[0] else f"not {name}"
+    if len(values) == 1:
+        return f"{name} {plain(values[0]) if values[0] is not None else 'none'}"
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        if values[0] == every[0]:
+            return f"{name} up to {values[-1]}"
+        return f"{name} from {values[0]}" if values[-1] == every[-1] else f"{name} {values[0]} to {values[-1]}"
+    return f"{name} {' or '.join(str(plain(value)) for value in values)}"
