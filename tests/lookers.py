@@ -78,7 +78,7 @@ class Counts(Eager):
 
 
 class Apart(Works):
-    """Works in a process of its own, and says how many processes it has been in."""
+    """Works in a process of its own, and says how many processes it has been in and how many passes it called."""
 
     def __init__(self, name: str, apart: bool = True) -> None:
         super().__init__(name)
@@ -89,8 +89,11 @@ class Apart(Works):
             (subject.folder / "parent.txt").write_text(str(os.getpid()))
             own = f"{type(self).__module__}.{type(self).__name__}"
             return profile_apart(subject, {"_target_": own, "name": self.name, "apart": False})
-        parent = int((subject.folder / "parent.txt").read_text())
-        return Profile(status="ok", metrics={"processes": len({parent, os.getpid()})})
+        parent = subject.folder / "parent.txt"
+        processes = {int(parent.read_text()), os.getpid()}
+        parent.unlink()
+        profile = super().profile(subject)
+        return replace(profile, metrics={"processes": len(processes), "passes": len(profile.kernels)})
 
 
 class CrashesApart(Apart):

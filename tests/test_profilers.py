@@ -359,6 +359,7 @@ def test_profilers_on_a_cpu_from_end_to_end(tmp_path):
     """Proton says why not, one in a process of its own works, and one that crashes there costs itself alone."""
     done = run(
         *("backend=eager", "profiler=[proton,torch,apart,crashesapart]", "sweep=a", *QUICK),
+        "passes=[forward,backward]",
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -367,7 +368,7 @@ def test_profilers_on_a_cpu_from_end_to_end(tmp_path):
     assert "use profiler=torch on a CPU" in found["proton"].reason
     assert "profiler=proton unavailable: proton needs" in done.stdout
     assert found["torch"].status == "ok"
-    assert (found["apart"].status, found["apart"].metrics) == ("ok", {"processes": 2.0})
+    assert (found["apart"].status, found["apart"].metrics) == ("ok", {"processes": 2.0, "passes": 2.0})
     assert found["crashesapart"].status == "failed"
     assert "the process of profiler=crashesapart was killed by SIGSEGV" in found["crashesapart"].reason
     page = next(tmp_path.glob("multirun/a/eager-*/profiles/explain.txt")).read_text()

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +63,13 @@ class PreparedBackend:
         timed = self.judge.timed(direction, self.calls[direction])
         self.calls[direction] = timed
         return timed
+
+    def calls_of(self, passes: Iterable[str]) -> dict[str, Call]:
+        """Return a call of each pass for a profiler; the backward is of a new forward if none is kept."""
+        if "backward" in passes and "backward" not in self.calls:
+            with self.scope():
+                self.calls["backward"] = self.judge.backward()
+        return {direction: self.calls[direction] for direction in passes}
 
 
 def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:

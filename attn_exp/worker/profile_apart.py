@@ -41,7 +41,9 @@ def main(arguments: list[str]) -> None:
         machine.ceilings[request.case.dtype] = record.ceilings
         prepared = prepare(Attempt(request), machine)
         return profiler.profile(
-            Subject(record, prepared.backend, prepared.calls, prepared.scope, machine.gpu, job, folder)
+            Subject(
+                record, prepared.backend, prepared.calls_of(record.passes), prepared.scope, machine.gpu, job, folder
+            )
         )
 
     (folder / RESULT_NAME).write_bytes(msgspec.json.encode(run_profiler(profile, job, folder)))

@@ -39,11 +39,9 @@ def profile_job(
         folder = profile_folder(job, name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        calls = {name: call for name, call in prepared.calls.items() if name in record.passes}
-        subject = Subject(record, prepared.backend, calls, prepared.scope, machine.gpu, job, folder)
         began = time.perf_counter()
         with marked("job", record.request.job, machine.device), marked("phase", f"profile-{name}", machine.device):
-            profile = run_profiler(partial(_profiled, options, subject), job, folder)
+            profile = run_profiler(partial(_profiled, options, record, prepared, machine, job), job, folder)
         profile = _bounded(profile, job, record.request.profiler_limit_mb)
         profile = replace(profile, seconds=round(time.perf_counter() - began, 6))
         record = replace(record, profiles=record.profiles | {name: profile})
@@ -64,7 +62,9 @@ def run_profiler(profile: Callable[[], Profile], job: Path, folder: Path) -> Pro
         return Profile(status="failed", reason=error_summary(error), files=_files(job, folder))
 
 
-def _profiled(options: dict[str, Any], subject: Subject) -> Profile:
+def _profiled(
+    options: dict[str, Any], record: Record, prepared: PreparedBackend, machine: Machine, job: Path
+) -> Profile:
     """Run one profiler, and return its profile as it will be read from the record.
 
     Encoding, decoding and checking it here keeps a faulty profile from making the whole record unreadable.
@@ -72,6 +72,8 @@ def _profiled(options: dict[str, Any], subject: Subject) -> Profile:
     Raises:
         TypeError: a record cannot hold it. JSON encodes NaN as `null`, for example.
     """
+    calls, folder = prepared.calls_of(record.passes), profile_folder(job, str(options["name"]))
+    subject = Subject(record, prepared.backend, calls, prepared.scope, machine.gpu, job, folder)
     profile = load_profiler(options).profile(subject)
     try:
         profile = msgspec.json.decode(msgspec.json.encode(profile), type=Profile)

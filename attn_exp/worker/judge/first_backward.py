@@ -38,7 +38,7 @@ def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, calls
         attempt: the job.
         machine: where it runs.
         judge: changes the inputs and makes new forwards.
-        calls: has the backward that was timed, and then that or another one, or none if no profiler needs it.
+        calls: has the backward that was timed, and then that or another one, or none.
 
     Returns:
         What each backward that was looked at is, by the number that the judge gave it.
@@ -55,8 +55,6 @@ def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, calls
                 raise
             _record(attempt, FirstBackward(calls=0))
             return rounds.told
-        if attempt.request.profilers and "backward" not in calls:
-            calls["backward"] = judge.backward()
     first_us, repeated_us = statistics.median(rounds.of_first), rounds.repeated_us
     _record(attempt, FirstBackward(first_us=first_us, repeated_us=repeated_us, calls=len(rounds.of_first)))
     if rounds.longer:
