@@ -42,8 +42,7 @@ class Alike:
     @classmethod
     def of(cls, row: Inputs, like: Inputs, case: Case, dice: Random) -> "Alike":
         """Repeat a row of the batch in the shapes and layout of `like`, with signs of its own each time."""
-        of_scores = tuple(dice.getrandbits(case.head_dim) for _ in range(case.batch))
-        of_values = tuple(dice.getrandbits(case.value_dim) for _ in range(case.batch))
+        of_scores, of_values = signs = _signs(case, dice)
 
         def repeated(one: torch.Tensor, whole: torch.Tensor, bits: Sequence[int]) -> torch.Tensor:
             tensor = torch.empty_like(whole.detach())
@@ -59,13 +58,20 @@ class Alike:
             row.scales,
             row.kind,
         )
-        return cls(made, (of_scores, of_values))
+        return cls(made, signs)
 
-    def turned(self, results: Mapping[str, torch.Tensor], other: "Alike") -> dict[str, torch.Tensor]:
-        """Return copies of results on these inputs as they are on other ones, of the same numbers but for signs."""
-        turned = {name: tensor.detach().clone() for name, tensor in results.items()}
+    def with_other_signs(self, case: Case, dice: Random) -> "Alike":
+        """Return copies of these inputs with other signs."""
+        one, signs = self.inputs, _signs(case, dice)
+        tensors = {"q": one.q_bhsd, "k": one.k_bhsd, "v": one.v_bhsd, "d_out": one.d_out_bhsd}
+        q, k, v, d_out = self.turned(tensors, Alike(one, signs)).values()
+        return Alike(Inputs(q, k, v, d_out, one.scales, one.kind), signs)
+
+    def turned(self, tensors: Mapping[str, torch.Tensor], other: "Alike") -> dict[str, torch.Tensor]:
+        """Return copies of these inputs, or of results on them, as they are with another one's signs."""
+        turned = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         for name, tensor in turned.items():
-            which = 0 if name in ("dq", "dk") else 1
+            which = _which(name)
             flip_rows(tensor, [one ^ two for one, two in zip(self.signs[which], other.signs[which], strict=True)])
         return turned
 
@@ -82,14 +88,26 @@ class Alike:
             scales: the factors of those that are codes.
         """
         for name, tensor in results.items():
-            bits = self.signs[0 if name in ("dq", "dk") else 1]
+            bits = self.signs[_which(name)]
             wrong = _unlike(name, tensor.detach(), bits, row, expected, scales.get(name, 1.0))
             if wrong is not None:
                 return wrong
         return None
 
 
-def alike_inputs(kind: str, case: Case, like: Inputs, seed: int, signs: int | None = None) -> Alike:
+def _signs(case: Case, dice: Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Draw the signs of each row of the batch: of the channels of q and k, and of those of v and d_out."""
+    dims = (case.head_dim, case.value_dim)
+    of_scores, of_values = (tuple(dice.getrandbits(dim) for _ in range(case.batch)) for dim in dims)
+    return of_scores, of_values
+
+
+def _which(name: str) -> int:
+    """Return which of both signs a tensor of the inputs or of the results has."""
+    return 0 if name in ("q", "k", "dq", "dk") else 1
+
+
+def alike_inputs(kind: str, case: Case, like: Inputs, seed: int) -> Alike:
     """Return inputs of a kind whose rows of the batch are alike, of the shapes, layout, dtype and scales of `like`.
 
     They need no gradients: copy them into tensors that do.
@@ -98,8 +116,7 @@ def alike_inputs(kind: str, case: Case, like: Inputs, seed: int, signs: int | No
         kind: `NORMAL`, or a kind of hard values.
         case: the problem.
         like: inputs of the case.
-        seed: of the numbers.
-        signs: another seed for only the signs of the rows, None for the same.
+        seed: of the numbers and of the signs.
     """
     one, device = replace(case, batch=1), like.q_bhsd.device
     if kind == NORMAL:
@@ -107,7 +124,7 @@ def alike_inputs(kind: str, case: Case, like: Inputs, seed: int, signs: int | No
         row = row if like.scales is None else _with_scales(row, like.scales)
     else:
         row = draw(kind, one, torch.Generator(device).manual_seed(seed), like=like.row(0))
-    return Alike.of(row, like, case, Random(seed if signs is None else signs))
+    return Alike.of(row, like, case, Random(seed))
 
 
 def _with_scales(inputs: Inputs, scales: Scales) -> Inputs:

@@ -81,8 +81,7 @@ class Summing:
             gradients: dq, dk and dv.
             out: the output whose backward it is, None where it is not known.
         """
-        dq, dk, dv = (torch.Tensor.detach(one)[batch] for one in gradients)
-        q, k, v = (one.detach()[batch] for one in self._inputs.qkv)
+        dq, dk, dv, q, k, v = (one[batch] for one in (*gradients, *self._inputs.qkv))
         every = self._inputs.d_out_bhsd[batch]
         d_out = every if self._seeing is None else every[:, self._seeing]
         of_values = torch.stack([_sum(dv), self._of_groups(_sum(d_out))])
@@ -91,8 +90,8 @@ class Summing:
             sides = (self._of_groups(_product(q, dq, self._vectors)), _product(dk, k, self._vectors))
             of_scores = torch.stack(sides)
         if self._of_values is not None and out is not None:
-            made = torch.Tensor.detach(out)[batch]
-            sides = (self._of_groups(_product(every, made, self._of_values)), _product(dv, v, self._of_values))
+            of_outputs = _product(every, out[batch], self._of_values)
+            sides = (self._of_groups(of_outputs), _product(dv, v, self._of_values))
             of_weights = torch.stack(sides)
         return CallSums(batch, index, of_values, of_scores, of_weights, dict(self._scales))
 
@@ -188,5 +187,4 @@ def _sum(tensor: torch.Tensor) -> torch.Tensor:
 def _product(left: torch.Tensor, right: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     """Return leftT right times the vectors of each head, (heads, dim, vectors), without copies of 16-bit tensors."""
     left, right = (_numbers(one).to(vectors.dtype) for one in (left, right))
-    made = torch.bmm(left.mT, torch.bmm(right, vectors.expand(len(right), -1, -1)))
-    return made if made.dtype == torch.float64 else made.float()
+    return torch.bmm(left.mT, torch.bmm(right, vectors.expand(len(right), -1, -1)))

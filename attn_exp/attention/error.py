@@ -6,6 +6,7 @@ tiles are also judged by themselves, and so is the mean error along the referenc
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -204,7 +205,8 @@ def _by_row(tensor: torch.Tensor, reference: torch.Tensor, scale: float, unit: U
         expected = rows_reference[begin : begin + step]
         difference = rows[begin : begin + step].to(expected.dtype)
         difference = (difference if scale == 1.0 else difference * scale) - expected
-        figures = difference.norm(dim=-1), expected.norm(dim=-1), difference.norm(math.inf, dim=-1)
+        norm = partial(torch.linalg.vector_norm, dim=-1)
+        figures = norm(difference), norm(expected), norm(difference, math.inf)
         parts.append(torch.stack([*figures, difference.mul_(expected).sum(dim=-1)]))
     # The device is waited for once.
     heads = reference.shape[0] * reference.shape[1] if reference.ndim == _BHSD else 1

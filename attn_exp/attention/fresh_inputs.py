@@ -68,9 +68,9 @@ def sign_factors(several: Sequence[int], length: int, device: torch.device) -> t
 
 def _unpacked(several: Sequence[int], length: int) -> torch.Tensor:
     """Return the bits of numbers as 0 and 1, (numbers, `length`) on the CPU."""
-    octets = b"".join(bits.to_bytes(-(-length // 8), "little") for bits in several)
-    packed = torch.frombuffer(bytearray(octets), dtype=torch.uint8).reshape(len(several), -1, 1)
-    return (packed >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)[:, :length]
+    digits = "".join(f"{bits:0{length}b}"[::-1] for bits in several)
+    # The codes of 0 and 1 differ in their last bit.
+    return torch.frombuffer(bytearray(digits, "ascii"), dtype=torch.uint8).bitwise_and_(1).view(len(several), length)
 
 
 def _masks(several: Sequence[int], integers: torch.Tensor, dim: int) -> torch.Tensor:
@@ -92,13 +92,13 @@ class _Changeable:
         self._integers = _integers(tensor)
         count = _PATTERNS if dim == -1 else _PATTERNS_OF_ROWS
         self.bits = bits or [dice.getrandbits(self.length) or 1 for _ in range(count)]
-        self._masks = [_along(mask, dim) for mask in _masks(self.bits, self._integers, dim)]
         # Made now: a copy to a GPU between timed calls would make the host wait for it.
-        self._factors = sign_factors(self.bits, self.length, tensor.device)
+        self._masks = [_along(mask, dim) for mask in _masks(self.bits, self._integers, dim)]
+        self._factors = sign_factors(self.bits, self.length, tensor.device).unbind()
         self.signs = torch.ones(self.length, device=tensor.device)
 
     def change(self, pattern: int) -> int:
-        torch.bitwise_xor(self._integers, self._masks[pattern], out=self._integers)
+        self._integers.bitwise_xor_(self._masks[pattern])
         self.signs.mul_(self._factors[pattern])
         return self.bits[pattern]
 

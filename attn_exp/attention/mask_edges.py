@@ -99,33 +99,36 @@ def _blocks(sample: EdgeSample) -> list[_Block]:
 
 
 def _sums(
-    sample: EdgeSample, block: _Block, per_key: torch.Tensor, of: torch.Tensor
+    sample: EdgeSample, blocks: list[_Block], per_key: torch.Tensor, of: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weight (heads, rows, counts) of so many keys of a block, and the sum of per_key x of over them.
+    """Return the weight (heads, rows, n) of so many keys of each block, and the sum of per_key x of over them.
 
     The direction of a movement is known well enough in float32: `of` is.
     """
     device, count = per_key.device, per_key.shape[-1]
+    # (rows, blocks, keys)
+    keys, exist = (torch.stack(several, 1) for several in zip(*((one.keys, one.exist) for one in blocks), strict=True))
     if count <= _FEW_KEYS:
         # The place of each key in the block, and of keys outside of it one that no count reaches.
-        place = torch.full((len(block.keys), count + 1), max(_COUNTS))
-        place.scatter_(
-            1,
-            block.keys.clamp(0, count - 1).where(block.exist, count),
-            torch.arange(max(_COUNTS)).expand(block.keys.shape),
-        )
-        among = (place[:, None, :count] < torch.tensor(_COUNTS)[:, None]).to(device)
+        place = torch.full((*keys.shape[:2], count + 1), max(_COUNTS))
+        place.scatter_(-1, keys.clamp(0, count - 1).where(exist, count), torch.arange(max(_COUNTS)).expand(keys.shape))
+        among = (place[..., None, :count] < torch.tensor(_COUNTS)[:, None]).flatten(1, 2).to(device)
         weight = (sample.weights.unsqueeze(-2) * among).sum(-1)
         factors = per_key.to(of.dtype).unsqueeze(-2) * among
         return weight, (factors.flatten(1, 2) @ of).unflatten(1, factors.shape[1:3]).double()
-    keys, exist = block.keys.clamp(0, count - 1), block.exist.to(device)
+    keys, exist = keys.clamp(0, count - 1), exist.to(device)
     same = bool((keys == keys[:1]).all())
     keys = keys.to(device)
-    weight, factor = (one.gather(-1, keys.expand(len(of), -1, -1)) * exist for one in (sample.weights, per_key))
+    at = keys.flatten(1).expand(len(of), -1, -1)
+    weight, factor = (one.gather(-1, at).unflatten(-1, keys.shape[1:]) * exist for one in (sample.weights, per_key))
     within = torch.arange(max(_COUNTS), device=device) < torch.tensor(_COUNTS, device=device)[:, None]
     factors = factor.to(of.dtype).unsqueeze(-2) * within
-    total = (factors.flatten(1, 2) @ of[:, keys[0]]).unflatten(1, factors.shape[1:3]) if same else factors @ of[:, keys]
-    return weight @ within.to(weight.dtype).T, total.double()
+    if same:
+        by_block = factors.transpose(1, 2)
+        total = (by_block.flatten(2, 3) @ of[:, keys[0]]).unflatten(2, by_block.shape[2:4]).transpose(1, 2)
+    else:
+        total = factors @ of[:, keys]
+    return (weight @ within.to(weight.dtype).T).flatten(2), total.flatten(2, 3).double()
 
 
 def _named(blocks: list[_Block], start: str = "") -> list[str]:
@@ -133,25 +136,25 @@ def _named(blocks: list[_Block], start: str = "") -> list[str]:
     return [start + block.what.format(keys) for block in blocks for keys in counted]
 
 
+def _signs(blocks: list[_Block], like: torch.Tensor) -> torch.Tensor:
+    """Return -1 for what is missing and 1 for what is added, (blocks x counts,)."""
+    return like.new_tensor([-1.0 if block.seen else 1.0 for block in blocks for _ in _COUNTS])
+
+
 def _moves_of_out(sample: EdgeSample, blocks: list[_Block]) -> _Moves:
-    moves, concerned, values = [], [], sample.values.float()
-    for block in blocks:
-        weight, total = _sums(sample, block, sample.weights, values)
-        # Leaving out keys of weight p moves the output by -p / (1 - p) of (v - out); adding keys of weight w by w / (1
-        # + w).
-        sign = -1 / (1 - weight) if block.seen else 1 / (1 + weight)
-        moves.append(sign[..., None] * (total - weight[..., None] * sample.out.unsqueeze(-2)))
-        concerned.append((weight > 0) & (weight < _HEAVIEST))
-    return _Moves(_named(blocks), torch.cat(moves, -2), torch.cat(concerned, -1))
+    weight, total = _sums(sample, blocks, sample.weights, sample.values.float())
+    # Leaving out keys of weight p moves the output by -p / (1 - p) of (v - out); adding keys of weight w by w / (1
+    # + w).
+    signs = _signs(blocks, weight)
+    share = signs / (1 + signs * weight)
+    moves = share[..., None] * (total - weight[..., None] * sample.out.unsqueeze(-2))
+    return _Moves(_named(blocks), moves, (weight > 0) & (weight < _HEAVIEST))
 
 
 def _moves_of_dq(sample: EdgeSample, gradient: Gradient, blocks: list[_Block]) -> _Moves:
-    moves, concerned, keys = [], [], gradient.keys.float()
-    for block in blocks:
-        weight, total = _sums(sample, block, gradient.d_scores, keys)
-        moves.append(-total if block.seen else total)
-        concerned.append((weight > 0) & (weight < _HEAVIEST))
-    return _Moves(_named(blocks, "in the backward "), torch.cat(moves, -2), torch.cat(concerned, -1))
+    weight, total = _sums(sample, blocks, gradient.d_scores, gradient.keys.float())
+    moves = _signs(blocks, total)[:, None] * total
+    return _Moves(_named(blocks, "in the backward "), moves, (weight > 0) & (weight < _HEAVIEST))
 
 
 def _wrong(name: str, sample: EdgeSample, error: torch.Tensor, made: _Moves) -> str | None:

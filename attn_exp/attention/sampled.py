@@ -15,6 +15,9 @@ from attn_exp.attention.reference import SLICE_BYTES, capped
 from attn_exp.attention.sampling import Places, draw_heads
 from attn_exp.core.case import Case
 
+# Of one part's scores under a causal mask, by device.
+_LEAST_BYTES = {"cuda": 1 << 28, "cpu": 0}
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -148,8 +151,9 @@ def _grouped(case: Case, tensor: torch.Tensor) -> torch.Tensor:
 def _parts(heads: int, rows: int, width: int, device: str, *, causal: bool) -> Iterator[tuple[slice, slice]]:
     """Yield slices of key-value heads and of rows with at most `SLICE_BYTES` of scores, `width` of them a row."""
     fit = max(1, SLICE_BYTES[device] // (4 * width))
-    # Under a causal mask several parts skip hidden keys.
-    at_once = min(rows, fit, max(16, -(-rows // 8)) if causal else rows)
+    # Under a causal mask several parts skip hidden keys; small ones would take longer to be launched than to run.
+    least = max(16, -(-rows // 8), _LEAST_BYTES[device] // (4 * width * heads))
+    at_once = min(rows, fit, least if causal else rows)
     heads_at_once = max(1, fit // at_once)
     for head in range(0, heads, heads_at_once):
         for row in range(0, rows, at_once):

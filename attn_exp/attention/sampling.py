@@ -6,6 +6,7 @@ rows at which kernels err: the first and the last, those on both sides of tile b
 
 import secrets
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -96,10 +97,17 @@ class Places:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return these rows of a tensor as (1, m, n, dim)."""
-        # Codes are copied as bytes, which every device can index.
-        bits = tensor.detach().view(torch.uint8) if tensor.element_size() == 1 else tensor.detach()
-        batch, head = self.heads // self.heads_of_batch_row, self.heads % self.heads_of_batch_row
-        return bits[batch[:, None], head[:, None], self.rows].view(tensor.dtype).unsqueeze(0)
+        batch, head = self._batch_and_head
+        if tensor.element_size() == 1:
+            # Codes are copied as bytes, which every device can index.
+            return tensor.detach().view(torch.uint8)[batch, head, self.rows].view(tensor.dtype).unsqueeze(0)
+        return tensor.detach()[batch, head, self.rows].unsqueeze(0)
+
+    @cached_property
+    def _batch_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row of the batch and the head in it of each head, (m, 1)."""
+        heads = self.heads[:, None]
+        return heads // self.heads_of_batch_row, heads % self.heads_of_batch_row
 
 
 def draw_rows(heads: int, length: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.machine.device import Machine
 
 # The stream is held until the host has enqueued a call.
-_HOLD_US, _LONGEST_HOLD_US, _HOLD_FACTOR = 1_000.0, 20_000.0, 1.5
+_HOLD_US, _LONGEST_HOLD_US, _HOLD_FACTOR = 400.0, 20_000.0, 1.5
 # The size of matrices by device, of which a few products say how fast the device is at the moment.
 _FIXED, _FIXED_CALLS = {"cuda": 1024, "cpu": 256}, 3
 

@@ -99,12 +99,14 @@ class OtherValues:
         """
         attempt, request = self.attempt, self.request
         with attempt.stage("accuracy"), self.machine.settings.again():
-            again = self.machine.values_again(request, HARD, self.seeded, with_gradients=attempt.with_gradients)
-            if again is None:
+            try:
+                alike, row, expected = self.machine.values_for(
+                    request, HARD, self.seeded, with_gradients=attempt.with_gradients
+                )
+            except ValueError:
+                # As in `compare`.
                 return
-            alike, row, expected = self.machine.values_for(
-                request, HARD, self.seeded, with_gradients=attempt.with_gradients
-            )
+            again = alike.with_other_signs(request.case, SystemRandom())
         rare = rare_inputs(request.case, self.seeded) if self._own_row() else iter(())
         beside: list[str] = []
         try:

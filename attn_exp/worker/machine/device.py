@@ -206,13 +206,6 @@ class Machine:
         self.values[kind] = key, seed, row, made
         return values, row, made
 
-    def values_again(self, request: Request, kind: str, like: Inputs, *, with_gradients: bool) -> Alike | None:
-        """Return the values of `values_for` with other signs, None if they were never made for this case."""
-        known = self.values.get(kind)
-        if known is None or known[0] != _key_of_values(request, with_gradients=with_gradients):
-            return None
-        return alike_inputs(kind, request.case, like, known[1], signs=secrets.randbits(63))
-
     def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
         """Free the kept references unless this job can use them."""
         key = (request.case, request.measuring.seed, request.measuring.inputs, with_gradients)
