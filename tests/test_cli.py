@@ -55,6 +55,11 @@ BAD = {
     "batch=[1,2": "the value of batch cannot be read",
     "-m batch={a": "the value of batch cannot be read",
     "-m +a=b=c": "the value of a cannot be read",
+    # as it is typed for argparse
+    "--backend flash": "keys have no dashes: write backend=flash",
+    "--backend=flash": "keys have no dashes: write backend=flash",
+    "run -m --seq-len 512,1024 device=cpu": "keys have no dashes: write seq_len=512,1024",
+    "--dry-run": "keys have no dashes: write dry_run=VALUE",
     # hints that lead on
     "sweep=größe": "sweep=größe cannot name a folder: begin with a letter or digit",
     "model=größe": "the value of model cannot be read: letters such as those stand in quotes, model='\"größe\"'",

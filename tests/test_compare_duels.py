@@ -201,6 +201,12 @@ def test_settle_runs_the_duels_that_the_comparison_proposes(tmp_path, capsys, mo
     ]
     err = capsys.readouterr().err
     assert "[1/2] attn-exp duel a=cudnn b=flash" in err and "1 of 2 duels could not be measured" in err
+    # Before anything is measured: what, and how long it takes.
+    said = "settle=true measures now: 2 duels for 4 undecided passes, about 30 s at most; Ctrl-C ends it"
+    assert err.index(said) < err.index("[1/2]")
+    for word in ("settle", "--settle"):
+        assert compare_main(["s", "folder=.", word]) == 2 and len(ran) == 2
+        assert f"'{word}' has no value: write settle=true" in capsys.readouterr().err
 
 
 def test_settle_runs_the_duel_of_a_row_in_doubt_that_looks_better(tmp_path, capsys, monkeypatch):

@@ -92,10 +92,25 @@ def test_with_company_on_the_machine_only_large_differences_are_told():
     for flag in ("busy_host", "shared_gpu"):
         said, text = verdict(1.04, flag)
         assert said == "undecided"
-        assert f"{flag}: " in text and "only differences above 25 % are reported" in text
+        assert f"{flag}: " in text and "only intervals beyond the margin count" in text
+        assert "rounds, margin -20.0 to +25.0 %" in text
         assert max(map(len, text.splitlines())) <= 120
         assert verdict(1.0, flag)[0] == "undecided"
-        assert verdict(1.5, flag)[0] == "faster"
+        assert verdict(1.5, flag)[0] == "faster" and verdict(1 / 1.5, flag)[0] == "slower"
+
+
+def test_on_a_loaded_machine_no_verdict_has_an_interval_that_reaches_below_the_margin():
+    first = [100.0, 101.0, 99.0, 100.0] * 6
+    for ratio in (1.3, 1 / 1.3):
+        second = [ratio * time * (1 + 0.15 * (-1) ** (index // 2)) for index, time in enumerate(first)]
+        quiet, loaded = (
+            [replace(rival("a=x", first), flags=flags), rival("b=y", second)] for flags in ((), ("busy_host",))
+        )
+        (one,) = compare_pairs(quiet, "forward", 0.01)
+        assert one.verdict == ("faster" if ratio > 1 else "slower")
+        assert 0 < one.low < 0.25 if ratio > 1 else -0.2 < one.high < 0
+        (one,) = compare_pairs(loaded, "forward", 0.01)
+        assert one.verdict == "undecided" and not -0.2 < one.effect < 0.25
 
 
 def test_a_duel_of_three_runs_in_one_process_and_leaves_one_run(tmp_path):

@@ -111,8 +111,12 @@ def test_the_work_of_a_step_is_that_of_both_halves():
 
 def test_a_step_is_in_every_table_and_comparison(tmp_path):
     words = ("-m", *cli.QUICK, "backend=flash,eager", "passes=[step]", "sweep=s", "save_plots=true")
-    assert cli.run(*words, cwd=tmp_path).returncode == 0
+    done = cli.run(*words, cwd=tmp_path)
+    assert done.returncode == 0
     folder = tmp_path / "multirun" / "s"
+    # The report is among what a sweep says at its end, if it has one.
+    assert "report with plots: multirun/s/report.html" in done.stdout.splitlines()
+    assert (folder / "report.html").is_file()
     with (folder / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 and all(float(row["step/time_us"]) > 0 and row["forward/time_us"] == "" for row in rows)

@@ -74,6 +74,8 @@ def run(given: Arguments) -> int:
 def _settle(rivals: "Rivals") -> int:
     """Run the duels that a comparison proposes; return the exit code, which is not that of a regression."""
     from attn_exp.commands.duel import COMMAND as DUEL
+    from attn_exp.core.text import duration
+    from attn_exp.run.duel import longest_s
     from attn_exp.run.many_duels import run_many
 
     commands = list(dict.fromkeys(duel.command for duel in rivals.ties))
@@ -83,6 +85,12 @@ def _settle(rivals: "Rivals") -> int:
     duels = [shlex.split(command)[2:] for command in commands if not command.startswith("#")]
     if not duels:
         print("nothing is undecided: there is no duel to run", file=sys.stderr)
+        return 0
+    # Before a gradient there is a forward, which is measured as well.
+    most_s = sum(longest_s(1 if "passes=[forward]" in words else 2) for words in duels)
+    count = "1 duel" if len(duels) == 1 else f"{len(duels)} duels"
+    said = f"settle=true measures now: {count} for {rivals.answer.undecided} undecided passes, about {duration(most_s)}"
+    print(f"{said} at most; Ctrl-C ends it, and keeps what is measured", file=sys.stderr, flush=True)
     return UNSETTLED if run_many(duels, DUEL.main) else 0
 
 
@@ -206,6 +214,6 @@ COMMAND = Command(
     ),
     run=run,
     renamed={"sweep": "SWEEP", "experiment": "mlflow_experiment"},
-    bare=("history", "anyway", "settle"),
+    bare=("history", "anyway"),
 )  # fmt: skip
 main = COMMAND.main

@@ -196,7 +196,9 @@ class Command:
         from attn_exp.results.there import HOME, sweeps_in
 
         home = Path(typed.get("folder", HOME))
-        newest = next((one.name for one in reversed(sweeps_in(home)) if any(one.glob("*/record.json"))), None)
+        there = [one.name for one in reversed(sweeps_in(home)) if any(one.glob("*/record.json"))]
+        # A duel has its verdict already.
+        newest = min(there, key=lambda name: name.startswith("duel-"), default=None)
         if newest is not None:
             return f"write one, for example attn-exp {self.name} {shlex.quote(newest)}"
         return f"{home} has none yet; {MAKE} makes one"
@@ -259,6 +261,8 @@ class _Prepared:
         elif bare in self.command.bare and (dashes or bare == word):
             self.earlier, self._truth = self.earlier or not dashes, dashes
             self.words.append(f"--{bare}=true")
+        elif bare in self.options and self.options[bare].value == "true" and (dashes or bare == word):
+            raise UserError(f"'{word}' has no value: write {bare}=true")
         elif dashes and bare in self.command.renamed:
             self.earlier = True
             self._positional = self.command.renamed[bare] not in self.options

@@ -24,7 +24,7 @@ from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode, TaskFunction
 
-from attn_exp.config.check import explain_error, is_of_composing
+from attn_exp.config.check import declared_keys, explain_error, is_of_composing
 from attn_exp.config.compose import culprit, prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, check_words, no_config_dir
@@ -44,6 +44,7 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
         UserError: a mistake in the arguments or in a configuration, in one sentence.
     """
     check_words(arguments)
+    _check_dashes(arguments)
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
     given = parser.parse_args(list(arguments))
@@ -62,12 +63,28 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
         raise UserError(explain_error(error, partial(culprit, given.overrides))) from error
 
 
+def _check_dashes(arguments: Sequence[str]) -> None:
+    """Raise UserError for a key of ours that is typed as argparse takes it: `--backend flash`."""
+    for index, word in enumerate(arguments):
+        name, equals, value = word.removeprefix("--").partition("=")
+        key = name.replace("-", "_")
+        if word.startswith("--") and key in declared_keys() and name not in _flags():
+            following = "".join(arguments[index + 1 : index + 2])
+            if not equals and following and not following.startswith("-") and "=" not in following:
+                value = following
+            raise UserError(f"keys have no dashes: write {key}={value or 'VALUE'}")
+
+
+def _flags() -> list[str]:
+    """Return the names of Hydra's own flags."""
+    return re.findall(r"--([a-z][\w-]+)", get_args_parser().format_usage())
+
+
 def _refuse(message: str) -> NoReturn:
     _, _, words = message.partition("unrecognized arguments: ")
     flag = words.split()[0] if words else ""
     if flag.startswith("-"):
-        flags = re.findall(r"--([a-z][\w-]+)", get_args_parser().format_usage())
-        near = difflib.get_close_matches(flag.lstrip("-"), flags, cutoff=0.7)
+        near = difflib.get_close_matches(flag.lstrip("-"), _flags(), cutoff=0.7)
         instead = f"did you mean '--{near[0]}'?" if near else "python -m attn_exp --hydra-help lists them"
         raise UserError(f"there is no flag {flag}: {instead}")
     raise UserError(f"{message}; flags go before the choices, and python -m attn_exp --hydra-help lists them")

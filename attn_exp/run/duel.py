@@ -38,19 +38,28 @@ from attn_exp.tracking.base import EndStatus, Summary
 BUSY_MARGIN = 0.25
 # Until a worker has imported torch, and has judged small cases.
 _START_S = 5.0
+# Of each pass: a duel may take longer than a job of a sweep, in order to decide.
+BUDGET_S = 5
 
 
 def compare_pairs(records: Sequence[Record], direction: str, margin: float) -> list[PairedComparison]:
     """Compare all pairs of rivals in one pass by the medians of their rounds.
 
-    Interference by other programs lasts longer than a round: where it was seen, only differences of `BUSY_MARGIN`
-    count, and nothing is called equivalent.
+    Interference by other programs lasts longer than a round: where it was seen, only differences whose whole interval
+    is beyond `BUSY_MARGIN` count, and nothing is called equivalent.
     """
     medians = [ranking_medians(record, direction) for record in records]
     if not _interference(records):
         return compare_all(medians, margin)
-    comparisons = compare_all(medians, max(margin, BUSY_MARGIN))
-    return [replace(one, verdict="undecided") if one.verdict == "equivalent" else one for one in comparisons]
+    return [
+        one if one.low >= one.margin or one.high <= _below(one.margin) else replace(one, verdict="undecided")
+        for one in compare_all(medians, max(margin, BUSY_MARGIN))
+    ]
+
+
+def _below(margin: float) -> float:
+    """Return the margin of times that are shorter: the same on the log scale."""
+    return 1 / (1 + margin) - 1
 
 
 def _interference(records: Sequence[Record]) -> list[str]:
@@ -82,9 +91,8 @@ def run_duel(
     """
     name = new_sweep_name("duel-")
     gpus = visible_gpus()
-    # A duel may take longer than a job of a sweep, in order to decide.
     configs = {
-        letter: compose_config([*own, "stopping.budget_s=5", *shared], name, own_choices)
+        letter: compose_config([*own, f"stopping.budget_s={BUDGET_S}", *shared], name, own_choices)
         for letter, own in rivals.items()
     }
     resolved = {letter: resolved_config(config, [*rivals[letter], *shared]) for letter, config in configs.items()}
@@ -152,7 +160,12 @@ def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[
 def _longest_s(requests: Sequence[Request]) -> float:
     """Return about how long a duel takes that uses its whole budget; one that is decided earlier ends earlier."""
     way = requests[0].measuring
-    return _START_S + len(way.passes) * (way.budget_s + way.settle_s * (requests[0].device == "cuda"))
+    return longest_s(len(way.passes), way.budget_s, way.settle_s if requests[0].device == "cuda" else 0.0)
+
+
+def longest_s(passes: int, budget_s: float = BUDGET_S, settle_s: float = 0.0) -> float:
+    """Return about how many seconds a duel of so many passes takes that uses its whole budget."""
+    return _START_S + passes * (budget_s + settle_s)
 
 
 def _close(context: SweepContext, status: EndStatus, files: Sequence[Path], summary: Summary | None = None) -> None:
@@ -199,7 +212,7 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
     if not flags and any(one.verdict == "undecided" for comparisons in by_pass.values() for one in comparisons):
         lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
     for flag in flags:
-        lines.append(f"{flag}: {FLAGS[flag][1]}, so only differences above {100 * BUSY_MARGIN:.0f} % are reported")
+        lines.append(f"{flag}: {FLAGS[flag][1]}, so only intervals beyond the margin count")
     if any("clock_mismatch" in record.flags for record in records):
         lines.append(f"clock_mismatch: {FLAGS['clock_mismatch'][1]}")
     return "\n".join(lines)
@@ -212,10 +225,12 @@ def verdict_line(records: Sequence[Record], comparison: PairedComparison) -> str
     how = f"takes {100 * abs(comparison.effect):.2f} % {'more' if comparison.effect > 0 else 'less'} time"
     # No direction without a verdict.
     effect = how if decided else f"takes {first}'s time {percent_text(comparison.effect)} %"
-    figures = (
-        f"{effect} [{percent_text(comparison.low)}, {percent_text(comparison.high)}], "
-        f"{comparison.rounds} rounds, margin {100 * comparison.margin:.1f} %"
-    )
+    margin = f"margin {100 * comparison.margin:.1f} %"
+    if _interference(records):
+        # The side below zero is no mirror image in percent.
+        margin = f"margin {100 * _below(comparison.margin):+.1f} to {100 * comparison.margin:+.1f} %"
+    interval = f"[{percent_text(comparison.low)}, {percent_text(comparison.high)}]"
+    figures = f"{effect} {interval}, {comparison.rounds} rounds, {margin}"
     verdict = {
         "faster": f"{first} is faster than {second}",
         "slower": f"{first} is slower than {second}",

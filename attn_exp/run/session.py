@@ -296,7 +296,8 @@ class Session:
             plots_and_curves(sweep, rivals, say, self._drawing, self.progress.note) if self._plots else ([], ())
         )
         files += plots
-        files += write_report(rivals, plots, folder, say) if self._plots else []
+        reports = write_report(rivals, plots, folder, say) if self._plots else []
+        files += reports
         profiled = any(result.profiles for result in results) and status == "FINISHED"
         of_jobs = write_pages(results, say, pictures=self._plots) if profiled else {}
         limit_s = 1.0 if status == "KILLED" else None
@@ -324,15 +325,19 @@ class Session:
         if warning and status != "KILLED":  # after an interrupt the same command stores the rest
             say(warning)
         if status == "FINISHED" and self._each is None:
-            self._say_what_next(results, folder, None if warning else tracker.look(), compares=rivals is not None)
+            self._say_what_next(results, folder, None if warning else tracker.look(), reports, rivals is not None)
 
-    def _say_what_next(self, results: Sequence[Result], folder: Path, look: str | None, *, compares: bool) -> None:
+    def _say_what_next(
+        self, results: Sequence[Result], folder: Path, look: str | None, reports: Sequence[Path], compares: bool
+    ) -> None:
         say = self.say
         failed = sum(not result.final for result in results)
         if failed:
             jobs = "1 job" if failed == 1 else f"{failed} jobs"
             say(f"{jobs} without a result; try again with: {self.resume_command()}")
         say(f"records and table.csv are in {user_path(folder)}{f'; look at them {look}' if look else ''}")
+        for report in reports:
+            say(f"report with plots: {user_path(report)}")
         if compares:
             say(f"compare: {shlex.join(['attn-exp', 'compare', *sweep_words(folder)])}")
         if any(result.profiles for result in results):
