@@ -59,7 +59,16 @@ _SHELLS = ("=bash", "=fish", "=zsh")
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    # A shell starts what is in the background of a script deaf to it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     provide_home()
     for stream in (sys.stdout, sys.stderr):
         # Records and names have letters that an ASCII terminal has not; a command must not end over one.
@@ -75,6 +84,11 @@ def main() -> None:
         # The reader of the output (`head`) has left. Not by SIGPIPE: a worker that dies breaks a pipe too.
         code = 0
     except KeyboardInterrupt:
+        code = 130
+    except Exception:
+        # What a library makes of an interrupt that met it halfway, such as an AttributeError of what it had not set.
+        if not interrupts:
+            raise
         code = 130
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
@@ -128,7 +142,3 @@ def dispatch(arguments: Sequence[str], *, earlier: bool = False) -> int:
     from attn_exp.commands.run import main as run
 
     return run(words)
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,11 @@ from omegaconf import OmegaConf
 
 # To look through what collecting imports again and again takes a quarter of its time; it stays to the end.
 gc.disable()
+# A shell starts what is in the background deaf to Ctrl-C, nohup to SIGHUP. So would be whatever the tests start and
+# interrupt, but where Python handles a signal: then new programs have its default.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 # How long a generated example takes says nothing on a machine that runs other tests beside.
 # The tests for GPUs generate nothing, and run where only the package's own needs are installed.
 with contextlib.suppress(ImportError):

@@ -61,6 +61,34 @@ def test_ctrl_c_within_the_first_imports_says_nothing_but_to_who_imports_the_lib
     assert (ended.returncode, ended.stdout, not ended.stderr) == (code, "", quiet)
 
 
+def test_an_interrupt_that_a_library_answers_with_an_error_of_its_own_is_one():
+    code = """
+import signal
+import attn_exp.cli as cli
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def dispatch(arguments, earlier):
+    try:
+        if arguments[0] != "none":
+            signal.raise_signal(getattr(signal, arguments[0]))
+    finally:
+        raise AttributeError("half made")
+cli.dispatch = dispatch
+cli.main()
+"""
+    for name, said in (("SIGINT", ""), ("SIGTERM", ""), ("none", "AttributeError: half made")):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, name], env=cli.environment(), capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, ended.stdout) == (130 if not said else 1, ""), ended.stderr
+        assert ended.stderr.strip().endswith(said) and bool(ended.stderr) == bool(said)
+
+
+def test_what_the_tests_start_is_not_deaf_to_interrupts():
+    """Also where the tests themselves are, in the background of a script or below nohup."""
+    said = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+    assert not int(said.split()[1], 16) & (1 << signal.SIGINT - 1 | 1 << signal.SIGHUP - 1)
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
