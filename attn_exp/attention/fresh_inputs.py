@@ -8,6 +8,8 @@ output: such a *relative* of inputs shares their reference.
 """
 
 import random
+import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,21 +65,25 @@ def _integers(tensor: torch.Tensor) -> torch.Tensor:
 
 def sign_factors(several: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
     """Return -1 where bits are set, else 1, in float32: (numbers, `length`)."""
-    return (1.0 - 2.0 * _unpacked(several, length)).to(device)
-
-
-def _unpacked(several: Sequence[int], length: int) -> torch.Tensor:
-    """Return the bits of numbers as 0 and 1, (numbers, `length`) on the CPU."""
-    digits = "".join(f"{bits:0{length}b}"[::-1] for bits in several)
-    # The codes of 0 and 1 differ in their last bit.
-    return torch.frombuffer(bytearray(digits, "ascii"), dtype=torch.uint8).bitwise_and_(1).view(len(several), length)
+    return _chosen(several, length, struct.pack("f", 1.0), struct.pack("f", -1.0), torch.float32).to(device)
 
 
 def _masks(several: Sequence[int], integers: torch.Tensor, dim: int) -> torch.Tensor:
     """Return the sign bit where bits are set, else 0, in the integers' dtype: (numbers, length of `dim`)."""
-    dtype = integers.dtype
-    sign = 1 << 7 if dtype == torch.uint8 else torch.iinfo(dtype).min
-    return (_unpacked(several, integers.shape[dim]).to(dtype) * sign).to(integers.device)
+    size = integers.element_size()
+    sign = (1 << 8 * size - 1).to_bytes(size, sys.byteorder)
+    return _chosen(several, integers.shape[dim], bytes(size), sign, integers.dtype).to(integers.device)
+
+
+def _chosen(several: Sequence[int], length: int, clear: bytes, is_set: bytes, dtype: torch.dtype) -> torch.Tensor:
+    """Return one of two elements for each bit of numbers, (numbers, `length`) on the CPU.
+
+    Few operators: this is done often, between calls that are timed.
+    """
+    digits = "".join(f"{bits:0{length}b}"[::-1] for bits in several).encode()
+    # No byte of an element is a digit.
+    elements = digits.replace(b"0", clear).replace(b"1", is_set)
+    return torch.frombuffer(bytearray(elements), dtype=dtype).view(len(several), length)
 
 
 def _along(mask: torch.Tensor, dim: int) -> torch.Tensor:
