@@ -45,7 +45,8 @@ def test_a_row_in_doubt_is_neither_best_nor_worse_nor_in_a_mean_and_it_is_said(t
     (mean,) = [one for one in found.means if one.label == "cudnn"]
     assert (mean.value, mean.n, mean.left_out) == (None, 0, ((doubt, 1),))
     # It is surely faster than the best of them: nothing is picked.
-    assert [(rule.label, rule.open) for rule in found.answer.rules] == [("", 1)] and found.answer.picks == {}
+    assert [(rule.label, rule.open) for rule in found.answer.rules] == [("", 1)]
+    assert [(tally.picks, tally.open) for tally in found.answer.tallies] == [({}, 1)]
     # It may be better: a duel would tell.
     assert [(duel.a.result.label, duel.b.result.label) for duel in found.ties] == [("cudnn", "flash")]
     text = text_of(page(found))

@@ -131,6 +131,18 @@ def test_a_cell_that_decides_nothing_is_marked(tmp_path):
     chart = heatmap_chart(compare(tmp_path / "a", baseline="flash"))
     assert [text.get_text() for text in panels(chart)[0].texts] == ["2.00?", "1.00", "1.33"]
     assert "A question mark: the row decides nothing." in chart.caption
+    # Without a baseline it is better than the best of the others, and the colour bar has its colour, too.
+    chart = heatmap_chart(compare(tmp_path / "a"))
+    assert [text.get_text() for text in panels(chart)[0].texts] == ["1.50?", "0.75", "1.00"]
+    (bar,) = [axes for axes in chart.figure.axes if axes.get_ylabel().startswith("times as good as")]
+    assert bar.get_ylim() == pytest.approx((-2, 0.585), abs=0.001)
+
+
+def test_a_rate_in_doubt_has_a_hollow_marker_over_length():
+    jobs = [a_job("flash", 0.1 * length, length, flags=("unstable",) * (length == 512)) for length in LENGTHS]
+    chart = lengths_chart([decode(msgspec.json.encode(one), Path("record.json")) for one in jobs])
+    hollow = [line for line in panels(chart)[0].lines if line.get_markerfacecolor() == "white"]
+    assert [list(line.get_xdata()) for line in hollow] == [[512]] and "Hollow: in doubt" in chart.caption
 
 
 def test_the_ticks_of_narrow_errors_differ():

@@ -181,7 +181,7 @@ def test_what_to_pick_is_a_range_in_which_one_backend_is_among_the_best(tmp_path
     ]
     assert found.rules[1].ratio == pytest.approx((2 * 4 * 2) ** (1 / 3))
     assert found.rules[1].ties == ()
-    assert (found.close, found.settle.command) == (1, rivals(tmp_path, []).ties[0].command)
+    assert (found.undecided, found.settle.command) == (1, rivals(tmp_path, []).ties[0].command)
 
 
 def test_picks_of_one_size_have_no_range_and_name_the_ties(tmp_path):

@@ -101,6 +101,11 @@ def test_each_row_stands_over_the_backend_that_was_measured_first(tmp_path: Path
     assert by_backend["math"]["forward/speedup"] == pytest.approx(0.25)
     whole = {one.label: (one.speedup, one.n, one.best) for one in found.backends}
     assert whole["cudnn"] == (pytest.approx(2), 2, 2) and whole["math"] == (pytest.approx(0.25), 2, 0)
+    # A list is sorted by case, and of a case the fastest comes first.
+    order = sorted(found.of_jobs, key=lambda job: found.of_jobs[job]["list_place"])
+    assert [job.partition("-")[0] for job in order] == ["cudnn", "flash", "math"] * len(LENGTHS)
+    lengths = {record.request.job: record.request.case.q_len for record in rows(*LENGTHS)}
+    assert [lengths[job] for job in order] == [length for length in sorted(LENGTHS) for _ in range(3)]
 
 
 def test_a_row_that_decides_nothing_has_no_rank_and_is_in_no_mean(tmp_path: Path) -> None:
@@ -108,7 +113,7 @@ def test_a_row_that_decides_nothing_has_no_rank_and_is_in_no_mean(tmp_path: Path
     records[1] = replace(records[1], flags=("busy_host",))
     found = standings(rivals_of(tmp_path / "a", records))
     by_backend = {job.partition("-")[0]: own for job, own in found.of_jobs.items()}
-    assert by_backend["cudnn"].keys() == {"forward/speedup"}
+    assert by_backend["cudnn"].keys() == {"forward/speedup", "list_place"}
     # It may be the best of its case: what the others' places are is unknown, too, and each says why.
     assert not any("forward/rank" in own for own in by_backend.values())
     why = {job.partition("-")[0]: own["forward"] for job, own in found.undecided.items()}
@@ -157,7 +162,8 @@ def test_the_page_of_a_sweep_begins_with_the_answer_and_every_link_leads_to_a_fi
         assert (root / unquote(name)).stat().st_size > 0
     assert look == f"with: attn-exp ui first uri=sqlite:///{ready}/mlflow.db"
     assert parent.data.metrics.items() >= {
-        "jobs": 6, "jobs/ok": 6, "forward/speedup/cudnn": 2, "forward/best_in/cudnn": 2, "forward/best_in/math": 0,
+        "jobs": 6, "jobs/ok": 6, "list_place": 0,
+        "forward/speedup/cudnn": 2, "forward/best_in/cudnn": 2, "forward/best_in/math": 0,
     }.items()  # fmt: skip
     assert parent.data.params["batch"] == "4" and "seq_len" not in parent.data.params
     assert parent.data.tags["attn_exp.baseline"] == "flash"
@@ -254,6 +260,16 @@ def test_names_differ_within_twenty_letters_where_sweeps_vary() -> None:
     names = [run_name(sweeps.job("cudnn", of=case)) for case in cases]
     assert len({name[:20] for name in names}) == len(cases)
     assert names[0] == "cudnn s512 b1 causal h16 d128 bf16"
+
+
+def test_a_run_s_name_has_the_mark_of_doubt_of_its_passes() -> None:
+    """All that MLflow's charts show of a run is its name and colour."""
+    record = sweeps.job("cudnn", flags=("unstable", "drift"))
+    case = record.request.case.brief()
+    assert run_name(record) == f"cudnn ? {case}" and run_name(replace(record, flags=("drift",))) == f"cudnn {case}"
+    passes = {name: replace(one, flags=("unstable",) * (name == "backward")) for name, one in record.passes.items()}
+    assert run_name(replace(record, passes=passes)) == f"cudnn bwd? {case}"
+    assert run_name(replace(record, passes=passes, flags=("unstable", "busy_host"))) == f"cudnn ? {case}"
 
 
 def test_a_job_s_page_says_where_it_stands_or_why_it_has_no_rank(ready: Path) -> None:  # noqa: F811

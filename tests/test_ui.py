@@ -125,8 +125,9 @@ def test_all_sweeps_are_listed_in_the_one_order_in_which_mlflow_nests_jobs() -> 
 def test_one_sweep_is_its_own_run_above_its_jobs_in_a_flat_list_with_charts_of_its_passes() -> None:
     state = one_sweep("it's", ["step"])
     assert state["searchFilter"] == 'tags.`attn_exp.sweep` = "it\'s"'
-    # Of all runs of a sweep its own alone has this metric; in the order of time MLflow hides jobs below it.
-    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`jobs`", False)
+    # Its own run is the first, and then each case's fastest job; in the order of time MLflow hides jobs below it.
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`list_place`", True)
+    assert state["selectedColumns"][0] == "params.`backend`"
     (section,) = state["compareRunSections"]
     charts = {card["metricKey"]: card["type"] for card in state["compareRunCharts"]}
     assert charts["step/speedup"] == charts["step/time_us"] == "BAR" and charts["step/tflops_by_length"] == "LINE"
@@ -167,7 +168,7 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     tracker = make_tracker({"name": "mlflow", "uri": uri, "artifacts": str(tmp_path / "artifacts")})
     tracker.open(SweepInfo("first", tmp_path / "first", ""))
-    summary = Summary(answer="**cudnn is the fastest**", metrics={"jobs": 1, "forward/best_in/cudnn": 1})
+    summary = Summary(answer="**cudnn is the fastest**", metrics={"list_place": 0, "forward/best_in/cudnn": 1})
     assert tracker.close("FINISHED", (), summary=summary) is None
     look = tracker.look()
     assert look is not None and look.startswith("with: attn-exp ui first uri=")
@@ -202,7 +203,7 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
         assert notes["mlflow.note.content"].startswith("**cudnn is the fastest**")
         state = one_sweep("first", ["forward"])
         wanted = {"experiment_ids": [found[1]], "filter": state["searchFilter"]}
-        wanted["order_by"] = [f"{state['orderByKey']} DESC"]
+        wanted["order_by"] = [f"{state['orderByKey']} ASC"]
         request = urllib.request.Request(
             f"{rest}/runs/search", json.dumps(wanted).encode(), {"Content-Type": "application/json"}
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attn_exp.compare.ratio import Ratio, Spreads, ratio
-from attn_exp.core.flags import INTERFERENCE
+from attn_exp.core.flags import doubts
 from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.same_kernel import same_kernel
@@ -49,7 +49,7 @@ def doubt_about(cell: Cell, metric: ChosenMetric) -> str:
     kind = metric.kind
     if cell.value is None or not (kind.follows_clock or kind.has_time_interval or kind.of_power):
         return ""
-    flags = [flag for flag in (*sorted(INTERFERENCE), "unstable") if flag in cell.flags]
+    flags = doubts(cell.flags)
     wide = cell.half_width is not None and cell.half_width >= LARGE
     return flags[0] if flags else "a wide interval" if wide else ""
 

@@ -7,10 +7,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from attn_exp.compare.choosing import case_of
 from attn_exp.compare.ranking import Ranking, challengers, is_label, outcome, rank
 from attn_exp.compare.ratio import gain, geometric_mean
 from attn_exp.compare.rivals import Rivals
+from attn_exp.core.case import PASSES
+from attn_exp.tracking.view import LIST_PLACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Standings:
 
     Attributes:
         baseline: the backend over which speed-ups are.
-        of_jobs: each job's metrics: `forward/speedup`, `forward/rank`.
+        of_jobs: each job's metrics: `forward/speedup`, `forward/rank`, `list_place`.
         backends: each backend in each pass, over all cases.
         said: the standing of each job in words, by pass.
         undecided: why a job has no rank, by pass.
@@ -91,8 +95,22 @@ def standings(rivals: Rivals) -> Standings:
         )
         for (label, side), count in best.items()
     ]
+    for place, job in enumerate(_listed(rivals.rows), 1):
+        of_jobs[job][LIST_PLACE] = float(place)
     with_metrics = {job: own for job, own in of_jobs.items() if own}
     return Standings(baseline, with_metrics, tuple(_ordered(backends)), said, undecided)
+
+
+def _listed(rows: Sequence[Ranking]) -> list[str]:
+    """Return the jobs in the order of a list: by case, of a case the fastest first, by the first pass of the sweep."""
+    cases: dict[Any, int] = {}
+    times: dict[str, tuple[int, int, float]] = {}
+    for row in rows:
+        case = cases.setdefault(case_of(row), len(cases))
+        value = math.inf if row.cell.value is None else row.cell.value
+        own = (case, PASSES.index(row.cell.direction), value)
+        times[row.cell.result.job] = min(own, times.get(row.cell.result.job, own))
+    return sorted(times, key=lambda job: times[job])
 
 
 def _said(

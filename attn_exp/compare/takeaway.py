@@ -6,43 +6,77 @@ A sweep's end, `attn-exp compare`, reports and MLflow show the same `Answer`.
 import html
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from attn_exp.compare.choosing import case_of, rules_of
 from attn_exp.compare.duel_command import Duel
 from attn_exp.compare.ranking import Ranking, outcome
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.rule import Rule, and_text, counted, of_all_passes
+from attn_exp.core.case import PASSES
 from attn_exp.results.cell import ChosenMetric
 
 # Of the rules, above tables and at a sweep's end; the sheet of a comparison has all.
 RULES_SHOWN = 8
-# With more rules, a sentence before them counts in how many passes each backend is the best, the first few of them.
+# With more rules, a sentence for each pass before them counts in how many cases a backend is the best, the first few of
+# them.
 _COUNTED_FROM, _COUNTED_MOST = 4, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How the cases of one pass are decided; each of the `n` is counted once.
+
+    In `picks` by the backend that is surely the best; in `close`, where two or more are too close to call; in `open`,
+    where a row in doubt may be better than the best of the others; or in `alone`, where fewer than two backends have a
+    result.
+    """
+
+    direction: str
+    picks: Mapping[str, int]
+    close: int
+    open: int
+    alone: int
+
+    @property
+    def n(self) -> int:
+        """All cases of the pass."""
+        return sum(self.picks.values()) + self.close + self.open + self.alone
+
+    def sentence(self, metric: ChosenMetric) -> str:
+        """Return the counts: `forward, 8 cases: surely fastest: flash in 6, eager in 1; 1 too close to call`."""
+        order = sorted(self.picks, key=lambda label: (-self.picks[label], label))
+        each = [f"{label} in {self.picks[label]}" for label in order[:_COUNTED_MOST]]
+        if rest := order[_COUNTED_MOST:]:
+            each.append(f"{len(rest)} more in {sum(self.picks[label] for label in rest)}")
+        best = "fastest" if metric.kind.follows_clock else f"best by {metric}"
+        parts = [f"surely {best}: {', '.join(each)}"] if each else []
+        parts += [
+            f"{count} {words}"
+            for count, words in (
+                (self.close, "too close to call"),
+                (self.open, "undecided (rows in doubt)"),
+                (self.alone, "with fewer than two results"),
+            )
+            if count
+        ]
+        return f"{self.direction}, {counted(self.n, self.n)}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
 class Answer:
     """Which backend to take where: `rules`, the fewest that say it. `warning` says why there are none, or fewer.
 
-    Of the `n` passes of the `cases`, each is counted once: in `picks`, by the backend that is surely the best; in
-    `close`, where two or more are too close to call; in `open`, where a row in doubt may be better than the best of the
-    others; or in `alone`, where fewer than two backends have a result. The `wins`, `close` and `open` of the rules add
-    up to the same numbers.
-
-    `settle` is the duel that would decide the undecided pass in which most is at stake, and `settle_all` the command
-    that runs all such duels. `longer` says that without a pick more time would help, and `again` is the command that
-    then measures the sweep once more.
+    `tallies` count each pass of the `cases` once; the `wins`, `close` and `open` of the rules add up to the same
+    numbers. `settle` is the duel that would decide the undecided pass in which most is at stake, and `settle_all` the
+    command that runs all such duels. `longer` says that without a pick more time would help, and `again` is the command
+    that then measures the sweep once more.
     """
 
     metric: ChosenMetric
     rules: tuple[Rule, ...] = ()
     warning: str = ""
-    picks: Mapping[str, int] = field(default_factory=dict)
-    close: int = 0
-    open: int = 0
-    alone: int = 0
-    n: int = 0
+    tallies: tuple[Tally, ...] = ()
     cases: int = 0
     settle: Duel | None = None
     settle_all: str = ""
@@ -56,30 +90,14 @@ class Answer:
         return f"<pre style='white-space: pre-wrap'>{html.escape(str(self))}</pre>"
 
     @property
-    def undecided(self) -> int:
-        """In how many passes a duel is needed: those too close to call, and those that are open."""
-        return self.close + self.open
+    def n(self) -> int:
+        """All passes of all cases."""
+        return sum(tally.n for tally in self.tallies)
 
     @property
-    def tally(self) -> str:
-        """In how many passes each backend is surely the best, and how many are not decided: they add up to `n`."""
-        order = sorted(self.picks, key=lambda label: (-self.picks[label], label))
-        each = [f"{label} in {self.picks[label]}" for label in order[:_COUNTED_MOST]]
-        each += [f"{len(order) - len(each)} more in {sum(self.picks[one] for one in order[_COUNTED_MOST:])}"][
-            : len(order) > len(each)
-        ]
-        best = "fastest" if self.metric.kind.follows_clock else f"best by {self.metric}"
-        rest = [
-            f"{count} {words}"
-            for count, words in (
-                (self.close, "too close to call"),
-                (self.open, "undecided (rows in doubt)"),
-                (self.alone, "with fewer than two results"),
-            )
-            if count
-        ]
-        surely = f"surely {best}: {', '.join(each)}" if each else f"nothing is surely {best}"
-        return "; ".join([f"of {counted(self.cases, self.n)}, {surely}", *rest])
+    def undecided(self) -> int:
+        """In how many passes a duel is needed: those too close to call, and those that are open."""
+        return sum(tally.close + tally.open for tally in self.tallies)
 
     def lines(self, most: int | None = RULES_SHOWN) -> list[str]:
         """Return the answer as sentences, of the rules the first `most`, the warning, and a command.
@@ -90,7 +108,7 @@ class Answer:
         return [*self.said(most), *filter(None, [self.warning]), *self.open_lines()]
 
     def said(self, most: int | None = RULES_SHOWN) -> list[str]:
-        """Return the first `most` of the rules as sentences, sure picks first, behind the tally if there are many."""
+        """Return the first `most` of the rules as sentences, sure picks first, behind the tallies if there are many."""
         shown = self.rules[:most]
         hidden = self.rules[len(shown) :]
         decides = and_text(
@@ -105,7 +123,7 @@ class Answer:
             ]
         )
         return [
-            *([self.tally] if len(self.rules) >= _COUNTED_FROM else []),
+            *(one.sentence(self.metric) for one in (self.tallies if len(self.rules) >= _COUNTED_FROM else ())),
             *(rule.sentence(self.metric) for rule in shown),
             *([f"... and {len(hidden)} more such rules ({decides})"] if hidden else []),
         ]
@@ -137,28 +155,33 @@ def answer_of(
     for row in rows:
         groups[row.group].append(row)
     outcomes = {at: outcome(group) for at, group in groups.items()}
-    counts = Counter(outcomes.values())
-    # Names of one kernel are one pick.
-    picks = Counter(
-        "=".join(sorted(row.cell.result.label for row in group if row.best))
-        for at, group in groups.items()
-        if outcomes[at] == "sure"
-    )
     rivals = [group for at, group in groups.items() if outcomes[at] != "alone"]
     return Answer(
         metric=metric,
         rules=() if most else rules_of(rivals, metric, spreads),
         warning=_warning(valued, doubtful, most),
         longer=most and _wants_time(doubtful),
-        picks=dict(picks),
-        close=counts["close"],
-        open=counts["open"],
-        alone=counts["alone"],
-        n=len(groups),
+        tallies=tuple(
+            _tally(direction, [(group, outcomes[at]) for at, group in groups.items() if _pass_of(group) == direction])
+            for direction in PASSES
+            if direction in map(_pass_of, groups.values())
+        ),
         cases=len({case_of(group[0]) for group in groups.values()}),
         settle=None if most or not open_duels else open_duels[0],
         settle_all=settle_all,
     )
+
+
+def _tally(direction: str, groups: Sequence[tuple[Sequence[Ranking], str]]) -> Tally:
+    counts = Counter(found for _, found in groups)
+    # Names of one kernel are one pick.
+    sure = (group for group, found in groups if found == "sure")
+    picks = Counter("=".join(sorted(row.cell.result.label for row in group if row.best)) for group in sure)
+    return Tally(direction, dict(picks), counts["close"], counts["open"], counts["alone"])
+
+
+def _pass_of(group: Sequence[Ranking]) -> str:
+    return group[0].cell.direction
 
 
 def _warning(valued: Sequence[Ranking], doubtful: Sequence[Ranking], most: bool) -> str:

@@ -67,6 +67,13 @@ FLAGS = {
 # detects them.
 INTERFERENCE = frozenset({"busy_host", "shared_gpu"})
 
+
+def doubts(flags: Iterable[str]) -> list[str]:
+    """Return those of the flags that put a time in doubt: it is compared with no other."""
+    there = set(flags)
+    return [flag for flag in (*sorted(INTERFERENCE), "unstable") if flag in there]
+
+
 # The half-width of an interval above which a time is `unstable`.
 STABLE = 0.02
 # If an unblocked call takes this many times as long, the host cannot keep up.

@@ -56,7 +56,9 @@ def heatmap_chart(rivals: "Rivals") -> Chart | None:
     bar.ax.set_yticks([math.log2(x) for x in (0.25, 0.5, 1, 2, 4)], ["1/4", "1/2", "1", "2", "4"])
     bar.ax.minorticks_off()
     if not rivals.baseline:
-        bar.ax.set_ylim(-math.log2(_FULL), 0)
+        # Of rows in doubt, that may be better than the best of the others, the bar has the colours as well.
+        above = max((math.log2(row.gain.value) for row in rows if row.gain is not None), default=0.0)
+        bar.ax.set_ylim(-math.log2(_FULL), min(max(above, 0.0), math.log2(_FULL)))
     bar.set_label(f"times as good as {rivals.baseline or 'the best'}", fontsize=SMALL)
     left_out = len(cases) - len(shown)
     text = caption(

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from attn_exp.core.flags import doubts
 from attn_exp.plots.data import caption, case_names, families, length, measured, passes_of, shared_case, size_text
 from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
 
@@ -52,6 +53,7 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     text = caption(
         flat,
         f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. {bars}: 95 % confidence intervals across rounds.",
+        "Hollow: in doubt (busy or unstable), it decides nothing." if _any_doubt(shown, passes) else "",
         f"{left_out} more groups of sizes are not shown." if left_out else "",
         f"Not shown, far off all others: {beyond} of the rates." if beyond else "",
     )
@@ -86,9 +88,27 @@ def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, 
             capsize=2,
             label=label,
         )
+        doubtful = [at for at, result in enumerate(own) if doubts(result.flags_in(side))]
+        if doubtful:
+            panel.plot(
+                [lengths[at] for at in doubtful],
+                [rates[at] for at in doubtful],
+                color=look.colour,
+                marker=look.marker,
+                markerfacecolor="white",
+                linestyle="none",
+                markersize=5,
+                zorder=4,
+            )
     panel.set_xscale("log", base=2)
     panel.grid(color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
+
+
+def _any_doubt(shown: "Sequence[Sequence[Result]]", passes: Sequence[str]) -> bool:
+    """Return whether a point that has a marker is in doubt."""
+    marked = (result for together in shown if not _crowded(together) for result in together)
+    return any(doubts(result.flags_in(side)) for result in marked for side in passes)
 
 
 def _fenced(panel: Any, rates: Sequence[float]) -> int:

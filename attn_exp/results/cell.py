@@ -61,9 +61,7 @@ class Cell:
     @property
     def flags(self) -> tuple[str, ...]:
         """The result's flags without those that only another pass has."""
-        own, known = self.result.pass_flags.get(self.direction, ()), self.result.pass_flags.values()
-        elsewhere = {flag for flags in known for flag in flags} - set(own)
-        return tuple(flag for flag in self.result.flags if flag not in elsewhere)
+        return self.result.flags_in(self.direction)
 
     @property
     def short(self) -> str:

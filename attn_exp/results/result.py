@@ -78,6 +78,12 @@ class Result:
         """Whether running the job again could not change the outcome."""
         return STATUSES[self.status].final
 
+    def flags_in(self, direction: str) -> tuple[str, ...]:
+        """Return the flags without those that only another pass has."""
+        elsewhere = {flag for flags in self.pass_flags.values() for flag in flags}
+        elsewhere -= set(self.pass_flags.get(direction, ()))
+        return tuple(flag for flag in self.flags if flag not in elsewhere)
+
     def longest_kernel(self, direction: str) -> str:
         """Return the name of the kernel in which a pass spends most of its time; empty if no kernel is known."""
         return next(iter(self.kernels.get(direction, ())), "")

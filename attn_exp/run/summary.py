@@ -10,6 +10,7 @@ from attn_exp.core.errors import first_line
 from attn_exp.core.record import Record
 from attn_exp.results.result import Result
 from attn_exp.tracking.base import Summary, duel_metrics, params
+from attn_exp.tracking.view import LIST_PLACE
 
 if TYPE_CHECKING:
     from attn_exp.compare.rivals import Rivals
@@ -20,7 +21,9 @@ _REASONS = 5
 def summary_of(results: Sequence[Result], rivals: "Rivals | None", say: Callable[[str], None]) -> Summary:
     """Return the summary of a sweep; without `rivals`, or where they cannot be summed up, only its counts."""
     counts = Counter[str](result.status for result in results)
-    metrics = {"jobs": float(len(results))} | {f"jobs/{status}": float(count) for status, count in counts.items()}
+    # The sweep's own run is the first of its list.
+    metrics = {"jobs": float(len(results)), LIST_PLACE: 0.0}
+    metrics |= {f"jobs/{status}": float(count) for status, count in counts.items()}
     tags = {
         "backends": ", ".join(
             dict.fromkeys(result.label for result in sorted(results, key=lambda one: one.started_at))

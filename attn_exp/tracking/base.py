@@ -16,7 +16,7 @@ from attn_exp.core.roofline import roof_metrics, roof_of
 from attn_exp.core.source import short
 from attn_exp.core.text import flat
 from attn_exp.results.result import Result
-from attn_exp.tracking.job_page import ended_at, flags_by_pass
+from attn_exp.tracking.job_page import doubt_mark, ended_at, flags_by_pass
 
 _OF_A_PAIR = ("effect", "low", "high", "p")
 
@@ -136,11 +136,12 @@ class Tracker(Protocol):
 
 
 def run_name(record: Record) -> str:
-    """Return the name of a record's run: backend and case, with what sweeps vary most first.
+    """Return the name of a record's run: backend, mark of doubt, and case, with what sweeps vary most first.
 
-    MLflow cuts names in legends and columns after some twenty letters.
+    MLflow cuts names in legends and columns after some twenty letters. Its charts show nothing of a run but its name
+    and colour, so the mark is in the name: the backward of `eager bwd? s512 ...` is in doubt.
     """
-    return f"{record.label} {record.request.case.brief()}"
+    return " ".join(filter(None, [record.label, doubt_mark(record), record.request.case.brief()]))
 
 
 def params(job: Request | Result) -> dict[str, str]:

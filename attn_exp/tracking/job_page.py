@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Protocol
 
+from attn_exp.core.flags import doubts
 from attn_exp.core.record import Record
 from attn_exp.core.request import Measuring
 from attn_exp.core.safe_text import markdown_text
-from attn_exp.core.text import figures, printable
+from attn_exp.core.text import SHORT, figures, printable
 from attn_exp.results.table import time_text
 
 
@@ -46,6 +47,14 @@ def job_note(job: Job, measuring: Measuring, standing: Mapping[str, str], answer
             took = f"**{time_text(time_us)}**" + (f", {figures(rate)} TFLOPS" if rate else "")
             lines.append("; ".join(filter(None, [f"{direction}: {took}", markdown_text(standing.get(direction, ""))])))
     return "  \n".join([*lines, f"[the sweep's answer]({answer})"])
+
+
+def doubt_mark(record: Record) -> str:
+    """Return `?`, as tables mark a row that decides nothing, if a record's times are in doubt; of one pass `bwd?`."""
+    of_passes = {name: measured.flags for name, measured in record.passes.items()}
+    of_all = {flag for flag in record.flags if not any(flag in flags for flags in of_passes.values())}
+    marked = [SHORT[name] for name, flags in of_passes.items() if doubts({*flags, *of_all} & {*record.flags})]
+    return " ".join(f"{name}?" for name in marked) if len(marked) < len(of_passes) else "?" if marked else ""
 
 
 def flags_by_pass(record: Record) -> str:

@@ -10,19 +10,20 @@ from typing import Any
 from attn_exp.core.case import HALVES
 from attn_exp.tracking.client import quoted
 
-# Columns in addition to those that MLflow always shows. The name has backend and case, so the outcome comes first.
-# Widths in pixels: a window 1,400 wide shows everything up to the passes' metrics.
-_NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 310
+# The metric by which the list of a sweep is sorted: 0 is the sweep's own run, then the jobs by case, the fastest first.
+LIST_PLACE = "list_place"
+# Columns in addition to those that MLflow always shows: backend and outcome first. Widths in pixels: a window 1,400
+# wide shows everything up to the passes' times, ranks and speed-ups.
+_NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 260
 # Only of sweeps: jobs leave it empty, as sweeps leave most others.
 ANSWER_COLUMN = "tags.`attn_exp.answer`"
 _OF_JOBS = {
+    "params.`backend`": 90,
+    **{f"metrics.`{side}/{name}`": 125 for side in HALVES for name in ("time_us", "rank", "speedup")},
     "tags.`attn_exp.status`": 110,
-    **{f"metrics.`{side}/{name}`": 125 for side in HALVES for name in ("time_us", "tflops", "rank", "speedup")},
     "tags.`attn_exp.flags`": 200,
-    **{
-        f"params.`{name}`": 90
-        for name in ("backend", "batch", "seq_len", "q_len", "kv_len", "head_dim", "dtype", "causal")
-    },
+    **{f"metrics.`{side}/tflops`": 125 for side in HALVES},
+    **{f"params.`{name}`": 90 for name in ("batch", "seq_len", "q_len", "kv_len", "head_dim", "dtype", "causal")},
     "tags.`attn_exp.gpu`": 150,
 }
 # Numbers of jobs and of curves over length that one compares first; charts of all others are below them.
@@ -56,10 +57,10 @@ def one_sweep(sweep: str, passes: Sequence[str] = HALVES) -> dict[str, Any]:
     cards = [_card("BAR", sweep, f"{side}/{name}") for name in _BARS for side in passes]
     cards += [_card("LINE", sweep, f"{side}/{name}", **_OVER_LENGTH) for name in _CURVES for side in passes]
     return _list(_OF_JOBS) | {
-        # The sweep's own run is the only one that counts jobs, so the first one: one click leads to its answer. Sorted
-        # by time, MLflow would hide all others below it.
-        "orderByKey": "metrics.`jobs`",
-        "orderByAsc": False,
+        # The sweep's own run is the first one: one click leads to its answer. Sorted by time, MLflow would hide all
+        # others below it.
+        "orderByKey": f"metrics.`{LIST_PLACE}`",
+        "orderByAsc": True,
         "searchFilter": f"tags.`attn_exp.sweep` = {quoted(sweep)}",
         # Our section stays above those that MLflow makes of all other metrics.
         "isAccordionReordered": True,
