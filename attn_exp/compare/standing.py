@@ -14,7 +14,7 @@ from attn_exp.compare.ranking import Ranking, challengers, is_label, outcome, ra
 from attn_exp.compare.ratio import gain, geometric_mean
 from attn_exp.compare.rivals import Rivals
 from attn_exp.core.case import PASSES
-from attn_exp.tracking.view import LIST_PLACE
+from attn_exp.tracking.base import LIST_PLACE
 
 
 @dataclass(frozen=True, slots=True)

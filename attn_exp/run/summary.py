@@ -9,8 +9,7 @@ from attn_exp.compare.standing import standings
 from attn_exp.core.errors import first_line
 from attn_exp.core.record import Record
 from attn_exp.results.result import Result
-from attn_exp.tracking.base import Summary, duel_metrics, params
-from attn_exp.tracking.view import LIST_PLACE
+from attn_exp.tracking.base import LIST_PLACE, Summary, duel_metrics, params
 
 if TYPE_CHECKING:
     from attn_exp.compare.rivals import Rivals

@@ -36,6 +36,8 @@ def duel_metrics(records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapp
 EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
 
 _LONGEST_KERNEL_NAME = 250
+# The metric by which the list of a sweep is sorted: 0 is the sweep's own run, then the jobs by case, the fastest first.
+LIST_PLACE = "list_place"
 # The tag from which MLflow takes a run's colour.
 RUN_COLOUR = "mlflow.runColor"
 

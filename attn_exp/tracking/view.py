@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from attn_exp.core.case import HALVES
+from attn_exp.tracking.base import LIST_PLACE
 from attn_exp.tracking.client import quoted
 
-# The metric by which the list of a sweep is sorted: 0 is the sweep's own run, then the jobs by case, the fastest first.
-LIST_PLACE = "list_place"
 # Columns in addition to those that MLflow always shows: backend and outcome first. Widths in pixels: a window 1,400
 # wide shows everything up to the passes' times, ranks and speed-ups.
 _NAME_COLUMN, _NAME_WIDTH = "attributes.`Run Name`", 260
