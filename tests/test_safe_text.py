@@ -90,12 +90,14 @@ def test_markdown_shows_it_literally(text: str, shown: str) -> None:
     assert markdown_text(text) == shown
 
 
-@pytest.mark.parametrize("formula", ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-2+3", "\tx", "\r=1"])
+@pytest.mark.parametrize(
+    "formula", ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-2+3", "\tx", "\r=1", "\n=1", "\uff1d1+1"]
+)
 def test_a_spreadsheet_computes_nothing(formula: str, tmp_path: Path) -> None:
     assert csv_cell(formula) == f"'{formula}"
     sweep = sweeps.sweep(tmp_path / "s", [sweeps.failed(backend="math", reason=formula)])
     (row,) = csv.DictReader(csv_text(sweep.results).splitlines())
-    assert not row["reason"].startswith(("=", "@", "+", "-", "\t", "\r"))
+    assert not row["reason"].startswith(("=", "@", "+", "-", "\t", "\r", "\n", "\uff1d"))
 
 
 @pytest.mark.parametrize("value", [-1.5, "-1.5", "+1e-3", "text", None, 3, True])

@@ -503,6 +503,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_refused(place: Path) -> None
         ("mlruns", "is a folder, which MLflow no longer supports"),
         ("sqlite://mlflow.db", "names no database file"),
         ("sqlite:///:memory:", "names no database file"),
+        ("sqlite:///a%00b/mlflow.db", r"names a file that cannot be \(%00\)"),
         ("sqlite:///a?b/mlflow.db", r"has a \? in its path, where a URI.s path ends: write %3F"),
         ("ftp://me:secret@host", "tracker.uri=ftp://host is not one of sqlite, http"),
     ],

@@ -30,6 +30,7 @@ _IN_QUERY = re.compile(
 _HEADER = re.compile(
     r"(\b(?:Proxy-)?Authorization['\"]?\s*[:=]\s*['\"]?(?:(?:Basic|Bearer|Digest|Token)\s+)?)[^\s'\",;]+", re.IGNORECASE
 )
+_COOKIE = re.compile(r"(\b(?:Set-)?Cookie['\"]?:\s*['\"]?)[^'\"\n]+", re.IGNORECASE)
 # Shorter values occur in other words by accident; so do values below the second length inside a longer text.
 _SHORTEST, _SHORTEST_INSIDE = 6, 12
 
@@ -59,7 +60,9 @@ def without_secrets(text: str, environ: Mapping[str, str] | None = None, shortes
             text = text.replace(secret, "***")
     if "://" in text:
         text = _USER_AND_PASSWORD.sub(lambda match: match["kept"] or "", text)
-    return without_tokens(_HEADER.sub(r"\1***", _IN_QUERY.sub(r"\1***", text)))
+    for pattern in (_IN_QUERY, _HEADER, _COOKIE):
+        text = pattern.sub(r"\1***", text)
+    return without_tokens(text)
 
 
 def tree_without_secrets(tree: Any, environ: Mapping[str, str] | None = None) -> Any:

@@ -19,7 +19,8 @@ _KEPT = re.compile(rb"\\u000[9aA]$")
 _UNPRINTABLE_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # Not brackets that no address can follow, as those of an interval, nor underscores, which mean nothing within a word.
 _MARKED_UP = re.compile(r"([\\`*|]|\](?=[(\[:])|~(?=~))")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# The last four are full-width (https://owasp.org/www-community/attacks/CSV_Injection).
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def printable_json(content: bytes) -> bytes:

@@ -43,13 +43,14 @@ _OTHERS = (
     ("PRIVATE KEY", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?s:.*?)(?:-----END[A-Z0-9 ]*-----|\Z)"),
     ("PuTTY-User-Key-File-", r"PuTTY-User-Key-File-(?s:.*)"),
 )
-# Whatever is given for such a name. A number is a count: `token=4096`.
+# Whatever is given for such a name, as a header, too, or for such an option. A number is a count: `token=4096`.
 _NAMED = (
-    r"(?i)(?P<name>(?:password|passwd|passphrase|secret|api_?key|access_?key|account_?key|auth_?token|access_?token"
-    r"|refresh_?token|bearer_?token|aws\w{0,20}(?:key|token|pwd))['\"]?(?:=['\"]?|\s{0,9}[=:]\s{0,9}['\"]?(?=[^\s'\",;&]{6})))"
-    r"(?!\*\*\*)(?![\d.]+\b)[^\s'\",;&]+"
+    r"(?i)(?P<name>(?:password|passwd|passphrase|secret|_pwd|(?:api|access|account)[_-]?key"
+    r"|(?:access|auth|bearer|private|refresh|security|session)[_-]?token|aws\w{0,20}(?:key|token|pwd))"
+    r"['\"]?(?:=['\"]?|\s{0,9}[=:]\s{0,9}['\"]?(?=[^\s'\",;&]{6}))"
+    r"|(?<![\w-])--(?:password|passwd|token|secret|api-key)\s{1,9}['\"]?)(?!\*\*\*)(?![\d.]+\b)[^\s'\",;&]+"
 )
-_NAMES = re.compile(r"pass(?:w|phrase)|secret|key|token|aws", re.IGNORECASE)
+_NAMES = re.compile(r"pass(?:w|phrase)|secret|key|token|aws|_pwd", re.IGNORECASE)
 
 
 def without_tokens(text: str) -> str:

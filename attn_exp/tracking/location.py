@@ -58,6 +58,8 @@ def absolute_uri(uri: str) -> str:
         name, question, query = rest.removeprefix("/").partition("?")
         if not rest.startswith("/") or name in ("", ":memory:"):
             raise UserError(f"tracker.uri={shown} names no database file: use tracker.uri={DEFAULT_URI}")
+        if "\0" in unquote(name):
+            raise UserError(f"tracker.uri={shown} names a file that cannot be (%00): use tracker.uri={DEFAULT_URI}")
         if question and not _QUERY.fullmatch(query):
             raise UserError(f"tracker.uri={shown} has a ? in its path, where a URI's path ends: write %3F")
         return sqlite_uri(Path(unquote(name)).absolute(), f"{question}{query}", kind)
