@@ -80,6 +80,10 @@ BAD = {
     "batch=1 --config-dir conf seed=1": "unrecognized arguments: seed=1; flags go before the choices",
     "-m --cfg job": "Only one of --run, --multirun, --cfg",
     "--config-dir nope": "is not a folder",
+    # another kind of value, and a reference that leads nowhere
+    "passes={}": "passes={} gives passes another kind of value than it has: python -m attn_exp --cfg job shows what",
+    "batch=${oc.decode:''}": "what batch refers to by ${...} cannot be found or read (",
+    "batch=${batch}": "(Recursive interpolation detected)",
     # heads that do not divide
     "model=sdpa_bench model.q_heads=7": "q_heads=7 does not divide embedding=2048: use model.q_heads=8",
     "model.kv_heads=5": "kv_heads=5 does not divide q_heads=12: use model.kv_heads=4",

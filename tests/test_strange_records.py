@@ -93,6 +93,8 @@ STRANGE: dict[str, tuple[Change, str]] = {
         lambda tree: tree["request"]["backend"].update({f"x{n}": n for n in range(3000)}), "has 3,002 options"
     ),
     "it ended in the year 30,000,000": (put("finished_at", value=1e15), "finished_at=1e+15 is no possible value"),
+    "it ended before 1970": (put("finished_at", value=-1e9), "finished_at=-1e+09 is no possible value"),
+    "it began before 1970": (put("started_at", value=-1.0), "started_at=-1 is no possible value"),
     "a timer's median of zero": (put("passes", "forward", "disagreements", 0, "one_us", value=0.0), "about no time"),
     "a canary of 1e200": (put("canaries", value={"copy": 1e200}), "canaries.copy=1e+200"),
     "endless lists": (put("environment", "host", value=json.loads("[" * 900 + "]" * 900)), "is not a record"),

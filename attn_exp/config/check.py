@@ -12,6 +12,8 @@ from typing import Any
 from attn_exp.core.conf import choice, conf_folder, read_yaml
 from attn_exp.core.errors import UserError, check_name, first_line, nearest, no_config_dir
 
+# Letters of a library's message that no sentence of ours explains.
+_LONGEST = 300
 # Between these and the library that raised there is no code of a job's.
 _COMPOSING = ("attn_exp.config.hydra_main", "attn_exp.config.compose", "attn_exp.sweep.product")
 
@@ -39,11 +41,28 @@ def explain_error(error: Exception, culprit: Callable[[], str]) -> str:
     if isinstance(error, OverrideParseException):
         # `_sweep` explains the rest of its message.
         text = f"Error parsing override '{error.override}'\n{text}"
-    for explain in (_no_folder, _unknown_option, _existing_key, _unknown_key, _several_values, _sweep, _grammar):
+    for explain in (
+        _merging,
+        _no_folder,
+        _unknown_option,
+        _existing_key,
+        _unknown_key,
+        _several_values,
+        _sweep,
+        _grammar,
+    ):
         sentence = explain(text)
         if sentence:
             return sentence
-    return " ".join(text.split())
+    return " ".join(text.split())[:_LONGEST]
+
+
+def _merging(text: str) -> str | None:
+    match = re.match(r"Error merging override (.*)", text)
+    if not match:
+        return None
+    key = match[1].partition("=")[0].lstrip("+~")
+    return f"{match[1]} gives {key} another kind of value than it has: python -m attn_exp --cfg job shows what it has"
 
 
 def _unreadable(error: Exception) -> str | None:

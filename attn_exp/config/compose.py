@@ -18,6 +18,9 @@ from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.text import flat
 
+# What a library's parser expected instead takes a line of its own.
+_LONGEST_REASON = 100
+
 
 def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a composed configuration as a dictionary without `${...}` and without Hydra's node.
@@ -41,8 +44,8 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
     try:
         resolved = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if error.full_key else ""
-        raise UserError(f"{key}{str(error).splitlines()[0]}") from error
+        key, why = error.full_key or "a key", str(error).splitlines()[0][:_LONGEST_REASON]
+        raise UserError(f"what {key} refers to by ${{...}} cannot be found or read ({why})") from error
     assert isinstance(resolved, dict)
     renamed_config, hints = with_todays_keys({str(name): value for name, value in resolved.items()}, overrides)
     for hint in hints:

@@ -26,7 +26,7 @@ _LARGEST, _LEAST = 1e100, 1e-100
 _SHORTEST_US, _LONGEST_US, _LAST_MOMENT = 1e-6, 1e13, 253402300799.0
 # Two rounds that differ leave an interval of any width.
 _FREE = ("_low_us", "_high_us", "half_width", ".low", ".high")
-_NEVER_NEGATIVE = ("power_error", "/rounds", "half_width")
+_NEVER_NEGATIVE = ("power_error", "/rounds", "half_width", "_at")
 # Below every limit.
 _USUAL = 1e11
 _LONGEST_TEXT = 20_000
