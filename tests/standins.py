@@ -85,10 +85,14 @@ def pieces(starts):
     return [slice(begin, end) for begin, end in zip(starts.tolist(), starts.tolist()[1:], strict=False)]
 
 
-def packed(q, k, v, starts, longest, left, right, softcap=0.0):
+def packed(q, k, v, starts, longest, left, right, softcap=0.0, starts_of_keys=None):
     """`plain` of each of the sequences of packed tensors (tokens, heads, dim)."""
-    assert longest == max(piece.stop - piece.start for piece in pieces(starts))
-    outs = [plain(q[None, piece], k[None, piece], v[None, piece], left, right, softcap)[0] for piece in pieces(starts)]
+    of_queries, of_keys = pieces(starts), pieces(starts if starts_of_keys is None else starts_of_keys)
+    assert longest == max(piece.stop - piece.start for piece in of_queries)
+    outs = [
+        plain(q[None, piece], k[None, keys], v[None, keys], left, right, softcap)[0]
+        for piece, keys in zip(of_queries, of_keys, strict=True)
+    ]
     return torch.cat(outs)
 
 
@@ -134,6 +138,19 @@ def install_fa2(monkeypatch):
 
     functions = {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
     return install(monkeypatch, "flash_attn.flash_attn_interface", **functions)
+
+
+def install_varlen(monkeypatch):
+    def varlen_attn(
+        query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1),
+        enable_gqa=False, seqused_k=None, block_table=None, num_splits=None,
+    ):  # fmt: skip
+        _contiguous(query, key, value)
+        assert enable_gqa == (query.shape[1] != key.shape[1])
+        assert max_k == cu_seq_k.diff().max()
+        return packed(query, key, value, cu_seq_q, max_q, *window_size, starts_of_keys=cu_seq_k)
+
+    return install(monkeypatch, "torch.nn.attention.varlen", varlen_attn=varlen_attn)
 
 
 def install_fa4(monkeypatch):

@@ -19,6 +19,7 @@ from standins import (
     install_fa3,
     install_fa4,
     install_te,
+    install_varlen,
     install_xformers,
     visible,
 )
@@ -35,6 +36,7 @@ from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.helion import Helion
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.backends.te import TransformerEngine, mask_type
+from attn_exp.backends.varlen import Varlen
 from attn_exp.backends.xformers import XformersCutlass, XformersFlash3, attention_bias
 from attn_exp.core.case import Case
 
@@ -49,6 +51,7 @@ BACKENDS = {
     XformersCutlass: install_xformers,
     XformersFlash3: install_xformers,
     TransformerEngine: install_te,
+    Varlen: install_varlen,
 }
 # Passed with torch.compile, which they are custom operators for.
 OPERATORS = (FlashAttention3, XformersFlash3)
@@ -134,6 +137,7 @@ def test_each_backend_takes_the_kinds_of_cases_that_its_library_has():
         "XformersCutlass": 8,
         "XformersFlash3": 10,
         "TransformerEngine": 27,
+        "Varlen": 22,
     }
 
 
@@ -319,6 +323,12 @@ def test_a_missing_package_is_named_with_what_brings_it(name, module, says, monk
     with pytest.raises(Unavailable) as raised:
         backend.prepare(CASE, make_inputs(CASE, "cpu", 0, with_gradients=True))
     assert str(raised.value).startswith(says)
+
+
+def test_a_varlen_attn_without_windows_is_unavailable(monkeypatch):
+    install(monkeypatch, "torch.nn.attention.varlen", varlen_attn=lambda query, key, value, is_causal=False: None)
+    with pytest.raises(Unavailable, match=r"has no window_size: pip install 'torch>=2.11'"):
+        computed(Varlen("varlen"), CASE)
 
 
 def test_flash_attention_2_is_missing_where_only_flash_attention_4_is(monkeypatch):

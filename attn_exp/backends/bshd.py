@@ -1,6 +1,6 @@
 """Layouts and masks for libraries with tensors (batch, length, heads, dim)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,9 +28,12 @@ def flash_window(*, causal: bool, window: int | None) -> tuple[int, int]:
 
 def sequence_starts(case: Case, device: torch.device) -> torch.Tensor | None:
     """Return the cumulative starts of packed sequences, int32 (sequences + 1,); None if the case is not packed."""
-    if case.lengths is None:
-        return None
-    ends = torch.tensor(case.lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return None if case.lengths is None else starts_of(case.lengths, device)
+
+
+def starts_of(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return where sequences behind each other start, and the last one's end, int32 (sequences + 1,)."""
+    ends = torch.tensor(lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32)
     return torch.nn.functional.pad(ends, (1, 0)).to(device)
 
 
@@ -52,9 +55,10 @@ def transposed(attention: BshdAttention) -> Attention:
 
 
 def unbatched(attention: PackedAttention) -> BshdAttention:
-    """Wrap a function of packed tensors (tokens, heads, dim) as a function of tensors with a batch of 1."""
+    """Wrap a function of packed tensors (tokens, heads, dim) as a function of tensors with a batch."""
 
     def of_bshd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attention(q[0], k[0], v[0]).unsqueeze(0)
+        out: torch.Tensor = attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).unflatten(0, (len(q), -1))
+        return out
 
     return of_bshd

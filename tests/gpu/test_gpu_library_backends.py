@@ -21,7 +21,7 @@ from attn_exp.timers.trace import activities
 pytestmark = pytest.mark.gpu
 
 CONF = Path(attn_exp.__file__).parent.parent / "conf"
-NAMES = ("fa2", "fa3", "fa4", "xformers_cutlass", "xformers_fa3", "te", "helion")
+NAMES = ("fa2", "fa3", "fa4", "xformers_cutlass", "xformers_fa3", "te", "helion", "varlen")
 CASE = Case(
     batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"
 )  # fmt: skip

@@ -1,0 +1,60 @@
+"""PyTorch's `torch.nn.attention.varlen.varlen_attn`: FlashAttention 2 of sequences without a batch."""
+
+import inspect
+from functools import partial
+
+import torch
+
+from attn_exp.attention.inputs import Inputs
+from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
+from attn_exp.backends.bshd import bshd_calls, flash_window, starts_of, unbatched
+from attn_exp.backends.package import Package, Unavailable
+from attn_exp.backends.sdpa import Flash
+from attn_exp.backends.supports import Supports
+from attn_exp.core.case import Case
+
+
+class Varlen(DeclarativeBackend):
+    """PyTorch's `varlen_attn`, which has no dimension for a batch: all sequences lie behind each other.
+
+    A case without `lengths` is one of equally long sequences. The kernels are those of `flash`, whose masks it aligns
+    bottom-right.
+    """
+
+    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd.
+    supports = Supports(
+        align=("bottom_right",),
+        window=True,
+        packed=True,
+        largest_head_dim=256,
+        head_dim_multiple=8,
+        capability=(8, 0),
+    )
+    package = Package("torch", "torch.nn.attention.varlen", "pip install 'torch>=2.11'")
+    claimed_share = FUSED_SHARE
+    claims = {key: claim for key, claim in Flash.claims.items() if key[0] == "cuda"}
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """Build the sequence starts once, untimed.
+
+        Raises:
+            Unavailable: this torch has no such function, or one without windows.
+        """
+        function = self.package.load().varlen_attn
+        takes = inspect.signature(function).parameters
+        if "window_size" not in takes:
+            raise Unavailable(f"varlen_attn of torch {torch.__version__} has no window_size: {self.package.install}")
+        # Before torch 2.12 it takes grouped heads without being told.
+        grouped = {"enable_gqa": case.q_heads != case.kv_heads} if "enable_gqa" in takes else {}
+        q_lengths, kv_lengths = case.lengths or (case.q_len,) * case.batch, case.lengths or (case.kv_len,) * case.batch
+        device = inputs.q_bhsd.device
+        attention = partial(
+            function,
+            cu_seq_q=starts_of(q_lengths, device),
+            cu_seq_k=starts_of(kv_lengths, device),
+            max_q=max(q_lengths),
+            max_k=max(kv_lengths),
+            window_size=flash_window(causal=case.causal, window=case.window),
+            **grouped,
+        )
+        return bshd_calls(unbatched(attention), inputs)
