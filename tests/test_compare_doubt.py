@@ -51,6 +51,7 @@ def test_a_row_in_doubt_is_neither_best_nor_worse_nor_in_a_mean_and_it_is_said(t
     assert [(duel.a.result.label, duel.b.result.label) for duel in found.ties] == [("cudnn", "flash")]
     text = text_of(page(found))
     assert f"1 of 3 rows decide nothing (1 {doubt})" in " ".join(text.split())
+    assert "no row of a case and pass is best where one in doubt (?) may be: a duel decides" in found.notes
 
 
 def test_a_wide_interval_decides_nothing_even_without_a_mark(tmp_path):

@@ -248,8 +248,8 @@ def test_a_row_in_doubt_that_may_be_better_leaves_the_pass_open_and_one_that_is_
     found, best = said(half=0.01)
     assert counted(found.answer) == [1, 0, 0, 0] and best == {"cudnn": True, "flash": False, "math": False}
     found, best = said(half=0.10)
-    # It may be as fast, or slower: cudnn is among the best, and no pick.
-    assert counted(found.answer) == [0, 0, 1, 0] and best["cudnn"]
+    # It may be as fast, or slower.
+    assert counted(found.answer) == [0, 0, 1, 0] and not any(best.values())
     assert found.answer.lines()[0] == "undecided in 1 case: math (unstable) may be as fast as cudnn"
     found, best = said(half=0.10, us=60.0)
     assert counted(found.answer) == [0, 0, 1, 0] and not any(best.values())

@@ -43,8 +43,9 @@ def _best_and_perhaps(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[f
     """
     if outcome(group) != "open":
         return frozenset(row.cell.result.label for row in group if row.best), frozenset()
-    first = leader(group, metric)
-    may = [*challengers(group), *(row for row in group if row.best or (row is first and row.doubt))]
+    first, may = leader(group, metric), challengers(group)
+    if first is not None and not any(row.challenge is not None and row.challenge.low > 1 for row in may):
+        may += [row for row in group if row is first or row.cell.result.label in first.same]
     return frozenset(), frozenset({_OPEN, *(row.cell.result.label for row in may)})
 
 

@@ -21,7 +21,7 @@ class Ranking:
 
     `gain` is how many times better it is than the baseline, or without a baseline than the best. It is None if the cell
     or the baseline has no value. `best` marks the best and all that are too close to it to call; no row where one in
-    doubt is surely better. `doubt` says why the row decides nothing: it is not the best, nor worse than it. Such a row
+    doubt may be better. `doubt` says why the row decides nothing: it is not the best, nor worse than it. Such a row
     has a `challenge` if it may be better than the best of the others, or than the fastest where all are in doubt: how
     many times better, with an interval that does not lie wholly below 1. `same` are the labels of the backends that ran
     the same kernel: they are one rival, and differ by noise.
@@ -87,9 +87,9 @@ def ranked(
     challenges = [
         _challenge(cell, first, metric, spreads) if doubt else None for cell, doubt in zip(group, doubts, strict=True)
     ]
-    # The best of those that are not in doubt is no pick where one that is in doubt surely beats it.
-    beaten = any(one is not None and one.low > 1 for one in challenges)
-    among = _among_the_best(best, sure, metric, spreads) if best is not None and not beaten else set()
+    # What is the best is open where a row in doubt may be better.
+    is_open = best is None or any(challenges)
+    among = _among_the_best(best, sure, metric, spreads) if best is not None and not is_open else set()
     return [
         Ranking(
             cell,

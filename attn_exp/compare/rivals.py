@@ -145,6 +145,7 @@ _WAYS: dict[str, Callable[[Result], str]] = {
 
 
 _STAR = "* best: the fastest, and every row too close to it to call"
+_OPEN = "no row of a case and pass is best where one in doubt (?) may be: a duel decides"
 _SAME = "same kernel: these backends ran one and the same kernel, so that they differ by noise (A/A)"
 
 
@@ -250,6 +251,7 @@ def compare_rivals(
         notes=(
             *([_STAR] if any(row.best for row in rows) else ()),
             *doubt_notes([row.doubt for row in rows if row.cell.value is not None]),
+            *([_OPEN] if any(row.challenge for row in rows) else ()),
             *([_SAME] if any(row.same for row in rows) else ()),
             *notes,
             *repeated,

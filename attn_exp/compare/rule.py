@@ -73,10 +73,11 @@ class Rule:
         if not self.than or self.lead is None:
             looks = f"; {who} {'look' if several else 'looks'} best" if who else ""
             return f"each row is in doubt {doubts}{looks}"
+        than = self.than[0] if len(self.than) == 1 else "the best that is not in doubt"
         if self.lead <= 1:
-            return f"{who} {doubts} may be {_better(metric)} {or_text(self.than)}"
+            return f"{who} {doubts} may be {_better(metric)} {than}"
         looks = "look up to" if several else "looks up to" if self.open > 1 else "looks"
-        return f"{who} {doubts} {looks} {times_text(self.lead)} times {_better(metric)} {or_text(self.than)}"
+        return f"{who} {doubts} {looks} {times_text(self.lead)} times {_better(metric)} {than}"
 
 
 def _better(metric: ChosenMetric) -> str:
@@ -105,13 +106,4 @@ def of_all_passes(some: int, passes: int, cases: int) -> str:
 
 def and_text(words: Sequence[str]) -> str:
     """Return `a, b and c`."""
-    return _joined(words, "and")
-
-
-def or_text(words: Sequence[str]) -> str:
-    """Return `a, b or c`."""
-    return _joined(words, "or")
-
-
-def _joined(words: Sequence[str], last: str) -> str:
-    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
