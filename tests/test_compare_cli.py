@@ -288,3 +288,6 @@ def test_without_a_sweep_the_newest_is_the_example_and_a_failed_duel_is_never_of
     (tmp_path / "multirun/duel-failed" / VERDICTS_NAME).write_text("{}")
     assert main(["nwe"]) == 2
     assert "duel-failed;" in capsys.readouterr().err
+    # The example is a sweep all the same: a duel has said what it has to say.
+    assert dispatch(["compare"]) == 2
+    assert "write one, for example attn-exp compare newest" in capsys.readouterr().err

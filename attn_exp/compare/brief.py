@@ -51,8 +51,8 @@ def _means(found: Standings) -> str:
         {
             "backend": safe(one.label),
             "pass": one.direction,
-            f"times as fast as {safe(found.baseline)}": written(one.speedup, "ratio"),
             "cases": of_all(one.n, one.cases),
+            f"times as fast as {safe(found.baseline)}": written(one.speedup, "ratio"),
             "surely best in": str(one.best),
         }
         for one in found.backends
@@ -87,5 +87,5 @@ def _best_row(group: Sequence[Ranking], rivals: Rivals) -> dict[str, str]:
         "best": "undecided" if found == "open" else safe(cell.result.label),
         str(rivals.metric): "" if found == "open" else written(cell.value, "figure"),
         "too close to call": "" if found == "open" else safe(", ".join(close)),
-        "may be better, in doubt": safe(", ".join(perhaps)),
+        "may be better": safe(", ".join(perhaps)),
     }

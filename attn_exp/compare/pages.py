@@ -64,12 +64,13 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
         *(Column(name, name, "dtype" if name == "dtype" else "text") for name in rivals.by),
         Column("pass", "pass"),
         Column("backend", "backend"),
+        # Before the mean: over fewer cases it does not compare with others.
+        Column("of_all", "cases", joined=lambda values: of_all(values["n"], values["cases"])),
         Column("mean_gain", f"over {rivals.baseline}" if rivals.baseline else "of the best", "ratio"),
         Column("least", "least", "ratio"),
         Column("most", "most", "ratio"),
         Column("n", ""),
         Column("cases", ""),
-        Column("of_all", "cases", joined=lambda values: of_all(values["n"], values["cases"])),
         Column("best", "surely best in"),
         Column("left_out", "left out"),
     )
@@ -78,12 +79,12 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
             *mean.group,
             mean.direction,
             mean.label,
+            None,
             mean.value,
             mean.least,
             mean.most,
             mean.n,
             mean.cases,
-            None,
             mean.best,
             ", ".join(f"{count} {why}" for why, count in mean.left_out),
         )
@@ -105,17 +106,18 @@ def _answer_sheet(answer: Answer) -> list[Sheet]:
         Column("high", ""),
         Column("interval", "95 %", joined=interval("low", "high", instead=None)),
         Column("over", "the next"),
-        Column("wins", "sure in"),
-        Column("close", "too close in"),
-        Column("open", "open in"),
-        Column("n", "of"),
-        Column("cases", "cases", spare=1),
-        Column("perhaps", "may be better, in doubt", spare=2),
+        Column("sure", "sure in", joined=lambda values: f"{values['wins']} of {values['n']}"),
+        Column("wins", ""),
+        Column("close", "too close in", spare=2),
+        Column("open", "open in", spare=2),
+        Column("n", ""),
+        Column("cases", ""),
+        Column("perhaps", "may be better", spare=1),
     )
     rows = [
         (rule.where or "all", rule.label or "undecided", " ".join(rule.same), " ".join(rule.ties))
         + (rule.ratio, rule.low, rule.high, None, rule.over or "")
-        + (rule.wins, rule.close, rule.open, rule.n, rule.cases, " ".join(rule.perhaps))
+        + (None, rule.wins, rule.close, rule.open, rule.n, rule.cases, " ".join(rule.perhaps))
         for rule in answer.rules
     ]
     return [Sheet("answer", "pick this", columns, tuple(rows))]
