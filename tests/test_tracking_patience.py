@@ -87,6 +87,7 @@ SICK: dict[str, Callable[[Sick], None]] = {
     "drops": lambda sick: sick.connection.close(),
     "drips": drip,
     "slow": slow,
+    "wordy": lambda sick: sick.status(400, {}, b'{"error_code": "x", "message": "%b"}' % (b"x://a:" * 100_000)),
     "endless": endless,
     "endless and packed": lambda sick: endless(sick, packed=True),
     "endless refusal": lambda sick: endless(sick, 403),

@@ -54,6 +54,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 # A word that is longer is repeated in part: it is a value that somebody typed or a file has. Paths are shorter.
 _LONGEST_SAID, _WORD_ENDS = 250, (100, 30)
+_LONGEST_LINE = 10_000
 _LONGEST_MESSAGE, _MESSAGE_ENDS = 1500, (900, 200)
 
 
@@ -86,8 +87,11 @@ class RecordError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, or its type if the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return the first line of an exception's message, or its type if the message is empty.
+
+    Of an endless line, as of a server's answer, its beginning.
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:_LONGEST_LINE]
 
 
 def last_message(output: str) -> str:

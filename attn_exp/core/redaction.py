@@ -15,15 +15,18 @@ _SECRET_NAME = re.compile(
 )
 _PLACE_NAME = re.compile(r"_(URI|URL|DSN)$", re.IGNORECASE)
 # In URIs of Azure and Hadoop, a container or a user stands before the @, which is not secret. A password may have
-# spaces; a port has none, and is no password.
+# spaces; a port has none, and is no password. Lengths are limited, here and below, because a text without end (of a
+# server, or of a backend's error) would otherwise be searched to its end from each of its places.
 _USER_AND_PASSWORD = re.compile(
-    r"\b(?P<kept>(?:wasbs?|abfss?|hdfs)://[^:/@\s]+@)|(?<=://)[^:/@\s]*(?::(?:\S*|(?!\s|\d{1,5}\b)[^/\n]{1,100}))?@"
+    r"\b(?P<kept>(?:wasbs?|abfss?|hdfs)://[^:/@\s]{1,300}@)"
+    r"|(?<=://)[^:/@\s]{0,300}(?::(?:\S{0,1000}|(?!\s|\d{1,5}\b)[^/\n]{1,100}))?@"
 )
 # The rest of a mistyped URI (`http:/me:secret@host`) still has a password before its @.
-_MISTYPED = re.compile(r"[^\s:/@=]+:[^\s/]\S*@")
+_MISTYPED = re.compile(r"(?<![^\s:/@=])[^\s:/@=]++:[^\s/]")
 # `sig` is Azure's; an ODBC connection string may be one value.
 _IN_QUERY = re.compile(
-    r"([?&;#](?:[\w-]*(?:pass|pwd|token|secret|key|credential|signature|auth)[\w-]*|sig|jwt|code|odbc_connect)=)[^&;\s]*",
+    r"([?&;#](?:[\w-]{0,60}(?:pass|pwd|token|secret|key|credential|signature|auth)[\w-]{0,60}"
+    r"|sig|jwt|code|odbc_connect)=)[^&;\s]*",
     re.IGNORECASE,
 )
 # A header, as libraries quote it in their errors.
@@ -44,7 +47,14 @@ def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
         text: the text to redact.
         environ: the variables to check, by default this process's.
     """
-    return _MISTYPED.sub("", without_secrets(text, environ))
+    text = without_secrets(text, environ)
+    return re.sub(r"\S+", lambda found: _without_mistyped(found[0]), text) if "@" in text else text
+
+
+def _without_mistyped(word: str) -> str:
+    at = word.rfind("@")
+    found = _MISTYPED.search(word, 0, at) if at > 0 else None
+    return word if found is None else word[: found.start()] + word[at + 1 :]
 
 
 def without_secrets(text: str, environ: Mapping[str, str] | None = None, shortest: int = _SHORTEST) -> str:
@@ -58,7 +68,7 @@ def without_secrets(text: str, environ: Mapping[str, str] | None = None, shortes
     for _, secret in secrets(os.environ if environ is None else environ):
         if len(secret) >= shortest:
             text = text.replace(secret, "***")
-    if "://" in text:
+    if "://" in text and "@" in text:
         text = _USER_AND_PASSWORD.sub(lambda match: match["kept"] or "", text)
     for pattern in (_IN_QUERY, _HEADER, _COOKIE):
         text = pattern.sub(r"\1***", text)

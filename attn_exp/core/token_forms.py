@@ -33,7 +33,7 @@ _FORMS = (
     ("SG.", r"[\w-]{16,}\.[\w-]{16,}"),  # SendGrid
     ("AC", r"[0-9a-z]{32}\b"),  # Twilio
     ("SK", r"[0-9a-z]{32}\b"),
-    ("eyJ", r"[\w=-]{8,}\.[\w=-]{4,}(?:\.[\w.+/=-]*)?"),  # a JSON web token (RFC 7519)
+    ("eyJ", r"[\w=-]{8,2000}\.[\w=-]{4,}(?:\.[\w.+/=-]*)?"),  # a JSON web token (RFC 7519)
 )
 # Letters that the others have, and their forms.
 _OTHERS = (

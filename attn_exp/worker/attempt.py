@@ -14,6 +14,7 @@ from attn_exp.attention.inputs import distribution
 from attn_exp.backends.compile import break_reason
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.core.catalogue import about_backend
+from attn_exp.core.errors import first_line
 from attn_exp.core.flops import CONVENTION
 from attn_exp.core.judged import Judged
 from attn_exp.core.record import CompileRecord, PassRecord, Record
@@ -166,7 +167,6 @@ def beyond_this_gpu(error: BaseException) -> str | None:
 
 def error_summary(error: BaseException) -> str:
     """Return the type of an exception and the first line of its message, redacted and shortened to 400 characters."""
-    lines = str(error).strip().splitlines()
     # Before it is shortened: a password whose end is cut off is not recognised.
-    text = f"{type(error).__name__}: {redacted(lines[0])}" if lines else type(error).__name__
+    text = type(error).__name__ + (f": {redacted(first_line(error))}" if str(error).strip() else "")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
