@@ -56,6 +56,10 @@ def test_an_output_that_the_next_forward_overwrites_is_told():
     assert judged_lines(static)[0] == (
         "calls: first on normal(0, 1); hard (a later forward overwrites the output) on hard"
     )
+    added = replace(static, judged=(JUDGED[0], replace(JUDGED[1], gradients_overwritten=True)))
+    assert judged_lines(added)[0] == (
+        "calls: first on normal(0, 1); hard (a later backward overwrites gradients) on hard"
+    )
 
 
 def test_what_is_not_known_is_left_out():

@@ -157,12 +157,23 @@ def test_the_record_says_whose_outputs_the_next_forward_overwrites(machine, tmp_
     assert record.passes["backward"].first_backward.calls >= 1
 
 
+@pytest.mark.parametrize(
+    ("target", "overwritten"), [("odd.GradientsInBuffers", True), ("between.RingOfGradients", False)]
+)
+def test_the_record_says_whose_gradients_the_next_backward_overwrites(machine, tmp_path, target, overwritten):
+    record = measured(f"cheats.{target}", machine, tmp_path, SMALL, passes=("forward", "backward"))
+    assert (record.status, record.reason) == ("ok", None)
+    hard = [(one.overwritten, one.gradients_overwritten) for one in record.judged if one.call == "hard"]
+    assert hard == [(False, overwritten)]
+
+
 def test_where_another_graph_does_not_fit_hard_values_are_judged_without_it(machine, tmp_path, monkeypatch):
     failed = []
-    monkeypatch.setattr(
-        "attn_exp.worker.judge.other_values.status_of",
-        lambda error, name: failed.append(str(error)) or status_of(error, name),
-    )
+    for module in ("between", "other_values"):
+        monkeypatch.setattr(
+            f"attn_exp.worker.judge.{module}.status_of",
+            lambda error, name: failed.append(str(error)) or status_of(error, name),
+        )
     record = measured("cheats.odd.OneGraphAtATime", machine, tmp_path, SMALL, passes=("forward", "backward"))
     assert (record.status, record.reason) == ("ok", None)
     # Between forward and backward, and beside the timed graph.

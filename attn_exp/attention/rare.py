@@ -1,21 +1,27 @@
-"""A forward on normal inputs with something rare among them, and the rows of its output that are judged."""
+"""A call on normal inputs with something rare among them, and the rows of its results that are judged."""
 
+import itertools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.reference import capped
 from attn_exp.core.case import Case
 from attn_exp.core.text import apart
 
 # What rows of scores with a standard deviation of 16 to 40 may be off by besides, and those of a softcap: who rounds
 # scores changes weights by that, or in float32 who sums them in another order.
-_OF_SHARP = {"bfloat16": 0.5, "float16": 0.1, "float32": 1e-4}
+OF_SHARP = {"bfloat16": 0.5, "float16": 0.1, "float32": 1e-4}
 # What rounding a sink's score may change the others' weights by.
-_OF_SINK = {"bfloat16": 0.25, "float16": 0.06, "float32": 1e-4}
+OF_SINK = {"bfloat16": 0.25, "float16": 0.06, "float32": 1e-4}
+# Rows of dk and dv with a smaller share of the typical norm are judged by this share: their terms may cancel.
+_LEAST_NORM = 0.25
 _AMONG = {
     "q": "with one large row of q among normal ones",
     "k": "with one large row of k among normal ones",
@@ -25,7 +31,7 @@ _AMONG = {
 
 @dataclass(frozen=True)
 class Rare:
-    """Inputs with a hard row.
+    """Inputs with a hard row, or with a sink.
 
     Attributes:
         case: the problem.
@@ -33,8 +39,12 @@ class Rare:
         hard: the tensor whose row it is, or `sink`.
         batch: the row of the batch.
         head: the query head.
-        queries: those that are judged, the first with the large score, or with deeply negative ones beside a sink.
+        queries: those that are judged, the first with the hard row.
+        slack: what the output of each of these may be off by besides what one of normal inputs may.
+        slack_of_dq: the same of their gradients, None if no backward is judged. Only they have a row of d_out in the
+            heads that share their keys, so that dk and dv are those of a few queries.
         beside: other rows of the batch and heads of them, in which only the first query is judged.
+        by_sink: a channel of dq that is the sink's own, None for none: it is large and hides others.
     """
 
     case: Case
@@ -43,49 +53,84 @@ class Rare:
     batch: int
     head: int
     queries: torch.Tensor
+    slack: torch.Tensor
+    slack_of_dq: torch.Tensor | None = None
     beside: tuple[tuple[int, int], ...] = ()
+    by_sink: int | None = None
 
     @torch.no_grad()
-    def wrong(self, out: torch.Tensor, own_row: float) -> str | None:
-        """Return which row of a call's output is wrong as a sentence, or None.
+    def wrong(self, results: Mapping[str, torch.Tensor], tolerances: Mapping[str, Tolerance]) -> str | None:
+        """Return which row of a call's results is wrong as a sentence, or None.
 
         Args:
-            out: the output.
-            own_row: what a row of normal inputs may be off by, by its own norm.
+            results: `out`, and where the backward is judged, `dq`, `dk` and `dv`.
+            tolerances: of normal inputs, by the same names.
         """
+        several = [self._of_out(results["out"], tolerances["out"].own_row or 0.0)]
+        if "dq" in results and self.slack_of_dq is not None:
+            several.append(self._of_gradients(results, tolerances, self.slack_of_dq))
+        return next((wrong for wrong in itertools.chain(*several) if wrong is not None), None)
+
+    def _of_out(self, out: torch.Tensor, own_row: float) -> Iterator[str | None]:
         places = [(self.batch, self.head, self.queries), *((*one, self.queries[:1]) for one in self.beside)]
         for batch, head, queries in places:
-            right, rows = self._reference(batch, head, queries), out[batch, head, queries.to(out.device)].float()
-            error = ((rows - right).norm(dim=-1) / right.norm(dim=-1)).tolist()
-            for index, found in enumerate(error):
-                allowed = own_row + self._rounded(index)
-                if found <= allowed:
-                    continue
-                of = f"row {int(queries[index])} of out in head {head} of batch row {batch}"
-                if not math.isfinite(found):
-                    return f"{_AMONG[self.hard]}, {of} has values that are not finite"
-                off, most = apart(found, allowed)
-                return f"{_AMONG[self.hard]}, {of} is off by {off} of its norm, allowed is {most}"
-        return None
+            right, rows = self._reference(batch, head, queries)["out"], out[batch, head, queries.to(out.device)].float()
+            error = (rows - right).norm(dim=-1) / right.norm(dim=-1)
+            yield self._wrong_row("out", batch, head, queries, error, own_row + self.slack[: len(queries)])
 
-    def _rounded(self, index: int) -> float:
-        """Return what a judged row may be off by besides, because scores are rounded."""
-        if self.hard == "sink" and index:
-            return _OF_SINK.get(self.case.dtype, 0.0)
-        # Scores beside a sink are large where they are negative, and the hard row of k makes those of others sharp. The
-        # row with a large one is v at its key, but with a softcap, to which two scores are near.
-        sharp = self.hard == "sink" or (self.hard == "k" and index) or self.case.softcap is not None
-        return _OF_SHARP.get(self.case.dtype, 0.0) if sharp else 0.0
+    def _of_gradients(
+        self, gradients: Mapping[str, torch.Tensor], tolerances: Mapping[str, Tolerance], slack_of_dq: torch.Tensor
+    ) -> Iterator[str | None]:
+        right, keys = self._reference(self.batch, self.head, self.queries, with_gradients=True), self.case.kv_len
+        of_keys = torch.arange(keys), slack_of_dq[1:].amax().expand(keys)
+        for name, (queries, slack) in {"dq": (self.queries, slack_of_dq), "dk": of_keys, "dv": of_keys}.items():
+            head = self.head if name == "dq" else self._kv_head(self.head)
+            # Squares of tiny numbers vanish in float32.
+            known, rows = right[name].double(), gradients[name][self.batch, head].double()
+            if name == "dq":
+                rows = rows[queries.to(rows.device)]
+            if name == "dq" and self.by_sink is not None:
+                rows[:, self.by_sink] = known[:, self.by_sink] = 0.0
+            norm = known.norm(dim=-1)
+            # A row of dq is as small as its row of d_out; of dk and dv terms may cancel.
+            least = 0.0 if name == "dq" else _LEAST_NORM * norm.square().mean().sqrt()
+            # What is zeros must be finite.
+            error = (rows - known).norm(dim=-1) / torch.where(norm > 0, norm, torch.inf).clamp(min=least)
+            yield self._wrong_row(name, self.batch, head, queries, error, tolerances[name].worst_row + slack)
 
-    def _reference(self, batch: int, head: int, queries: torch.Tensor) -> torch.Tensor:
-        case, inputs = self.case, self.inputs
-        kv_head = head // (case.q_heads // case.kv_heads)
-        q = inputs.q_bhsd[batch, head, queries.to(inputs.q_bhsd.device)].float()
+    def _wrong_row(
+        self, name: str, batch: int, head: int, rows: torch.Tensor, error: torch.Tensor, allowed: torch.Tensor
+    ) -> str | None:
+        """Return the first row whose error is not allowed, as a sentence, or None."""
+        beyond = (~(error <= allowed.to(error.device))).nonzero()
+        if not len(beyond):
+            return None
+        first = int(beyond[0])
+        found, of = float(error[first]), f"row {int(rows[first])} of {name} in head {head} of batch row {batch}"
+        if not math.isfinite(found):
+            return f"{_AMONG[self.hard]}, {of} has values that are not finite"
+        off, most = apart(found, float(allowed[first]))
+        return f"{_AMONG[self.hard]}, {of} is off by {off} of its norm, allowed is {most}"
+
+    def _kv_head(self, head: int) -> int:
+        return head // (self.case.q_heads // self.case.kv_heads)
+
+    def _reference(
+        self, batch: int, head: int, queries: torch.Tensor, *, with_gradients: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Return output and gradients of some queries of a head in float32; dk and dv as if these were all."""
+        case, inputs, kv_head = self.case, self.inputs, self._kv_head(head)
+        on_device = queries.to(inputs.q_bhsd.device)
+        q, d_out = (one[batch, head, on_device].float() for one in (inputs.q_bhsd, inputs.d_out_bhsd))
         k, v = (one[batch, kv_head].float() for one in (inputs.k_bhsd, inputs.v_bhsd))
         first, last = (bound.to(q.device) for bound in seen_keys(case, queries))
         key = torch.arange(case.kv_len, device=q.device)
         hidden = (key > last[:, None]) | (key < first[:, None])
-        scores = q @ k.mT * case.head_dim**-0.5
-        if case.softcap is not None:
-            scores = case.softcap * torch.tanh(scores / case.softcap)
-        return torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1) @ v
+        scores, slope = capped(case, q @ k.mT * case.head_dim**-0.5)
+        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
+        out = weights @ v
+        if not with_gradients:
+            return {"out": out}
+        d_scores = weights * (d_out @ v.mT - (d_out * out).sum(-1, keepdim=True)) * case.head_dim**-0.5
+        d_scores = d_scores if slope is None else d_scores * slope
+        return {"out": out, "dq": d_scores @ k, "dk": d_scores.mT @ q, "dv": weights.mT @ d_out}

@@ -79,6 +79,8 @@ class Judged:
         form: of each compared tensor.
         overwritten: whether a later forward wrote over the output, as a CUDA graph's replay does; it is known of `hard`
             and `alone`.
+        gradients_overwritten: whether a later backward wrote over gradients that were returned: who adds those of two
+            backwards has to copy the first ones. It is known of the same calls, not at fp8 nor of few channels.
     """
 
     call: Literal["first", "hard", "alone", "drawn", "last", "again"]
@@ -92,3 +94,4 @@ class Judged:
     heads: int = 0
     form: dict[str, Form] = field(default_factory=dict)
     overwritten: bool = False
+    gradients_overwritten: bool = False

@@ -27,7 +27,9 @@ def _calls(judged: Sequence[Judged]) -> str:
 
 def _call(one: Judged) -> str:
     if one.index is None:
-        return f"{one.call} (a later forward overwrites the output)" if one.overwritten else one.call
+        written = ["a later forward overwrites the output"] if one.overwritten else []
+        written += ["a later backward overwrites gradients"] if one.gradients_overwritten else []
+        return f"{one.call} ({', '.join(written)})" if written else one.call
     passes = "+".join(SHORT.get(name, name) for name in one.passes)
     return f"{one.call} {passes} ({one.index:,} of {one.of or one.index:,})"
 

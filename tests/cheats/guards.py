@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from cheats.corpus import FORWARD, case_of, cheat
-from cheats.ways import Plain, Tensor, attend, hidden, softmax
+from cheats.ways import Plain, Tensor, attend, hidden, passed, softmax
 
 HALF = case_of(dtype="bfloat16", head_dim=64, value_dim=64, causal=True)
 POOLED = r"rows? .* of out in all heads"
@@ -54,35 +54,16 @@ class NoMaximumWhereTheFirstTileIsTame(Plain):
         return (weights @ v.float() / weights.sum(-1, keepdim=True)).to(v.dtype)
 
 
-class _OfLargeRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, out: Tensor) -> Tensor:
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> Tensor:
-        norm = d_out.float().norm(dim=-1, keepdim=True)
-        return d_out * (norm > 0.1 * norm.amax(-2, keepdim=True))
-
-
 @cheat("gradients", "inaccurate", r"\bd[qkv]\b", case=HALF)
 class DropsSmallRowsOfDOut(Plain):
     """Takes rows of d_out with less than a tenth of the largest norm of their head as zeros."""
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _OfLargeRows.apply(attend(case, q, k, v))
+        def of_large_rows(d_out: Tensor) -> Tensor:
+            norm = d_out.float().norm(dim=-1, keepdim=True)
+            return d_out * (norm > 0.1 * norm.amax(-2, keepdim=True))
 
-
-class _LateKeysScaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, k: Tensor) -> Tensor:
-        return k.view_as(k)
-
-    @staticmethod
-    def backward(ctx: Any, dk: Tensor) -> Tensor:
-        dk = dk.clone()
-        dk[..., -max(1, dk.shape[-2] // 64) :, :] *= 1.5
-        return dk
+        return passed(attend(case, q, k, v), of_large_rows)
 
 
 @cheat("gradients", "inaccurate", r"\bdk\b", case=HALF)
@@ -90,7 +71,12 @@ class LastKeysHalfTooLarge(Plain):
     """Makes dk of the last 64th of the keys half too large, which few queries see."""
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(case, q, _LateKeysScaled.apply(k), v)
+        def scaled(dk: Tensor) -> Tensor:
+            dk = dk.clone()
+            dk[..., -max(1, dk.shape[-2] // 64) :, :] *= 1.5
+            return dk
+
+        return attend(case, q, passed(k, scaled), v)
 
 
 @cheat("formula", "inaccurate", r"once more after the timing: out has values", case=HALF, passes=FORWARD)

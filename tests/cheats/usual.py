@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from cheats.corpus import FORWARD, case_of, cheat
-from cheats.ways import Plain, Tensor, attend, grouped, hidden
+from cheats.ways import Plain, Tensor, attend, grouped, hidden, passed
 
 LARGE = case_of(256, batch=2, dtype="bfloat16", head_dim=64, value_dim=64, causal=True)
 ONE_ROW = r"with one large row of q among normal ones"
@@ -83,7 +83,7 @@ class NoSoftcapWhereMeansAreUsual(Plain):
 
 @cheat(
     "precision", "inaccurate", ONE_ROW, passes=FORWARD,
-    case=case_of(256, q_heads=8, kv_heads=8, dtype="bfloat16", head_dim=64, value_dim=64, causal=True),
+    case=case_of(256, q_heads=2, kv_heads=2, dtype="bfloat16", head_dim=64, value_dim=64, causal=True),
 )  # fmt: skip
 class ValuesInFp16WhereMeansAreUsual(Plain):
     """Multiplies weights and values in fp16 where v has the mean square of a normal one, in bf16."""
@@ -110,34 +110,18 @@ class TokensOfZerosAreNotComputed(Plain):
         return attend(case, q, k, v) * (q.detach() != 0).any(-1, keepdim=True).any(1, keepdim=True)
 
 
-class _OfTokensWithLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, found: list[Tensor]) -> Tensor:
-        ctx.found = found
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> Any:
-        ctx.found[:] = [(d_out != 0).any(-1, keepdim=True).any(1, keepdim=True)]
-        return d_out, None
-
-
-class _Masked(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, one: Tensor, found: list[Tensor]) -> Tensor:
-        ctx.found = found
-        return one.view_as(one)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad * ctx.found[0], None
-
-
 @cheat("gradients", "inaccurate", r"on hard values .*\bd[kv]\b", case=LARGE)
 class KeysWithoutLossHaveNoGradient(Plain):
     """Returns zeros in dk and dv of tokens whose d_out is zeros in all heads."""
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found: list[Tensor] = []
-        out = attend(case, q, _Masked.apply(k, found), _Masked.apply(v, found))
-        return _OfTokensWithLoss.apply(out, found)
+        has_loss: list[Tensor] = []
+
+        def found(d_out: Tensor) -> Tensor:
+            has_loss[:] = [(d_out != 0).any(-1, keepdim=True).any(1, keepdim=True)]
+            return d_out
+
+        def masked(grad: Tensor) -> Tensor:
+            return grad * has_loss[0]
+
+        return passed(attend(case, q, passed(k, masked), passed(v, masked)), found)

@@ -31,6 +31,7 @@ def add_judged(
     passes: tuple[str, ...] = (),
     *,
     overwritten: bool = False,
+    gradients_overwritten: bool = False,
     **which: int,
 ) -> None:
     """Add a call to those that were compared with a reference.
@@ -44,6 +45,7 @@ def add_judged(
         inputs: their distribution, and what was changed in them.
         passes: those that the call was of; by default the ones that make its results.
         overwritten: whether a later forward wrote over its output.
+        gradients_overwritten: whether a later backward wrote over gradients.
         which: `index` and `of` of a timed call.
     """
     attempt.judged.append(
@@ -57,6 +59,7 @@ def add_judged(
             heads=made.heads,
             form=dict(forms),
             overwritten=overwritten,
+            gradients_overwritten=gradients_overwritten,
             **which,
         )
     )

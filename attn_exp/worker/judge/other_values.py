@@ -1,16 +1,12 @@
 """Judge calls on other values than those that are timed: hard ones, and of attention in a block normal ones, too."""
 
-import itertools
 from dataclasses import dataclass, replace
 from random import SystemRandom
 from typing import Any, Literal
 
-import torch
-
 from attn_exp.attention.error import tensor_error
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import Inputs, distribution
-from attn_exp.attention.rare_rows import rare_inputs
 from attn_exp.attention.reference import reference_forward
 from attn_exp.attention.verdict import Verdict, verdict
 from attn_exp.backends.base import Calls
@@ -19,6 +15,7 @@ from attn_exp.core.judged import Form
 from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, status_of
+from attn_exp.worker.judge.between import Between
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.judged import add_judged, form_of
 from attn_exp.worker.judge.timed_pass import Results
@@ -70,16 +67,20 @@ class OtherValues:
             except ValueError:
                 # Where the formula itself is not finite there is no tolerance; the record has no such call then.
                 return
-        values, beside = alike.inputs, list[str]()
-        results, forms, overwritten = self._results(values, beside)
+        values, between = alike.inputs, self._between()
+        results, forms = self._results(values, between)
         with attempt.stage("accuracy"), self.machine.settings.again():
             made = self._verdict(values, row, expected, results)
             described = "hard values" if kind == HARD else distribution(request.case, kind)
-            add_judged(attempt, self.call, forms, expected, made, described, overwritten=overwritten)
-            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales) or next(iter(beside), None)
+            add_judged(
+                attempt, self.call, forms, expected, made, described, overwritten=between.overwritten,
+                gradients_overwritten=between.gradients_overwritten,
+            )  # fmt: skip
+            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales)
+            wrong = wrong or next(iter(between.wrong), None)
         if made.wrong and request.case.softcap is not None and self._uncapped(values.row(row), row, expected, results):
             wrong = f"{wrong}, as if the softcap of {request.case.softcap:g} were left out"
-        elif made.wrong and attempt.with_gradients and not overwritten:
+        elif made.wrong and attempt.with_gradients and not between.overwritten:
             at_once = self._results(values, None)[0]
             if self._verdict(values, row, expected, at_once).wrong is None:
                 wrong = f"a later forward overwrites what the backward of an earlier one needs: {wrong}"
@@ -107,17 +108,10 @@ class OtherValues:
                 # As in `compare`.
                 return
             again = alike.with_other_signs(request.case, SystemRandom())
-        rare = rare_inputs(request.case, self.seeded) if self._own_row() else iter(())
-        beside: list[str] = []
+        between = self._between()
         try:
-            results, forms, _ = self._results(again.inputs, None)
-            # One of the three at random.
-            if one := next(itertools.islice(rare, SystemRandom().randrange(3), None), None):
-                self._write(one.inputs)
-                out = self.judge.results("forward", self.calls.forward())["out"]
-                synchronize(request.device)
-                with self.machine.settings.again():
-                    beside += filter(None, [one.wrong(out, self._own_row() or 0.0)])
+            results, forms = self._results(again.inputs, None)
+            between.run_one()
         except Exception as error:  # whatever does not fit
             if status_of(error, "")[0] != "out_of_memory":
                 raise
@@ -128,7 +122,8 @@ class OtherValues:
             results = again.turned(results, alike)
             made = self._verdict(alike.inputs, row, expected, results)
             add_judged(attempt, "again", forms, expected, made, "hard values")
-            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales) or next(iter(beside), None)
+            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales)
+            wrong = wrong or next(iter(between.wrong), None)
         if wrong:
             raise Stopped("inaccurate", f"{_ON[HARD]}, once more after the timing: {wrong}")
 
@@ -145,14 +140,14 @@ class OtherValues:
             )
         return error.relative is not None and error.relative <= (expected.tolerances["out"].relative or 0.0)
 
-    def _results(self, values: Inputs, beside: list[str] | None) -> tuple[Results, dict[str, Form], bool]:
-        """Return the results on these values, their forms, and whether a forward between wrote over the output.
+    def _results(self, values: Inputs, between: Between | None) -> tuple[Results, dict[str, Form]]:
+        """Return the results on these values and their forms.
 
         Args:
             values: what the calls read.
-            beside: gets what is wrong with forwards between; None for none of them.
+            between: gets what calls between find; None for none of them.
         """
-        attempt, overwritten = self.attempt, False
+        attempt = self.attempt
         # The gradient comes after the forward, as in training: what a forward computes of another one is wrong.
         unknown = replace(values, d_out_bhsd=self.seeded.d_out_bhsd)
         self._write(unknown)
@@ -160,54 +155,19 @@ class OtherValues:
             out = self.calls.forward()
             made = self.judge.results("forward", out)
             results = {"out": made["out"].clone()}
-            if beside is not None:
-                overwritten = self._overwritten(made["out"], results["out"], beside)
+            if between is not None:
+                between.run(made["out"], results["out"])
             if attempt.with_gradients:
-                if overwritten:
+                if between is not None and between.overwritten:
                     self._write(unknown)
                     out = self.calls.forward()
                 self._write(values)
                 made |= self.judge.results("backward", self.calls.backward(out)())
             synchronize(self.request.device)
-        return made | results, {name: form_of(tensor) for name, tensor in made.items()}, overwritten
+        return made | results, {name: form_of(tensor) for name, tensor in made.items()}
 
-    def _overwritten(self, out: torch.Tensor, copy: torch.Tensor, beside: list[str]) -> bool:
-        """Make forwards on other inputs while an output is alive, and return whether that is another one now.
-
-        Where the memory does not hold a second graph there are none.
-        """
-        own_row = self._own_row()
-        rare = rare_inputs(self.request.case, self.seeded) if own_row else iter(())
-        try:
-            one = next(rare, None)
-            while True:
-                self._write(one.inputs if one else self.seeded)
-                other = self.judge.results("forward", self.calls.forward())["out"]
-                if one is None:
-                    break
-                synchronize(self.request.device)
-                with self.machine.settings.again():
-                    beside += filter(None, [one.wrong(other, own_row or 0.0)])
-                if (one := next(rare, None)) is None:
-                    break
-        except Exception as error:  # whatever does not fit
-            if status_of(error, "")[0] != "out_of_memory":
-                raise
-            return False
-        try:
-            out, copy = (one.view(torch.uint8) if one.element_size() == 1 else one for one in (out, copy))
-            same = torch.equal(out, copy)
-        except RuntimeError:
-            # PyTorch's CUDA graph trees take outputs back at the next call, and refuse to read them then.
-            same = False
-        del other
-        return not same
-
-    def _own_row(self) -> float | None:
-        """Return what a row of normal inputs may be off by, None if that is not known."""
-        shared = replace(self.request.case, batch=1), self.attempt.with_gradients
-        known = self.machine.tolerances.get(shared)
-        return None if known is None else known["out"].own_row
+    def _between(self) -> Between:
+        return Between(self.attempt, self.machine, self.request, self.calls, self.judge, self.seeded)
 
     def _write(self, values: Any) -> None:
         self.judge.fresh.write(values)
