@@ -35,6 +35,7 @@ from attn_exp.core.status import STATUSES
 from attn_exp.results.read import read_folder
 from attn_exp.results.table import csv_text, job_line, table
 from attn_exp.tracking.base import metrics, params, run_name, samples_csv, tags
+from attn_exp.tracking.job_page import ended_at
 from attn_exp.tracking.runs import FINISHED_AT, JOB
 
 RECORDS = [
@@ -193,7 +194,7 @@ def test_each_run_is_its_record_whatever_stands_among_them(
         runs = stored(store)
         for record in records:
             of_job = [run for (_, one), run in runs.items() if one == record.request.job]
-            found = [run for run in of_job if run[0] == repr(record.finished_at)]
+            found = [run for run in of_job if run[0] == ended_at(record)]
             assert found or broken
             for _, status, values in found:
                 assert status == ("FINISHED" if STATUSES[record.status].finished else "FAILED")
