@@ -12,6 +12,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, LOG_NAME, read_record
 from attn_exp.run import context
 from attn_exp.tracking import lock
+from attn_exp.tracking.base import LIST_PLACE
 from attn_exp.tracking.base import metrics as shown
 from attn_exp.tracking.job_page import ended_at
 from drill.command import Command
@@ -121,7 +122,9 @@ def _wrong_runs(records: dict[str, Record], database: Path, sweep: str) -> list[
         tags: dict[str, dict[str, str]] = {}
         for run, key, value in store.execute("SELECT run_uuid, key, value FROM tags"):
             tags.setdefault(run, {})[key] = value
-        metrics = dict(store.execute("SELECT run_uuid, COUNT(*) FROM latest_metrics GROUP BY run_uuid"))
+        # The place in the list is not of the record.
+        count = "SELECT run_uuid, COUNT(*) FROM latest_metrics WHERE key != ? GROUP BY run_uuid"
+        metrics = dict(store.execute(count, (LIST_PLACE,)))
         places = dict(store.execute("SELECT run_uuid, artifact_uri FROM runs"))
     found += [f"run {run} is left RUNNING" for run, status in runs if status == "RUNNING"]
     parents = [status for run, status in runs if tags[run].get("attn_exp.kind") == "sweep"]
