@@ -6,7 +6,7 @@ import pytest
 from cli import QUICK, TRACKED, left_behind, run, runs
 from fakes import make_record, make_request, make_timing
 
-from attn_exp.commands.duel import rivals_of
+from attn_exp.commands.duel import main, rivals_of
 from attn_exp.config.compose import compose_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.record import PassRecord
@@ -164,6 +164,12 @@ def test_mistakes_are_one_sentence(tmp_path, arguments, words):
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_that_are_typed_with_dashes_are_told_without(capsys):
+    for word, wanted in (("--a", "a=VALUE"), ("--seq-len=512", "seq_len=512")):
+        assert main([word, "flash", "b=math"]) == 2
+        assert capsys.readouterr().err == f"attn-exp duel: keys have no dashes: write {wanted}\n"
 
 
 def test_help_says_how_to_duel(tmp_path):

@@ -245,6 +245,12 @@ def test_a_row_in_doubt_that_may_be_better_leaves_the_pass_open_and_one_that_is_
         found = compare(sweeps.sweep(tmp_path / f"{us}-{half}", records))
         return found, {row.cell.result.label: row.best for row in found.rows}
 
+    def of_both_passes():
+        records = [sweeps.job("cudnn", 100.0, 100.0), sweeps.job("flash", 100.1, 100.1)]
+        return answer(tmp_path / "both", records).open_lines()[0]
+
+    # What is counted is passes, also if it is all of them.
+    assert of_both_passes().startswith("not decided in 2 of 2 passes of 1 case; ")
     found, best = said(half=0.01)
     assert counted(found.answer) == [1, 0, 0, 0] and best == {"cudnn": True, "flash": False, "math": False}
     found, best = said(half=0.10)

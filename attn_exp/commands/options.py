@@ -176,6 +176,7 @@ class Command:
 
     def _check_words(self, words: Sequence[str], flags: Sequence[str], typed: Mapping[str, str]) -> None:
         for flag in flags:
+            self.check_dashes(flag)
             raise UserError(f"there is no option '{flag.partition('=')[0]}': {self.near(flag)}")
         place = self.positional
         if place is None:
@@ -202,6 +203,17 @@ class Command:
         if newest is not None:
             return f"write one, for example attn-exp {self.name} {shlex.quote(newest)}"
         return f"{home} has none yet; {MAKE} makes one"
+
+    def check_dashes(self, word: str) -> None:
+        """Raise UserError for `--key` or `--key=value` that is near to no option, if the command takes overrides."""
+        name, _, value = word.removeprefix("--").partition("=")
+        key = name.replace("-", "_")
+        if (
+            self.overrides
+            and word.startswith("--")
+            and not nearest(key, [one.name for one in self.options], cutoff=0.7)
+        ):
+            raise UserError(f"keys have no dashes: write {key}={value or 'VALUE'}")
 
     def near(self, key: str, *more: str) -> str:
         """What to write instead of an option that does not exist: the nearest one, or else any, `more` among them."""
@@ -289,6 +301,7 @@ class _Prepared:
         elif name in self.options:
             self.words.append(f"--{name}={value}")
         elif dashes or not self.command.overrides:
+            self.command.check_dashes(word)
             raise UserError(f"there is no option '{name}=': {self.command.near(name)}")
         else:
             self.overrides.append(word)

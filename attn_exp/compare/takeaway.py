@@ -12,7 +12,7 @@ from attn_exp.compare.choosing import case_of, rules_of
 from attn_exp.compare.duel_command import Duel
 from attn_exp.compare.ranking import Ranking, outcome
 from attn_exp.compare.ratio import Spreads
-from attn_exp.compare.rule import Rule, and_text, counted, of_all_passes
+from attn_exp.compare.rule import Rule, and_text, counted
 from attn_exp.core.case import PASSES
 from attn_exp.results.cell import ChosenMetric
 
@@ -135,7 +135,7 @@ class Answer:
         if self.settle is None:
             return []
         pair = f"{self.settle.a.result.label} and {self.settle.b.result.label}"
-        said = f"not decided in {of_all_passes(self.undecided, self.n, self.cases)}"
+        said = f"not decided in {self.undecided} of {counted(self.cases, self.n)}"
         if self.undecided == 1:
             return [f"{said} ({pair}); to settle it:", self.settle.command]
         every = f" (all: {self.settle_all})" if self.settle_all else ""
