@@ -33,7 +33,7 @@ PLOTS = (
     f"{CURVES}/lengths.png",
     *(f"multirun/{SWEEP}/plots/{name}.png" for name in ("heatmap", "roofline", "accuracy", "first_call")),
 )
-ANSWER = re.compile("times as fast as|too close to call|NO PICK")
+ANSWER = re.compile("times as fast as|surely fastest|too close to call|undecided|NO PICK")
 
 
 def main(out: Path) -> None:
