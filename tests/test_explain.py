@@ -118,6 +118,13 @@ def test_two_that_ran_the_same_kernel_are_told_so_and_not_ranked_within_their_in
     assert "same kernel: both run cudnn_generated" in text
 
 
+def test_two_within_their_intervals_are_told_so_beside_a_third_in_doubt(here, capsys):
+    jobs = [job("flash", 100.0), job("cudnn", 100.2), job("math", 100.5, flags=("unstable",))]
+    sweeps.write(here.parent / "doubtful", jobs)
+    assert "too close to call" in " ".join(page(capsys, "doubtful/flash").split())
+    assert "nothing is decided (math is unstable)" in " ".join(page(capsys, "doubtful/math").split())
+
+
 def test_a_job_that_failed_has_a_page_too(here, capsys):
     text = page(capsys, "first/fa3")
     assert "unsupported: it is not installed" in text

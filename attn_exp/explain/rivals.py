@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from attn_exp.compare.answer import spreads_for
 from attn_exp.compare.join import method_key
-from attn_exp.compare.ranking import ranked
+from attn_exp.compare.ranking import doubt_about, ranked
 from attn_exp.core.flags import flag_marks
 from attn_exp.core.text import SHORT, figures
 from attn_exp.results.cell import ChosenMetric, cells_of
@@ -56,7 +56,10 @@ def _time(result: Result, direction: str) -> str:
 def _doubt(several: Sequence[Result], slow: Result, direction: str) -> str:
     """Return a remark if a job decides nothing, or is tied with the fastest, as in a comparison of them all."""
     metric, spreads = ChosenMetric(direction=direction), spreads_for(several, None)
-    rows = ranked(cells_of(several, metric), 0, metric, spreads, None)
+    # Another one that is in doubt says nothing about these two.
+    first, *others = cells_of(several, metric)
+    cells = [first, *(cell for cell in others if cell.result is slow or not doubt_about(cell, metric))]
+    rows = ranked(cells, 0, metric, spreads, None)
     own = next(row for row in rows if row.cell.result is slow)
     doubts = {row.doubt: row.cell.result.label for row in (rows[0], own) if row.doubt}
     if doubts:
