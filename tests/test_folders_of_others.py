@@ -16,8 +16,8 @@ from attn_exp.core.profile import Profile
 from attn_exp.core.record_file import FILE_NAME
 from attn_exp.explain.page import keep_pages
 from attn_exp.plots.style import available
-from attn_exp.results.read import read_folder
-from attn_exp.results.store import sweep_identity
+from attn_exp.results.read import read_folder, typed_command
+from attn_exp.results.store import place_identity, sweep_identity
 from attn_exp.results.table import write_tables
 from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_report
 
@@ -114,6 +114,7 @@ def test_odd_things_beside_the_records_stop_nobody(folder: Path, capsys: pytest.
     (folder / "round").symlink_to(".")
     os.mkfifo(folder / "sweep.id")
     os.mkfifo(folder / "command.txt")
+    os.mkfifo(folder / ".mlflow.lock")
     assert len(sweep_identity(folder)) == 32
     for command in (compare_main, explain_main):
         assert command(["first"]) in (0, 3)
@@ -121,3 +122,10 @@ def test_odd_things_beside_the_records_stop_nobody(folder: Path, capsys: pytest.
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
     assert "2 records, 2 new" in out
+    for name in ("sweep.id", "command.txt"):
+        # Of a file of terabytes, no more is read than fits. Its first bytes would be an identity.
+        (folder / name).unlink()
+        (folder / name).write_text("0" * 32)
+        os.truncate(folder / name, 1 << 40)
+    assert sweep_identity(folder) == place_identity(folder)
+    assert typed_command(folder) == ""

@@ -77,12 +77,21 @@ def _write(path: Path, content: bytes, place: Callable[[Path], object], *, lasti
         raise
 
 
-def read_whole(path: Path) -> bytes:
-    """Return a file's content. Raises OSError, also for a pipe or a device, whose reading might never end."""
+# More than a command that the system starts (ARG_MAX is 2 MiB), for files that hold one, or a word.
+SHORT_BYTES = 4 << 20
+
+
+def read_whole(path: Path, most: int | None = None) -> bytes:
+    """Return a file's content.
+
+    Raises OSError, also for a pipe or a device, whose reading might never end, and for more than `most` bytes.
+    """
     # Opening a pipe to read waits for a writer otherwise.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
+        if most is not None and os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
         return file.read()
 
 

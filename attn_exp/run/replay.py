@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attn_exp.core.errors import RecordError, is_inside
-from attn_exp.core.files import read_whole
+from attn_exp.core.files import SHORT_BYTES, read_whole
 from attn_exp.core.profile import FOLDER as PROFILES
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, LOG_NAME, VERDICTS_NAME, read_record
@@ -158,7 +158,7 @@ def _verdicts(folder: Path) -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 def _text(path: Path) -> str:
     try:
-        return read_whole(path).decode().strip() if is_inside(path, path.parent) else ""
+        return read_whole(path, SHORT_BYTES).decode().strip() if is_inside(path, path.parent) else ""
     except (OSError, UnicodeDecodeError):
         return ""
 

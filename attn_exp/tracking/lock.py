@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +28,8 @@ class Writers:
     def exclusive(self, what: str) -> Iterator[bool]:
         """Hold `what` against other processes; yield whether others may have stored since the last `mark_known()`.
 
-        The kernel releases the lock when the process ends for any reason. If the folder cannot be written there is no
-        lock, and others may always have stored.
+        The kernel releases the lock when the process ends for any reason. If the folder cannot be written, or its lock
+        is no file, there is no lock, and others may always have stored.
         """
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -36,6 +37,10 @@ class Writers:
             yield True
             return
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                # Somebody's pipe or device in its place.
+                yield True
+                return
             _lock(file, _FIRST_LOCK + zlib.crc32(what.encode()))
             self._mark(file)
             yield self._others
