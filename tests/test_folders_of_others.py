@@ -11,7 +11,7 @@ import sweeps
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
-from attn_exp.core.files import read_whole, write_whole
+from attn_exp.core.files import SHORT_BYTES, read_whole, write_whole
 from attn_exp.core.profile import Profile
 from attn_exp.core.record_file import FILE_NAME
 from attn_exp.explain.page import keep_pages
@@ -123,9 +123,8 @@ def test_odd_things_beside_the_records_stop_nobody(folder: Path, capsys: pytest.
     assert "Traceback" not in out + err
     assert "2 records, 2 new" in out
     for name in ("sweep.id", "command.txt"):
-        # Of a file of terabytes, no more is read than fits. Its first bytes would be an identity.
+        # Of an endless file nothing is read, although its words would do.
         (folder / name).unlink()
-        (folder / name).write_text("0" * 32)
-        os.truncate(folder / name, 1 << 40)
+        (folder / name).write_text("0" * 32 + " " * SHORT_BYTES)
     assert sweep_identity(folder) == place_identity(folder)
     assert typed_command(folder) == ""
