@@ -221,7 +221,7 @@ class _KeepsWeights(torch.autograd.Function):
         return ds @ k, ds.mT @ q, p.mT @ d_out
 
 
-@cheat("gradients", "implausible", "the first backward of a forward takes", case=case_of(512, batch=1))
+@cheat("gradients", "implausible", "the first backward of a forward (takes|runs)", case=case_of(512, batch=1))
 class WeightsOfTheFirstBackward(Plain):
     """Computes the weights in the first backward of a forward, which nobody times, and keeps them for repeated ones."""
 
@@ -248,7 +248,9 @@ class _ForwardInTheFirstBackward(torch.autograd.Function):
         return torch.autograd.grad(*ctx.graph, d_out, retain_graph=True)
 
 
-@cheat("gradients", "implausible", "the first backward of a forward takes", rival=True, case=case_of(512, batch=1))
+@cheat(
+    "gradients", "implausible", "the first backward of a forward (takes|runs)", rival=True, case=case_of(512, batch=1)
+)
 class RecomputesOnce(Plain):
     """Recomputes the forward in the first backward of a forward alone, in a duel with an honest rival."""
 

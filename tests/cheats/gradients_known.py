@@ -1,4 +1,4 @@
-"""Steps whose forward computes the gradients at once, of the output's gradient that lies in memory already."""
+"""Gradients, or what they are made of, that are known already when a backward is timed."""
 
 from functools import partial
 from typing import Any
@@ -7,9 +7,9 @@ import torch
 
 from attn_exp.attention.autograd import autograd_backward
 from attn_exp.backends.base import Calls
-from cheats.corpus import cheat
+from cheats.corpus import case_of, cheat
 from cheats.gradients_late import gradients
-from cheats.ways import Plain, Tensor
+from cheats.ways import Plain, Tensor, attend, passed
 
 STEP = ("step",)
 
@@ -49,3 +49,17 @@ class GradientsForetold(GradientsInTheForwardOfAStep):
     """The same, and computes them anew if another gradient comes, which no timed step has."""
 
     checks = True
+
+
+@cheat("gradients", "implausible", "the first backward of a forward runs", case=case_of(32, batch=1))
+class WeightsOfTheFirstBackwardOfFewTokens(Plain):
+    """Computes weights in the first backward of a forward, where calls are so short that times hardly tell."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+
+        def weights(d_out: Tensor) -> Tensor:
+            kept[:] = kept or [torch.softmax(q.detach() @ k.detach().mT * case.head_dim**-0.5, -1)]
+            return d_out
+
+        return passed(attend(case, q, k, v), weights)

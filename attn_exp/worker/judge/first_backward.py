@@ -7,18 +7,20 @@ of a backward a few more are timed: of a new forward with other inputs, made and
 
 import random
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from attn_exp.core.record import FirstBackward
 from attn_exp.core.text import figures
-from attn_exp.timers.timed_call import Call
+from attn_exp.timers.timed_call import Call, TimedCall
 from attn_exp.worker.attempt import Attempt, status_of
 from attn_exp.worker.judge.forwards import check_forwards
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.one_call import OneCall
 from attn_exp.worker.judge.pairs import MOST, is_longer, nearly_all_longer
+from attn_exp.worker.judge.products import more_often, products
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.stopped import Stopped
 
@@ -63,8 +65,32 @@ def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, calls
             f"timed {figures(repeated_us)} us: what was computed by then was kept"
         )
         raise Stopped("implausible", reason)
+    if not rounds.clock.on_gpu and repeated_us < _LONG_US["cpu"]:
+        with attempt.stage("accuracy"):
+            _check_products(judge)
     check_forwards(attempt, judge, rounds.clock, rounds.of_forward)
     return rounds.told
+
+
+def _check_products(judge: Judge) -> None:
+    """Raise Stopped if the first backward of every forward runs more operators than the second one.
+
+    The times of short calls are too noisy to tell.
+    """
+    known: tuple[Counter[str], Counter[str]] | None = None
+    for _ in range(MOST):
+        judge.fresh.renew()
+        call = judge.backward_of(judge.forward())
+        first, second = (products(TimedCall(call, judge.fresh.renew_gradient)) for _ in range(2))
+        more = more_often(first, second)
+        if more is None or (known is not None and known != (first, second)):
+            return
+        known = first, second
+    raise Stopped(
+        "implausible",
+        f"backward: the first backward of a forward runs {more} in a repeated one, as those that were timed: what was "
+        "computed by then was kept",
+    )
 
 
 def _record(attempt: Attempt, found: FirstBackward) -> None:
