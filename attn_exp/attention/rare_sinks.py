@@ -17,6 +17,7 @@ import torch
 
 from attn_exp.attention.rare import OF_SHARP, OF_SINK, Rare
 from attn_exp.attention.rare_draw import Draw
+from attn_exp.attention.sampling import fresh_dice
 
 # What is left of the weight beside the sink: least and most.
 _LEFT = (1e-4, 0.05)
@@ -57,11 +58,13 @@ def with_sink(draw: Draw, enough: torch.Tensor, count: int) -> Rare:
     lowest, highest = (math.log((1 - left) / left * case.kv_len) + 0.5 for left in (_LEFT[1], least))
     deep, *others = draw.many(enough, 1 + count)
     # Sinks' scores, of the judged queries from the lowest to the highest.
-    scores = torch.tensor([dice.random() for _ in range(case.q_len)])
+    # Of as many tokens as there are, the system's entropy itself would take a tenth of a second.
+    many = fresh_dice()
+    scores = torch.rand(case.q_len, generator=many)
     scores[others] = (torch.arange(len(others)) + scores[others]) / len(others)
     scores = (lowest + scores * (highest - lowest)).to(q.device)
-    faint = [index for index in range(1, case.kv_len) if dice.randrange(_FAINT_KEYS) == 0]
-    k[batch, kv_head, faint] *= _FAINT_KEY
+    faint = torch.randint(_FAINT_KEYS, (case.kv_len, 1), generator=many) == 0
+    k[batch, kv_head] *= torch.where(faint, _FAINT_KEY, 1.0).to(k.device, k.dtype)
     k[batch, kv_head, 0] = 0.0
     common = torch.tensor([1.0 - 2.0 * dice.randrange(2) for _ in range(case.head_dim)], device=k.device)
     common[channel] = 0.0
