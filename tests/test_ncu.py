@@ -166,7 +166,7 @@ def test_a_job_of_the_cpu_has_no_counters_and_keeps_its_timing(tmp_path):
     request = replace(make_request(), profilers=({"name": "ncu", "_target_": "attn_exp.profilers.ncu.Ncu"},))
 
     class Ready:
-        backend, calls, scope = Eager("e"), {}, None
+        backend, scope, calls_of = Eager("e"), None, staticmethod(lambda passes: {})
 
     record = profile_job(make_record(request=request), Ready, Machine("cpu"), tmp_path, lambda: None)
     assert record.status == "ok"

@@ -137,6 +137,16 @@ def test_a_mean_over_fewer_cases_says_so_and_stands_below_the_others(tmp_path: P
     assert metrics["forward/speedup/cudnn cases"] == 1 and metrics["forward/speedup/math cases"] == 2
 
 
+def test_the_page_says_the_next_best_of_each_case_and_the_flags_of_the_jobs(tmp_path: Path) -> None:
+    records = rows(*LENGTHS)
+    records[2] = replace(records[2], flags=("drift", "unstable"))
+    rivals = rivals_of(tmp_path / "a", records)
+    said = summary_of([row.cell.result for row in rivals.rows if row.cell.direction == "forward"], rivals, quiet)
+    assert re.search(r"\| forward +\| cudnn +\| +[\d.]+ \| 2\.00 \\?\[1\.9\d, 2\.0\d\\?\] flash +\|", said.description)
+    assert "6 jobs: 6 ok; with flags: drift 1, unstable 1; 1 of them is in doubt" in said.description
+    assert "too close to call" not in said.description, "a column that says nothing"
+
+
 def test_rows_too_close_to_call_share_the_first_rank_and_one_kernel_is_one_rank(tmp_path: Path) -> None:
     same = [sweeps.job(name, 100.0, None, started_at=sweeps.NOON + i) for i, name in enumerate(("flash", "cudnn"))]
     slower = [sweeps.job(name, us, None, started_at=sweeps.NOON + 5) for name, us in (("math", 300), ("eager", 301))]

@@ -78,11 +78,17 @@ def _settle(rivals: "Rivals") -> int:
     from attn_exp.run.duel import longest_s
     from attn_exp.run.many_duels import run_many
 
-    commands = list(dict.fromkeys(duel.command for duel in rivals.ties))
+    commands = {duel.command: duel.a.result.device for duel in rivals.ties}
     for command in commands:
         if command.startswith("#"):
             print(f"no duel: {command.lstrip('# ')}", file=sys.stderr)
-    duels = [shlex.split(command)[2:] for command in commands if not command.startswith("#")]
+    # What a GPU left open no CPU settles.
+    on_gpu = {"cuda": ["device=cuda"]}
+    duels = [
+        shlex.split(command)[2:] + on_gpu.get(device, [])
+        for command, device in commands.items()
+        if not command.startswith("#")
+    ]
     if not duels:
         print("nothing is undecided: there is no duel to run", file=sys.stderr)
         return 0

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from attn_exp.compare.page_parts import shared_line, shared_values
-from attn_exp.compare.ranking import Ranking, challengers, leader, outcome
+from attn_exp.compare.ranking import Ranking, challengers, leader, outcome, rank
 from attn_exp.compare.rivals import Rivals
+from attn_exp.compare.rule import times_text
 from attn_exp.compare.sheet import of_all, written
 from attn_exp.compare.standing import Standings
 from attn_exp.core.safe_text import markdown_text
@@ -70,6 +71,8 @@ def _best(rivals: Rivals) -> str:
     rows = [_best_row(group, rivals) for group in several[:_CASES]]
     if not rows:
         return ""
+    told = [column for column in rows[0] if any(row[column] for row in rows)]
+    rows = [{column: row[column] for column in told} for row in rows]
     rest = len(several) - _CASES
     more = [f"... and {rest} more in table.csv"] if rest > 0 else []
     return "\n\n".join(["The best of each case:", grid(rows, list(rows[0]), "pipe"), *more])
@@ -80,12 +83,33 @@ def _best_row(group: Sequence[Ranking], rivals: Rivals) -> dict[str, str]:
     assert first is not None
     cell, found = first.cell, outcome(group)
     close = [row.cell.result.label for row in group if row.best and row is not first]
+    same = [label for label in close if label in first.same]
     perhaps = [f"{row.cell.result.label} ({row.doubt})" for row in challengers(group)]
+    name = " = ".join([cell.result.label, *same])
+    best, value = ("undecided", "") if found == "open" else (safe(name), written(cell.value, "figure"))
     return {
         "case": safe(cell.result.case.brief()),
         "pass": cell.direction,
-        "best": "undecided" if found == "open" else safe(cell.result.label),
-        str(rivals.metric): "" if found == "open" else written(cell.value, "figure"),
-        "too close to call": "" if found == "open" else safe(", ".join(close)),
+        "best": best,
+        str(rivals.metric): value,
+        "times as good as the next": _over_the_next(group, first, rivals) if found == "sure" else "",
+        "too close to call": "" if found == "open" else safe(", ".join(one for one in close if one not in same)),
         "may be better": safe(", ".join(perhaps)),
     }
+
+
+def _over_the_next(group: Sequence[Ranking], first: Ranking, rivals: Rivals) -> str:
+    """Return how many times better the best row is than the next one, with its 95 % interval; empty if unknown.
+
+    With a baseline, gains are those over it.
+    """
+    others = [
+        row for row in group if row.gain is not None and row is not first and row.cell.result.label not in first.same
+    ]
+    if rivals.baseline is not None or not others:
+        return ""
+    next_best = min(others, key=lambda row: rank(row.cell, rivals.metric))
+    times = next_best.gain
+    assert times is not None
+    value, low, high = (times_text(1 / one) for one in (times.value, times.high, times.low))
+    return safe(f"{value} [{low}, {high}] {next_best.cell.result.label}")

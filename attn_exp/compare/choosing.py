@@ -7,7 +7,7 @@ from typing import Any
 
 from attn_exp.compare.features import features_of
 from attn_exp.compare.join import machine, method_key
-from attn_exp.compare.ranking import Ranking, challengers, leader, outcome
+from attn_exp.compare.ranking import WIDE, Ranking, challengers, leader, outcome, picks
 from attn_exp.compare.ratio import Spreads, gain, geometric_mean
 from attn_exp.compare.rule import Rule, and_text
 from attn_exp.compare.rules import Example, Part, fewest
@@ -42,7 +42,7 @@ def _best_and_perhaps(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[f
     The leader is among these unless a row in doubt surely beats it.
     """
     if outcome(group) != "open":
-        return frozenset(row.cell.result.label for row in group if row.best), frozenset()
+        return picks(group), frozenset()
     first, may = leader(group, metric), challengers(group)
     if first is not None and not any(row.challenge is not None and row.challenge.low > 1 for row in may):
         may += [row for row in group if row is first or row.cell.result.label in first.same]
@@ -77,7 +77,7 @@ def _rule(
     ]
     # The best of the others is the one over which the lead is smallest; of those that were measured in most cases.
     best = min(found, key=lambda one: (2 * one[3] < len(cases), one[1]), default=None)
-    over, log, half, _ = best if best else (None, 0.0, 0.0, 0)
+    over, log, half, compared = best if best else (None, 0.0, 0.0, 0)
     without = sum(over not in case or case[over].cell.value is None for case in cases) if over else 0
     return Rule(
         where,
@@ -94,6 +94,7 @@ def _rule(
         len(own),
         count,
         without=without,
+        compared=compared,
         **doubt,
     )
 
@@ -130,12 +131,16 @@ def _over(
 ) -> tuple[float, float, int] | None:
     """Return the mean log of how many times better `label` is than `over`, its half-width, and in how many cases.
 
-    What rows differ by in themselves averages out over the cases; the spread of equal rows need not.
+    What rows differ by in themselves averages out over the cases; the spread of equal rows need not. For a row in doubt
+    stands another one that ran its kernel, and one that is surely worse counts if only its interval is wide.
     """
     logs, own, spread = [], list[Uncertainty](), 0.0
     for case in cases:
         row, other = case[label], case.get(over)
-        if other is None or row.doubt or other.doubt or over in row.same:
+        row = next((case[one] for one in (label, *row.same) if one in case and not case[one].doubt), row)
+        if other is None or row.doubt or over in row.same:
+            continue
+        if other.doubt and (other.challenge is not None or other.doubt not in WIDE):
             continue
         log = gain(row.cell, other.cell, metric)
         if log is None:

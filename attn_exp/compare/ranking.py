@@ -41,6 +41,10 @@ class Ranking:
 Outcome = Literal["sure", "close", "open", "alone"]
 
 
+# Doubts about a time that is right, but not known well: longer sampling would remove them.
+WIDE = ("unstable", "a wide interval")
+
+
 def doubt_about(cell: Cell, metric: ChosenMetric) -> str:
     """Return why a cell decides nothing: `busy_host`, `shared_gpu`, `unstable`, or a large interval; else empty.
 
@@ -167,20 +171,28 @@ def outcome(group: Sequence[Ranking]) -> Outcome:
 def open_pair(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[Ranking, Ranking] | None:
     """Return the two rows of a group whose order decides what is best, sorted by their labels, or None.
 
-    These are the leader and the best of those in doubt that may be better; else the next that is too close to call.
+    These are the best two of the leader and of those in doubt that may be better; else the two that are too close to
+    call.
     """
     leading = leader(group, metric)
     if leading is None or outcome(group) not in ("close", "open"):
         return None
-    valued = sorted((row for row in group if row.cell.value is not None), key=lambda row: rank(row.cell, metric))
-    close = [row for row in valued if row.best or leading.doubt]
-    others = [row for row in (*challengers(group), *close) if row is not leading]
-    other = next((row for row in others if row.cell.result.label not in leading.same), None)
+    valued = [row for row in group if row.cell.value is not None]
+    rivals = challengers(group) or [row for row in valued if row.best or leading.doubt]
+    several = [leading, *(row for row in rivals if row is not leading)]
+    first, *others = sorted(several, key=lambda row: rank(row.cell, metric))
+    other = next((row for row in others if row.cell.result.label not in first.same), None)
     if other is None:
         return None
     # The same order for both passes, so that one duel serves both.
-    one, two = sorted((leading, other), key=lambda row: (row.cell.result.label, row.cell.result.job))
+    one, two = sorted((first, other), key=lambda row: (row.cell.result.label, row.cell.result.job))
     return one, two
+
+
+def picks(group: Sequence[Ranking]) -> frozenset[str]:
+    """Return the labels that are among the best of a group, and those of rows in doubt that ran their kernels."""
+    best = [row for row in group if row.best]
+    return frozenset(row.cell.result.label for row in best).union(*(row.same for row in best))
 
 
 def rank(cell: Cell, metric: ChosenMetric) -> float:

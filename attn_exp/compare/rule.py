@@ -13,7 +13,8 @@ class Rule:
     `where` says which in words, empty for all. `label` is empty if it is open in each of the cases. `same` are backends
     that ran the same kernel as `label` there, and `ties` those that are too close to it to call in each of the cases.
     `ratio` is how many times better it is than `over`, the best of the others, as a geometric mean over the `n` passes
-    of all `cases`, with its 95 % interval; None without others. In `without` of the passes `over` has no result.
+    of all `cases`, with its 95 % interval; None without others. In `without` of the passes `over` has no result, and
+    `compared` are in the mean: all others but those in doubt.
 
     Of the passes `wins` are sure, in `close` two are too close to call, and `open` are undecided: there `perhaps` are
     backends whose rows are in doubt, for the reasons `doubts`, and may be better than `than`, the best of the others,
@@ -38,6 +39,7 @@ class Rule:
     doubts: tuple[str, ...] = ()
     lead: float | None = None
     without: int = 0
+    compared: int = 0
 
     @property
     def order(self) -> int:
@@ -60,6 +62,8 @@ class Rule:
             return f"{who} is {_best(metric)}, {sure}, and all others are in doubt"
         times = f"{times_text(self.ratio)} [{times_text(self.low)}, {times_text(self.high)}] times"
         compared = f"{times} {_better(metric)} {self.over}"
+        if self.compared not in (self.n - self.without, self.wins):
+            compared += f" (mean of {self.compared})"
         ties = self.ties or ((self.over,) if not self.wins else ())
         if ties and not self.wins:
             close = f"{who} and {and_text(ties)} are too close to call"
@@ -100,8 +104,10 @@ def counted(cases: int, passes: int) -> str:
 
 
 def of_all_passes(some: int, passes: int, cases: int) -> str:
-    """Return how many passes of some cases: `12 of 12 cases` if each case has one pass, or if it is all of them."""
-    return f"{cases} of {counted(cases, cases)}" if some == passes else f"{some} of {counted(cases, passes)}"
+    """Return how many passes of some cases: `6 of 6 cases`, `6 of 6 cases in each pass`, `5 of 9 passes of 6 cases`."""
+    if some != passes:
+        return f"{some} of {counted(cases, passes)}"
+    return f"{cases} of {counted(cases, cases)}{' in each pass' if passes > cases else ''}"
 
 
 def and_text(words: Sequence[str]) -> str:

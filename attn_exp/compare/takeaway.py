@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from attn_exp.compare.choosing import case_of, rules_of
 from attn_exp.compare.duel_command import Duel
-from attn_exp.compare.ranking import Ranking, outcome
+from attn_exp.compare.ranking import WIDE, Ranking, outcome, picks
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.rule import Rule, and_text, counted
 from attn_exp.core.case import PASSES
@@ -176,8 +176,8 @@ def _tally(direction: str, groups: Sequence[tuple[Sequence[Ranking], str]]) -> T
     counts = Counter(found for _, found in groups)
     # Names of one kernel are one pick.
     sure = (group for group, found in groups if found == "sure")
-    picks = Counter("=".join(sorted(row.cell.result.label for row in group if row.best)) for group in sure)
-    return Tally(direction, dict(picks), counts["close"], counts["open"], counts["alone"])
+    won = Counter("=".join(sorted(picks(group))) for group in sure)
+    return Tally(direction, dict(won), counts["close"], counts["open"], counts["alone"])
 
 
 def _pass_of(group: Sequence[Ranking]) -> str:
@@ -201,4 +201,4 @@ def _warning(valued: Sequence[Ranking], doubtful: Sequence[Ranking], most: bool)
 
 
 def _wants_time(doubtful: Sequence[Ranking]) -> bool:
-    return sum(row.doubt in ("unstable", "a wide interval") for row in doubtful) > len(doubtful) / 2
+    return sum(row.doubt in WIDE for row in doubtful) > len(doubtful) / 2

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.compare.brief import answer_in_brief, code, safe, tables_in_brief
 from attn_exp.compare.standing import standings
 from attn_exp.core.errors import first_line
+from attn_exp.core.flags import doubts
 from attn_exp.core.record import Record
 from attn_exp.results.result import Result
 from attn_exp.tracking.base import LIST_PLACE, Summary, duel_metrics, params
@@ -74,9 +75,15 @@ def _shared(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _counted(results: Sequence[Result], counts: Counter[str]) -> str:
-    """Return how many jobs ended how, and the first reasons why some have no result."""
+    """Return how many jobs ended how and with which flags, and the first reasons why some have no result."""
     each = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     lines = [f"{len(results)} jobs: {each}" if len(results) != 1 else f"1 job: {each}"]
+    if flags := Counter(flag for one in results for flag in one.flags):
+        doubtful = sum(bool(doubts(one.flags)) for one in results)
+        said = ", ".join(f"{flag} {count}" for flag, count in flags.most_common())
+        lines[0] += (
+            f"; with flags: {safe(said)}; {doubtful or 'none'} of them {'are' if doubtful > 1 else 'is'} in doubt"
+        )
     reasons = dict.fromkeys(f"{one.label} {one.status}: {one.reason}" for one in results if one.reason)
     lines += [f"- {safe(reason)}" for reason in list(reasons)[:_REASONS]]
     if len(reasons) > _REASONS:
