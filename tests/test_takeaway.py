@@ -57,7 +57,9 @@ def test_one_winner_everywhere_is_one_line_as_hyperfine_puts_it(tmp_path):
     found = answer(tmp_path, grid(us))
     (line,) = found.lines()
     assert re.fullmatch(
-        r"cudnn is 1\.27 \[1\.2\d, 1\.[23]\d\] times as fast as flash, 24 of 24 cases in each pass", line
+        r"cudnn is 1\.27 \[1\.2\d, 1\.[23]\d\] times as fast as flash \(forward 1\.27, backward 1\.27\), "
+        r"24 of 24 cases in each pass",
+        line,
     ), line
     # What rows differ by on average is not less than what two equal rows may.
     (rule,) = found.rules
@@ -71,11 +73,10 @@ def test_the_winner_of_each_region_is_one_rule(tmp_path):
 
     lines = answer(tmp_path, grid(us)).lines()
     assert len(lines) == 3
-    assert (
-        "seq_len up to 1024, causal: flash is 1.25 [1.24, 1.26] times as fast as cudnn, 6 of 6 cases in each pass"
-        in lines
-    )
-    assert "seq_len from 2048: cudnn is 2.00 [1.98, 2.02] times as fast as flash, 12 of 12 cases in each pass" in lines
+    one = "flash is 1.25 [1.24, 1.26] times as fast as cudnn (forward 1.25, backward 1.25)"
+    other = "cudnn is 2.00 [1.98, 2.02] times as fast as flash (forward 2.00, backward 2.00)"
+    assert f"seq_len up to 1024, causal: {one}, 6 of 6 cases in each pass" in lines
+    assert f"seq_len from 2048: {other}, 12 of 12 cases in each pass" in lines
 
 
 def test_rows_in_doubt_that_look_best_do_not_split_the_rule_of_what_is_best_beside_them(tmp_path):
@@ -238,7 +239,8 @@ def test_some_rows_in_doubt_leave_the_rest_a_rule_and_are_counted(tmp_path):
     rule, doubt = answer(tmp_path, records).lines()
     assert doubt == "2 of 144 rows decide nothing (2 busy_host)"
     # The row in doubt is surely slower than the pick.
-    assert rule == "cudnn is 2.00 [1.98, 2.02] times as fast as flash (mean of 46), 24 of 24 cases in each pass"
+    compared = "2.00 [1.98, 2.02] times as fast as flash (mean of 46, forward 2.00, backward 2.00)"
+    assert rule == f"cudnn is {compared}, 24 of 24 cases in each pass"
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (4096,)])

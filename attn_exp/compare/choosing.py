@@ -1,8 +1,10 @@
 """Choosing the fewest rules for ranked rows: which cases share a pick, by how much it leads, and what is open there."""
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from attn_exp.compare.features import features_of
@@ -11,6 +13,7 @@ from attn_exp.compare.ranking import WIDE, Ranking, challengers, leader, outcome
 from attn_exp.compare.ratio import Spreads, gain, geometric_mean
 from attn_exp.compare.rule import Rule, and_text
 from attn_exp.compare.rules import Example, Part, fewest
+from attn_exp.core.case import PASSES
 from attn_exp.core.interval import Uncertainty, combined
 from attn_exp.core.text import plain
 from attn_exp.results.cell import ChosenMetric
@@ -71,13 +74,13 @@ def _rule(
     ties = tuple(one for one in others if one not in same)
     rest = {one for case in cases for one, row in case.items() if row.cell.value is not None} - {label, *same}
     found = [
-        (over, *known)
+        (over, known)
         for over in sorted(rest - set(ties) or rest)
         if (known := _over(label, over, cases, metric, spreads)) is not None
     ]
     # The best of the others is the one over which the lead is smallest; of those that were measured in most cases.
-    best = min(found, key=lambda one: (2 * one[3] < len(cases), one[1]), default=None)
-    over, log, half, compared = best if best else (None, 0.0, 0.0, 0)
+    over, led_by = min(found, key=lambda one: (2 * one[1].n < len(cases), one[1].log), default=(None, _Lead({}, 0.0)))
+    log, half = led_by.log, led_by.half
     without = sum(over not in case or case[over].cell.value is None for case in cases) if over else 0
     return Rule(
         where,
@@ -94,7 +97,8 @@ def _rule(
         len(own),
         count,
         without=without,
-        compared=compared,
+        compared=led_by.n,
+        by_pass=led_by.by_pass,
         **doubt,
     )
 
@@ -126,15 +130,44 @@ def _doubt(groups: Sequence[list[Ranking]], metric: ChosenMetric) -> dict[str, A
     }
 
 
+@dataclass(frozen=True)
+class _Lead:
+    """By how much one backend is better than another.
+
+    Attributes:
+        logs: how many times in each case, as logarithms, by pass.
+        half: the half-width of the interval of their mean.
+    """
+
+    logs: Mapping[str, Sequence[float]]
+    half: float
+
+    @property
+    def n(self) -> int:
+        """In how many passes of cases."""
+        return sum(map(len, self.logs.values()))
+
+    @property
+    def log(self) -> float:
+        """The mean of all."""
+        return math.fsum(itertools.chain(*self.logs.values())) / max(1, self.n)
+
+    @property
+    def by_pass(self) -> tuple[tuple[str, float], ...]:
+        """How many times in each pass, in the geometric mean; empty if there is one pass."""
+        several = len(self.logs) > 1
+        return tuple((name, geometric_mean(self.logs[name])) for name in PASSES if name in self.logs and several)
+
+
 def _over(
     label: str, over: str, cases: Sequence[Mapping[str, Ranking]], metric: ChosenMetric, spreads: Spreads
-) -> tuple[float, float, int] | None:
-    """Return the mean log of how many times better `label` is than `over`, its half-width, and in how many cases.
+) -> _Lead | None:
+    """Return by how much `label` is better than `over`, None if that is known in no case.
 
     What rows differ by in themselves averages out over the cases; the spread of equal rows need not. For a row in doubt
     stands another one that ran its kernel, and one that is surely worse counts if only its interval is wide.
     """
-    logs, own, spread = [], list[Uncertainty](), 0.0
+    logs, own, spread = defaultdict[str, list[float]](list), list[Uncertainty](), 0.0
     for case in cases:
         row, other = case[label], case.get(over)
         row = next((case[one] for one in (label, *row.same) if one in case and not case[one].doubt), row)
@@ -145,14 +178,14 @@ def _over(
         log = gain(row.cell, other.cell, metric)
         if log is None:
             continue
-        logs.append(log)
+        logs[row.cell.direction].append(log)
         own += [row.cell.uncertainty, other.cell.uncertainty]
         spread = max(spread, spreads.between_rows(row.cell.result, other.cell.result))
     if not logs:
         return None
-    mean_own = combined(own)
-    shared = combined([Uncertainty(mean_own.half / len(logs), mean_own.degrees), Uncertainty(math.log1p(spread))])
-    return math.fsum(logs) / len(logs), shared.half, len(logs)
+    mean_own, n = combined(own), sum(map(len, logs.values()))
+    shared = combined([Uncertainty(mean_own.half / n, mean_own.degrees), Uncertainty(math.log1p(spread))])
+    return _Lead(logs, shared.half)
 
 
 def _words(part: Part, examples: Sequence[Example]) -> str:

@@ -14,7 +14,7 @@ class Rule:
     that ran the same kernel as `label` there, and `ties` those that are too close to it to call in each of the cases.
     `ratio` is how many times better it is than `over`, the best of the others, as a geometric mean over the `n` passes
     of all `cases`, with its 95 % interval; None without others. In `without` of the passes `over` has no result, and
-    `compared` are in the mean: all others but those in doubt.
+    `compared` are in the mean: all others but those in doubt. `by_pass` has the mean of each pass of several.
 
     Of the passes `wins` are sure, in `close` two are too close to call, and `open` are undecided: there `perhaps` are
     backends whose rows are in doubt, for the reasons `doubts`, and may be better than `than`, the best of the others,
@@ -40,6 +40,7 @@ class Rule:
     lead: float | None = None
     without: int = 0
     compared: int = 0
+    by_pass: tuple[tuple[str, float], ...] = ()
 
     @property
     def order(self) -> int:
@@ -62,8 +63,10 @@ class Rule:
             return f"{who} is {_best(metric)}, {sure}, and all others are in doubt"
         times = f"{times_text(self.ratio)} [{times_text(self.low)}, {times_text(self.high)}] times"
         compared = f"{times} {_better(metric)} {self.over}"
+        each = [f"{direction} {times_text(ratio)}" for direction, ratio in self.by_pass]
         if self.compared not in (self.n - self.without, self.wins):
-            compared += f" (mean of {self.compared})"
+            each.insert(0, f"mean of {self.compared}")
+        compared += f" ({', '.join(each)})" if each else ""
         ties = self.ties or ((self.over,) if not self.wins else ())
         if ties and not self.wins:
             close = f"{who} and {and_text(ties)} are too close to call"
