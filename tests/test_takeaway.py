@@ -45,7 +45,7 @@ def counted(found):
     """In how many passes of an answer one is sure, several are too close, it is undecided, and there is nothing."""
     tallies = found.tallies
     return [sum(sum(one.picks.values()) for one in tallies)] + [
-        sum(getattr(one, name) for one in tallies) for name in ("close", "open", "alone")
+        sum(getattr(one, name) for one in tallies) for name in ("close", "open", "single")
     ]
 
 
@@ -299,7 +299,7 @@ def test_a_row_in_doubt_that_may_be_better_leaves_the_pass_open_and_one_that_is_
 
 
 def test_each_pass_is_counted_once_in_tally_rules_and_means_and_sure_picks_come_first(tmp_path):
-    """Sure, too close, in doubt and alone, each in some lengths of forward and backward."""
+    """Sure, too close, in doubt and single, each in some lengths of forward and backward."""
     records = [
         sweeps.job(name, *times, of=sweeps.case(seq_len=length, batch=batch), flags=flags)
         for length, batch in itertools.product(LENGTHS, BATCHES)
@@ -312,9 +312,9 @@ def test_each_pass_is_counted_once_in_tally_rules_and_means_and_sure_picks_come_
     ]
     found = compare(sweeps.sweep(tmp_path / "s", records))
     own = found.answer
-    wins, close, is_open, alone = counted(own)
-    assert min(wins, close, is_open, alone) > 0
-    assert wins + close + is_open + alone == own.n == 2 * len(LENGTHS) * len(BATCHES) == 2 * own.cases
+    wins, close, is_open, single = counted(own)
+    assert min(wins, close, is_open, single) > 0
+    assert wins + close + is_open + single == own.n == 2 * len(LENGTHS) * len(BATCHES) == 2 * own.cases
     counts = [(rule.wins, rule.close, rule.open) for rule in own.rules]
     assert tuple(map(sum, zip(*counts, strict=True))) == (wins, close, is_open)
     assert all(sum(count) == rule.n for count, rule in zip(counts, own.rules, strict=True))

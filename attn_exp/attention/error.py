@@ -199,19 +199,18 @@ def _by_row(tensor: torch.Tensor, reference: torch.Tensor, scale: float, unit: U
         raise ValueError(f"the shape is {tuple(tensor.shape)}, not {tuple(reference.shape)}")
     width = reference.shape[-1]
     rows, rows_reference = tensor.detach().reshape(-1, width), reference.reshape(-1, width)
-    parts = []
+    parts, norm = [], partial(torch.linalg.vector_norm, dim=-1)
     step = max(1, _CHUNK // width)
     for begin in range(0, len(rows), step):
         expected = rows_reference[begin : begin + step]
         difference = rows[begin : begin + step].to(expected.dtype)
         difference = (difference if scale == 1.0 else difference * scale) - expected
-        norm = partial(torch.linalg.vector_norm, dim=-1)
         figures = norm(difference), norm(expected), norm(difference, math.inf)
         parts.append(torch.stack([*figures, difference.mul_(expected).sum(dim=-1)]))
     # The device is waited for once.
     heads = reference.shape[0] * reference.shape[1] if reference.ndim == _BHSD else 1
-    error, norm, largest, along = torch.cat(parts, -1).cpu().double().unflatten(-1, (heads, -1))
-    total = float(norm.square().sum())
+    error, size, largest, along = torch.cat(parts, -1).cpu().double().unflatten(-1, (heads, -1))
+    total = float(size.square().sum())
     if (total / reference.numel()) ** 0.5 <= unit.least:
         total = reference.numel() * unit.scale**2
-    return Rows(error, norm, along, (total / norm.numel()) ** 0.5, float(largest.amax()))
+    return Rows(error, size, along, (total / size.numel()) ** 0.5, float(largest.amax()))

@@ -66,37 +66,43 @@ class Rare:
             results: `out`, and where the backward is judged, `dq`, `dk` and `dv`.
             tolerances: of normal inputs, by the same names.
         """
-        several = [self._of_out(results["out"], tolerances["out"].own_row or 0.0)]
-        if "dq" in results and self.slack_of_dq is not None:
-            several.append(self._of_gradients(results, tolerances, self.slack_of_dq))
+        slack_of_dq = self.slack_of_dq if "dq" in results else None
+        right = self._reference(self.batch, self.head, self.queries, with_gradients=slack_of_dq is not None)
+        several = [self._of_out(results["out"], right["out"], tolerances["out"].own_row or 0.0)]
+        if slack_of_dq is not None:
+            several.append(self._of_gradients(results, right, tolerances, slack_of_dq))
         return next((wrong for wrong in itertools.chain(*several) if wrong is not None), None)
 
-    def _of_out(self, out: torch.Tensor, own_row: float) -> Iterator[str | None]:
+    def _of_out(self, out: torch.Tensor, right: torch.Tensor, own_row: float) -> Iterator[str | None]:
         places = [(self.batch, self.head, self.queries), *((*one, self.queries[:1]) for one in self.beside)]
-        for batch, head, queries in places:
-            right, rows = self._reference(batch, head, queries)["out"], out[batch, head, queries.to(out.device)].float()
-            error = (rows - right).norm(dim=-1) / right.norm(dim=-1)
+        for index, (batch, head, queries) in enumerate(places):
+            known = self._reference(batch, head, queries)["out"] if index else right
+            error = (out[batch, head, queries.to(out.device)].float() - known).norm(dim=-1) / known.norm(dim=-1)
             yield self._wrong_row("out", batch, head, queries, error, own_row + self.slack[: len(queries)])
 
     def _of_gradients(
-        self, gradients: Mapping[str, torch.Tensor], tolerances: Mapping[str, Tolerance], slack_of_dq: torch.Tensor
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        right: Mapping[str, torch.Tensor],
+        tolerances: Mapping[str, Tolerance],
+        slack_of_dq: torch.Tensor,
     ) -> Iterator[str | None]:
-        right, keys = self._reference(self.batch, self.head, self.queries, with_gradients=True), self.case.kv_len
-        of_keys = torch.arange(keys), slack_of_dq[1:].amax().expand(keys)
-        for name, (queries, slack) in {"dq": (self.queries, slack_of_dq), "dk": of_keys, "dv": of_keys}.items():
-            head = self.head if name == "dq" else self._kv_head(self.head)
-            # Squares of tiny numbers vanish in float32.
-            known, rows = right[name].double(), gradients[name][self.batch, head].double()
-            if name == "dq":
-                rows = rows[queries.to(rows.device)]
-            if name == "dq" and self.by_sink is not None:
-                rows[:, self.by_sink] = known[:, self.by_sink] = 0.0
-            norm = known.norm(dim=-1)
-            # A row of dq is as small as its row of d_out; of dk and dv terms may cancel.
-            least = 0.0 if name == "dq" else _LEAST_NORM * norm.square().mean().sqrt()
-            # What is zeros must be finite.
-            error = (rows - known).norm(dim=-1) / torch.where(norm > 0, norm, torch.inf).clamp(min=least)
-            yield self._wrong_row(name, self.batch, head, queries, error, tolerances[name].worst_row + slack)
+        # Squares of tiny numbers vanish in float32.
+        dq, known = gradients["dq"][self.batch, self.head].double(), right["dq"].double()
+        dq = dq[self.queries.to(dq.device)]
+        if self.by_sink is not None:
+            dq[:, self.by_sink] = known[:, self.by_sink] = 0.0
+        # A row of dq is as small as its row of d_out.
+        allowed = tolerances["dq"].worst_row + slack_of_dq
+        yield self._wrong_row("dq", self.batch, self.head, self.queries, _errors(dq, known), allowed)
+        head, keys, slack = self._kv_head(self.head), torch.arange(self.case.kv_len), slack_of_dq[1:].amax()
+        for name in ("dk", "dv"):
+            known = right[name].double()
+            # Their terms may cancel.
+            least = _LEAST_NORM * known.norm(dim=-1).square().mean().sqrt()
+            error = _errors(gradients[name][self.batch, head].double(), known, least)
+            allowed = (tolerances[name].worst_row + slack).expand(len(keys))
+            yield self._wrong_row(name, self.batch, head, keys, error, allowed)
 
     def _wrong_row(
         self, name: str, batch: int, head: int, rows: torch.Tensor, error: torch.Tensor, allowed: torch.Tensor
@@ -134,3 +140,11 @@ class Rare:
         d_scores = weights * (d_out @ v.mT - (d_out * out).sum(-1, keepdim=True)) * case.head_dim**-0.5
         d_scores = d_scores if slope is None else d_scores * slope
         return {"out": out, "dq": d_scores @ k, "dk": d_scores.mT @ q, "dv": weights.mT @ d_out}
+
+
+def _errors(rows: torch.Tensor, known: torch.Tensor, least: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """Return the error of each row by its norm, or by `least` if that is larger."""
+    norm = known.norm(dim=-1)
+    # What is zeros must be finite.
+    error: torch.Tensor = (rows - known).norm(dim=-1) / torch.where(norm > 0, norm, torch.inf).clamp(min=least)
+    return error

@@ -104,8 +104,8 @@ def _hard_query(draw: Draw, *, late: bool, with_backward: bool) -> Rare | None:
     batch, head, kv_head = place = draw.place()
     at_end, index = draw.last == case.kv_len - 1, torch.arange(case.q_len)
     # Another one sees the last keys.
-    spared = ~at_end if int(at_end.sum()) == 1 else at_end | True
-    query = draw.one(draw.queries((index >= case.q_len // 2) == late, draw.several, spared))
+    spared = [~at_end] if int(at_end.sum()) == 1 else []
+    query = draw.one(draw.queries((index >= case.q_len // 2) == late, draw.several, *spared))
     lowest, highest = int(draw.first[query]), int(draw.last[query])
     # It sees two keys before those that are zeros.
     tail = dice.choice([one for one in _TAILS if 8 * one <= case.kv_len and lowest + 1 < case.kv_len - one] or [0])

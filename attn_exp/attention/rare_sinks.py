@@ -57,8 +57,8 @@ def with_sink(draw: Draw, enough: torch.Tensor, count: int) -> Rare:
     least = max(_LEFT[0], _LEAST_WEIGHT_FP16 * case.kv_len) if case.dtype == "float16" else _LEFT[0]
     lowest, highest = (math.log((1 - left) / left * case.kv_len) + 0.5 for left in (_LEFT[1], least))
     deep, *others = draw.many(enough, 1 + count)
-    # Sinks' scores, of the judged queries from the lowest to the highest.
-    # Of as many tokens as there are, the system's entropy itself would take a tenth of a second.
+    # Sinks' scores, of the judged queries from the lowest to the highest. There are as many as tokens, for which `dice`
+    # would take a tenth of a second.
     many = fresh_dice()
     scores = torch.rand(case.q_len, generator=many)
     scores[others] = (torch.arange(len(others)) + scores[others]) / len(others)

@@ -105,7 +105,7 @@ class Places:
 
     @cached_property
     def _batch_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The row of the batch and the head in it of each head, (m, 1)."""
+        """Return the row of the batch and the head in it of each head, (m, 1)."""
         heads = self.heads[:, None]
         return heads // self.heads_of_batch_row, heads % self.heads_of_batch_row
 

@@ -83,9 +83,8 @@ def _settle(rivals: "Rivals") -> int:
         if command.startswith("#"):
             print(f"no duel: {command.lstrip('# ')}", file=sys.stderr)
     # What a GPU left open no CPU settles.
-    on_gpu = {"cuda": ["device=cuda"]}
     duels = [
-        shlex.split(command)[2:] + on_gpu.get(device, [])
+        shlex.split(command)[2:] + (["device=cuda"] if device == "cuda" else [])
         for command, device in commands.items()
         if not command.startswith("#")
     ]

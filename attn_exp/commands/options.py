@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from attn_exp.config.overrides import renamed
-from attn_exp.core.errors import UserError, check_words, nearest, no_config_dir
+from attn_exp.core.errors import UserError, check_words, nearest, no_config_dir, no_dashes
 from attn_exp.core.redaction import redacted
 from attn_exp.core.troubles import with_code
 from attn_exp.core.values import Reader, text
@@ -206,14 +206,10 @@ class Command:
 
     def check_dashes(self, word: str) -> None:
         """Raise UserError for `--key` or `--key=value` that is near to no option, if the command takes overrides."""
-        name, _, value = word.removeprefix("--").partition("=")
-        key = name.replace("-", "_")
-        if (
-            self.overrides
-            and word.startswith("--")
-            and not nearest(key, [one.name for one in self.options], cutoff=0.7)
-        ):
-            raise UserError(f"keys have no dashes: write {key}={value or 'VALUE'}")
+        key = word.removeprefix("--").partition("=")[0].replace("-", "_")
+        known = [one.name for one in self.options]
+        if self.overrides and word.startswith("--") and not nearest(key, known, cutoff=0.7):
+            raise no_dashes(word)
 
     def near(self, key: str, *more: str) -> str:
         """What to write instead of an option that does not exist: the nearest one, or else any, `more` among them."""

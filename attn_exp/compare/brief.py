@@ -1,10 +1,9 @@
 """A sweep in brief, as Markdown: its answer, what each backend is over all cases, and the best row of each case."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from attn_exp.compare.page_parts import shared_line, shared_values
-from attn_exp.compare.ranking import Ranking, challengers, leader, outcome, rank
+from attn_exp.compare.ranking import Ranking, by_group, challengers, leader, outcome, rank
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.rule import times_text
 from attn_exp.compare.sheet import of_all, written
@@ -64,10 +63,7 @@ def _means(found: Standings) -> str:
 
 
 def _best(rivals: Rivals) -> str:
-    groups: dict[int, list[Ranking]] = defaultdict(list)
-    for row in rivals.rows:
-        groups[row.group].append(row)
-    several = [group for group in groups.values() if outcome(group) != "alone"]
+    several = [group for group in by_group(rivals.rows) if outcome(group) != "single"]
     rows = [_best_row(group, rivals) for group in several[:_CASES]]
     if not rows:
         return ""

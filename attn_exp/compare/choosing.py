@@ -79,26 +79,25 @@ def _rule(
         if (known := _over(label, over, cases, metric, spreads)) is not None
     ]
     # The best of the others is the one over which the lead is smallest; of those that were measured in most cases.
-    over, led_by = min(found, key=lambda one: (2 * one[1].n < len(cases), one[1].log), default=(None, _Lead({}, 0.0)))
-    log, half = led_by.log, led_by.half
-    without = sum(over not in case or case[over].cell.value is None for case in cases) if over else 0
+    over, lead_over = min(found, key=lambda one: (2 * one[1].n < len(cases), one[1].log), default=(None, None))
+    ratio, low, high = (None, None, None) if lead_over is None else lead_over.times
     return Rule(
         where,
         label,
         same,
         ties,
         over,
-        math.exp(log) if over else None,
-        math.exp(log - half) if over else None,
-        math.exp(log + half) if over else None,
+        ratio,
+        low,
+        high,
         wins,
         close,
         is_open,
         len(own),
         count,
-        without=without,
-        compared=led_by.n,
-        by_pass=led_by.by_pass,
+        without=sum(over not in case or case[over].cell.value is None for case in cases) if over else 0,
+        compared=lead_over.n if lead_over else 0,
+        by_pass=lead_over.by_pass if lead_over else (),
         **doubt,
     )
 
@@ -136,11 +135,13 @@ class _Lead:
 
     Attributes:
         logs: how many times in each case, as logarithms, by pass.
-        half: the half-width of the interval of their mean.
+        own: the uncertainties of all rows.
+        spread: the most that equal rows differ by.
     """
 
     logs: Mapping[str, Sequence[float]]
-    half: float
+    own: Sequence[Uncertainty]
+    spread: float
 
     @property
     def n(self) -> int:
@@ -150,7 +151,19 @@ class _Lead:
     @property
     def log(self) -> float:
         """The mean of all."""
-        return math.fsum(itertools.chain(*self.logs.values())) / max(1, self.n)
+        return math.fsum(itertools.chain(*self.logs.values())) / self.n
+
+    @property
+    def half(self) -> float:
+        """The half-width of its interval: rows' own averages out over cases, what equal rows differ by does not."""
+        own = combined(self.own)
+        return combined([Uncertainty(own.half / self.n, own.degrees), Uncertainty(math.log1p(self.spread))]).half
+
+    @property
+    def times(self) -> tuple[float, float, float]:
+        """How many times better in the mean, with its 95 % interval."""
+        log, half = self.log, self.half
+        return math.exp(log), math.exp(log - half), math.exp(log + half)
 
     @property
     def by_pass(self) -> tuple[tuple[str, float], ...]:
@@ -164,8 +177,8 @@ def _over(
 ) -> _Lead | None:
     """Return by how much `label` is better than `over`, None if that is known in no case.
 
-    What rows differ by in themselves averages out over the cases; the spread of equal rows need not. For a row in doubt
-    stands another one that ran its kernel, and one that is surely worse counts if only its interval is wide.
+    For a row in doubt stands another one that ran its kernel, and one that is surely worse counts if only its interval
+    is wide.
     """
     logs, own, spread = defaultdict[str, list[float]](list), list[Uncertainty](), 0.0
     for case in cases:
@@ -181,11 +194,7 @@ def _over(
         logs[row.cell.direction].append(log)
         own += [row.cell.uncertainty, other.cell.uncertainty]
         spread = max(spread, spreads.between_rows(row.cell.result, other.cell.result))
-    if not logs:
-        return None
-    mean_own, n = combined(own), sum(map(len, logs.values()))
-    shared = combined([Uncertainty(mean_own.half / n, mean_own.degrees), Uncertainty(math.log1p(spread))])
-    return _Lead(logs, shared.half)
+    return _Lead(logs, own, spread) if logs else None
 
 
 def _words(part: Part, examples: Sequence[Example]) -> str:

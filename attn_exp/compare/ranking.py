@@ -1,7 +1,7 @@
 """Rank the backends of one case and pass: which are among the best, and which rows decide nothing."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,8 +37,8 @@ class Ranking:
 
 
 # What the rows of one case and pass decide: `sure` if one is better than all others beyond doubt, `close` if several
-# are too close to call, `open` if a row in doubt may be better, `alone` if fewer than two backends have a result.
-Outcome = Literal["sure", "close", "open", "alone"]
+# are too close to call, `open` if a row in doubt may be better, `single` if fewer than two backends have a result.
+Outcome = Literal["sure", "close", "open", "single"]
 
 
 # Doubts about a time that is right, but not known well: longer sampling would remove them.
@@ -60,15 +60,23 @@ def doubt_about(cell: Cell, metric: ChosenMetric) -> str:
 
 def doubt_notes(doubts: Sequence[str]) -> list[str]:
     """Return the note that says how many rows decide nothing, and why; `doubts` has an item for each row."""
+    said = deciding_nothing(doubts)
+    return [f"{said}: they are neither the best nor worse than another, and in no mean"] if said else []
+
+
+def deciding_nothing(doubts: Sequence[str]) -> str:
+    """Return how many rows decide nothing, and why; empty if there are none."""
     counts = Counter(doubt for doubt in doubts if doubt)
-    if not counts:
-        return []
     each = ", ".join(f"{count} {doubt}" for doubt, count in counts.most_common())
-    total = counts.total()
-    return [
-        f"{total} of {len(doubts)} rows decide nothing ({each}): they are neither the best nor worse than another, "
-        "and in no mean"
-    ]
+    return f"{counts.total()} of {len(doubts)} rows decide nothing ({each})" if counts else ""
+
+
+def by_group(rows: Iterable[Ranking]) -> list[list[Ranking]]:
+    """Return the rows of each case and pass together."""
+    groups: dict[int, list[Ranking]] = defaultdict(list)
+    for row in rows:
+        groups[row.group].append(row)
+    return list(groups.values())
 
 
 def ranked(
@@ -83,11 +91,9 @@ def ranked(
     valued = [cell for cell in group if cell.value is not None]
     sure = [cell for cell, doubt in zip(group, doubts, strict=True) if cell.value is not None and not doubt]
     best = min(sure, key=lambda cell: rank(cell, metric), default=None)
+    first = base = best or min(valued, key=lambda cell: rank(cell, metric), default=None)
     if baseline:
         base = next((cell for cell in valued if is_label(cell.result.label, baseline)), None)
-    else:
-        base = best or min(valued, key=lambda cell: rank(cell, metric), default=None)
-    first = best or min(valued, key=lambda cell: rank(cell, metric), default=None)
     challenges = [
         _challenge(cell, first, metric, spreads) if doubt else None for cell, doubt in zip(group, doubts, strict=True)
     ]
@@ -161,7 +167,7 @@ def outcome(group: Sequence[Ranking]) -> Outcome:
     """Return what the rows of one case and pass decide. Every count of decided and undecided passes is one of these."""
     valued = [row for row in group if row.cell.value is not None]
     if len({row.cell.result.label for row in valued}) < 2:
-        return "alone"
+        return "single"
     if all(row.doubt for row in valued) or any(row.challenge for row in group):
         return "open"
     first, *others = (row for row in group if row.best)

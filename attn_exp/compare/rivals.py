@@ -11,7 +11,7 @@ from attn_exp.compare.comparison import Comparison, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.join import comparable_groups, latest
 from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
-from attn_exp.compare.ranking import Ranking, doubt_notes, is_label, open_pair, outcome, ranked
+from attn_exp.compare.ranking import Ranking, by_group, doubt_notes, is_label, open_pair, outcome, ranked
 from attn_exp.compare.ratio import Spreads, gain, geometric_mean
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.compare.takeaway import Answer, answer_of
@@ -268,10 +268,7 @@ def compare_rivals(
 
 def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
     """Return the duels of what is undecided, those first in which most is at stake: the difference, in both passes."""
-    groups: dict[int, list[Ranking]] = defaultdict(list)
-    for row in rows:
-        groups[row.group].append(row)
-    pairs = [pair for group in groups.values() if (pair := open_pair(group, metric)) is not None]
+    pairs = [pair for group in by_group(rows) if (pair := open_pair(group, metric)) is not None]
     found = list(zip(duels([(one.cell, two.cell) for one, two in pairs]), pairs, strict=True))
     stakes: dict[str, float] = defaultdict(float)
     for duel, (one, two) in found:
@@ -281,8 +278,7 @@ def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
         # What differs by less than a tenth of a percent is sorted by size: a longer call is measured more precisely.
         return -round(stakes[each[0].command], 3), -(each[0].a.value or 0.0)
 
-    order = sorted(found, key=least_at_stake)
-    return tuple(duel for duel, _ in order)
+    return tuple(duel for duel, _ in sorted(found, key=least_at_stake))
 
 
 def _mixed(groups: Sequence[Sequence[Cell]]) -> list[str]:

@@ -92,7 +92,7 @@ def _common(examples: Sequence[Example], indices: Sequence[int]) -> frozenset[st
     """Return the labels that are among the best in all examples.
 
     Without one, that which is in most of them, and may be in all others: a tree that followed the noise of rows in
-    doubt would name features that have nothing to do with it. Of undecided examples alone, what may be in each.
+    doubt would name features that have nothing to do with it. Of undecided examples only, what may be in each.
     """
     if not indices:
         return frozenset()

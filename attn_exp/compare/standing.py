@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_exp.compare.choosing import case_of
-from attn_exp.compare.ranking import Ranking, challengers, is_label, outcome, rank
+from attn_exp.compare.ranking import Ranking, by_group, challengers, is_label, outcome, rank
 from attn_exp.compare.ratio import gain, geometric_mean
 from attn_exp.compare.rivals import Rivals
 from attn_exp.core.case import PASSES
@@ -57,16 +57,13 @@ def standings(rivals: Rivals) -> Standings:
     first = min((row.cell.result for row in rivals.rows), key=lambda result: (result.started_at, result.label))
     # Which backend ran in place of a dispatching one may differ from case to case.
     baseline = first.label.partition(" (")[0]
-    groups: dict[int, list[Ranking]] = defaultdict(list)
-    for row in rivals.rows:
-        groups[row.group].append(row)
     of_jobs: dict[str, dict[str, float]] = defaultdict(dict)
     said: dict[str, dict[str, str]] = defaultdict(dict)
     undecided: dict[str, dict[str, str]] = defaultdict(dict)
     logs: dict[tuple[str, str], list[float]] = defaultdict(list)
     best: dict[tuple[str, str], int] = defaultdict(int)
     cases: dict[str, int] = defaultdict(int)
-    for group in groups.values():
+    for group in by_group(rivals.rows):
         if len({row.cell.result.label for row in group if row.cell.value is not None}) < 2:
             continue
         base = next((row for row in group if is_label(row.cell.result.label, baseline)), None)

@@ -4,13 +4,13 @@ A sweep's end, `attn-exp compare`, reports and MLflow show the same `Answer`.
 """
 
 import html
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attn_exp.compare.choosing import case_of, rules_of
 from attn_exp.compare.duel_command import Duel
-from attn_exp.compare.ranking import WIDE, Ranking, outcome, picks
+from attn_exp.compare.ranking import WIDE, Ranking, by_group, deciding_nothing, outcome, picks
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.rule import Rule, and_text, counted
 from attn_exp.core.case import PASSES
@@ -28,7 +28,7 @@ class Tally:
     """How the cases of one pass are decided; each of the `n` is counted once.
 
     In `picks` by the backend that is surely the best; in `close`, where two or more are too close to call; in `open`,
-    where a row in doubt may be better than the best of the others; or in `alone`, where fewer than two backends have a
+    where a row in doubt may be better than the best of the others; or in `single`, where fewer than two backends have a
     result.
     """
 
@@ -36,12 +36,12 @@ class Tally:
     picks: Mapping[str, int]
     close: int
     open: int
-    alone: int
+    single: int
 
     @property
     def n(self) -> int:
         """All cases of the pass."""
-        return sum(self.picks.values()) + self.close + self.open + self.alone
+        return sum(self.picks.values()) + self.close + self.open + self.single
 
     def sentence(self, metric: ChosenMetric) -> str:
         """Return the counts: `forward, 8 cases: surely fastest: flash in 6, eager in 1; 1 too close to call`."""
@@ -56,7 +56,7 @@ class Tally:
             for count, words in (
                 (self.close, "too close to call"),
                 (self.open, "undecided (rows in doubt)"),
-                (self.alone, "with fewer than two results"),
+                (self.single, "with fewer than two results"),
             )
             if count
         ]
@@ -151,22 +151,18 @@ def answer_of(
         return Answer(metric)
     doubtful = [row for row in valued if row.doubt]
     most = 2 * len(doubtful) > len(valued)
-    groups: dict[int, list[Ranking]] = defaultdict(list)
-    for row in rows:
-        groups[row.group].append(row)
-    outcomes = {at: outcome(group) for at, group in groups.items()}
-    rivals = [group for at, group in groups.items() if outcomes[at] != "alone"]
+    groups = [(group, outcome(group)) for group in by_group(rows)]
     return Answer(
         metric=metric,
-        rules=() if most else rules_of(rivals, metric, spreads),
+        rules=() if most else rules_of([group for group, found in groups if found != "single"], metric, spreads),
         warning=_warning(valued, doubtful, most),
         longer=most and _wants_time(doubtful),
         tallies=tuple(
-            _tally(direction, [(group, outcomes[at]) for at, group in groups.items() if _pass_of(group) == direction])
+            _tally(direction, own)
             for direction in PASSES
-            if direction in map(_pass_of, groups.values())
+            if (own := [one for one in groups if one[0][0].cell.direction == direction])
         ),
-        cases=len({case_of(group[0]) for group in groups.values()}),
+        cases=len({case_of(group[0]) for group, _ in groups}),
         settle=None if most or not open_duels else open_duels[0],
         settle_all=settle_all,
     )
@@ -177,19 +173,13 @@ def _tally(direction: str, groups: Sequence[tuple[Sequence[Ranking], str]]) -> T
     # Names of one kernel are one pick.
     sure = (group for group, found in groups if found == "sure")
     won = Counter("=".join(sorted(picks(group))) for group in sure)
-    return Tally(direction, dict(won), counts["close"], counts["open"], counts["alone"])
-
-
-def _pass_of(group: Sequence[Ranking]) -> str:
-    return group[0].cell.direction
+    return Tally(direction, dict(won), counts["close"], counts["open"], counts["single"])
 
 
 def _warning(valued: Sequence[Ranking], doubtful: Sequence[Ranking], most: bool) -> str:
     if not doubtful:
         return ""
-    counts = Counter(row.doubt for row in doubtful)
-    each = ", ".join(f"{count} {doubt}" for doubt, count in counts.most_common())
-    of = f"{len(doubtful)} of {len(valued)} rows decide nothing ({each})"
+    of = deciding_nothing([row.doubt for row in valued])
     if not most:
         return of
     remedy = (

@@ -27,7 +27,7 @@ from hydra.types import RunMode, TaskFunction
 from attn_exp.config.check import declared_keys, explain_error, is_of_composing
 from attn_exp.config.compose import culprit, prepare_hydra
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.errors import UserError, check_words, no_config_dir
+from attn_exp.core.errors import UserError, check_words, no_config_dir, no_dashes
 
 _WIDTH = 100
 
@@ -66,13 +66,10 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
 def _check_dashes(arguments: Sequence[str]) -> None:
     """Raise UserError for a key of ours that is typed as argparse takes it: `--backend flash`."""
     for index, word in enumerate(arguments):
-        name, equals, value = word.removeprefix("--").partition("=")
-        key = name.replace("-", "_")
-        if word.startswith("--") and key in declared_keys() and name not in _flags():
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name.replace("-", "_") in declared_keys() and name not in _flags():
             following = "".join(arguments[index + 1 : index + 2])
-            if not equals and following and not following.startswith("-") and "=" not in following:
-                value = following
-            raise UserError(f"keys have no dashes: write {key}={value or 'VALUE'}")
+            raise no_dashes(word, "" if equals or following.startswith("-") or "=" in following else following)
 
 
 def _flags() -> list[str]:

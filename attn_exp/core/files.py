@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from attn_exp.core.errors import is_inside
 from attn_exp.core.profile import FOLDER as PROFILES
 
 # The umask of a process whose files only its user may read.
@@ -79,6 +80,14 @@ def _write(path: Path, content: bytes, place: Callable[[Path], object], *, lasti
 
 # More than a command that the system starts (ARG_MAX is 2 MiB), for files that hold one, or a word.
 SHORT_BYTES = 4 << 20
+
+
+def short_text(path: Path) -> str:
+    """Return the text of a file that holds a command or a word; empty if it cannot be read, or is a link elsewhere."""
+    try:
+        return read_whole(path, SHORT_BYTES).decode().strip() if is_inside(path, path.parent) else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def read_whole(path: Path, most: int | None = None) -> bytes:

@@ -3,7 +3,7 @@
 import os
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,12 @@ def doubts(flags: Iterable[str]) -> list[str]:
     """Return those of the flags that put a time in doubt: it is compared with no other."""
     there = set(flags)
     return [flag for flag in (*sorted(INTERFERENCE), "unstable") if flag in there]
+
+
+def flags_in(flags: Sequence[str], of_passes: Mapping[str, Collection[str]], direction: str) -> tuple[str, ...]:
+    """Return the flags of a job without those that only another pass has."""
+    elsewhere = {flag for own in of_passes.values() for flag in own} - set(of_passes.get(direction, ()))
+    return tuple(flag for flag in flags if flag not in elsewhere)
 
 
 # The half-width of an interval above which a time is `unstable`.

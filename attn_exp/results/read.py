@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.case import case_columns
-from attn_exp.core.errors import RecordError, UserError, is_inside, nearest
-from attn_exp.core.files import SHORT_BYTES, read_whole
+from attn_exp.core.errors import RecordError, UserError, nearest
+from attn_exp.core.files import read_whole, short_text
 from attn_exp.core.frames import frame
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME
@@ -114,11 +114,7 @@ def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
 
 def typed_command(folder: Path) -> str:
     """Return the command that `command.txt` in a sweep's folder has; empty if there is none."""
-    path = folder / "command.txt"
-    try:
-        return redacted(read_whole(path, SHORT_BYTES).decode().strip()) if is_inside(path, folder) else ""
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return redacted(short_text(folder / "command.txt"))
 
 
 def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple[Result, ...], tuple[str, ...]]:

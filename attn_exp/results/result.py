@@ -13,6 +13,7 @@ import msgspec
 from attn_exp.core.case import Case
 from attn_exp.core.catalogue import About, recorded_about
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
+from attn_exp.core.flags import flags_in
 from attn_exp.core.record import SCHEMA, Disagreement, Record
 from attn_exp.core.record_file import FILE_NAME, read_record
 from attn_exp.core.request import Compile, Measuring, backend_label, settings
@@ -80,9 +81,7 @@ class Result:
 
     def flags_in(self, direction: str) -> tuple[str, ...]:
         """Return the flags without those that only another pass has."""
-        elsewhere = {flag for flags in self.pass_flags.values() for flag in flags}
-        elsewhere -= set(self.pass_flags.get(direction, ()))
-        return tuple(flag for flag in self.flags if flag not in elsewhere)
+        return flags_in(self.flags, self.pass_flags, direction)
 
     def longest_kernel(self, direction: str) -> str:
         """Return the name of the kernel in which a pass spends most of its time; empty if no kernel is known."""

@@ -12,6 +12,7 @@ from attn_exp.core.record import Record
 from attn_exp.core.record_file import sound_record
 from attn_exp.core.request import Request
 from attn_exp.core.source import identity
+from attn_exp.results.there import HOME
 
 IDENTITY_NAME = "sweep.id"
 
@@ -57,7 +58,7 @@ def place_identity(folder: Path) -> str:
 def sweep_words(folder: Path) -> list[str]:
     """Return the words by which `attn-exp compare` and the like find a sweep's folder from the current directory."""
     folder = folder.resolve()
-    place = [] if folder.parent == Path("multirun").resolve() else [f"folder={user_path(folder.parent)}"]
+    place = [] if folder.parent == Path(HOME).resolve() else [f"folder={user_path(folder.parent)}"]
     return [folder.name, *place]
 
 

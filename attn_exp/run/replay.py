@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attn_exp.core.errors import RecordError, is_inside
-from attn_exp.core.files import SHORT_BYTES, read_whole
+from attn_exp.core.files import read_whole, short_text
 from attn_exp.core.profile import FOLDER as PROFILES
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, LOG_NAME, VERDICTS_NAME, read_record
@@ -118,7 +118,7 @@ def _duel(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
             broken.append(str(error))
     measured = [record for record in records if record.status == "ok"]
     compared = len(measured) > 1
-    summary = duel_summary(measured, _verdicts(folder), _text(folder / REPORT_NAME)) if compared else Summary()
+    summary = duel_summary(measured, _verdicts(folder), short_text(folder / REPORT_NAME)) if compared else Summary()
     try:
         runs.end(
             "FINISHED" if compared else "FAILED", list(_files(folder, _OF_A_DUEL)), summary, (), ended=_ended(sweep)
@@ -154,13 +154,6 @@ def _verdicts(folder: Path) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         return msgspec.json.decode(read_whole(folder / VERDICTS_NAME), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_whole(path, SHORT_BYTES).decode().strip() if is_inside(path, path.parent) else ""
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _quiet(line: str) -> None:

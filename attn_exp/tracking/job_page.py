@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Protocol
 
-from attn_exp.core.flags import doubts
+from attn_exp.core.flags import doubts, flags_in
 from attn_exp.core.record import Record
 from attn_exp.core.request import Measuring
 from attn_exp.core.safe_text import markdown_text
@@ -52,8 +52,7 @@ def job_note(job: Job, measuring: Measuring, standing: Mapping[str, str], answer
 def doubt_mark(record: Record) -> str:
     """Return `?`, as tables mark a row that decides nothing, if a record's times are in doubt; of one pass `bwd?`."""
     of_passes = {name: measured.flags for name, measured in record.passes.items()}
-    of_all = {flag for flag in record.flags if not any(flag in flags for flags in of_passes.values())}
-    marked = [SHORT[name] for name, flags in of_passes.items() if doubts({*flags, *of_all} & {*record.flags})]
+    marked = [SHORT[name] for name in of_passes if doubts(flags_in(record.flags, of_passes, name))]
     return " ".join(f"{name}?" for name in marked) if len(marked) < len(of_passes) else "?" if marked else ""
 
 

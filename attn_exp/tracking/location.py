@@ -9,9 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import has_password, redacted
+from attn_exp.results.there import HOME
 from attn_exp.tracking.database import State, check_database, check_usable, database_file, sqlite_uri
-
-HOME = "multirun"
 
 
 def replay_command(folder: Path, uri: str, experiment: str, artifacts: str | None) -> str:

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -64,7 +64,7 @@ class PreparedBackend:
         self.calls[direction] = timed
         return timed
 
-    def calls_of(self, passes: Iterable[str]) -> dict[str, Call]:
+    def calls_of(self, passes: Collection[str]) -> dict[str, Call]:
         """Return a call of each pass for a profiler; the backward is of a new forward if none is kept."""
         if "backward" in passes and "backward" not in self.calls:
             with self.scope():

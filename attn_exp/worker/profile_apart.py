@@ -14,11 +14,11 @@ import msgspec
 from attn_exp.core.process import die_with_parent
 from attn_exp.core.profile import RESULT_NAME, Profile, profile_folder
 from attn_exp.core.record_file import read_record
-from attn_exp.profilers.base import Early, Subject, load_profiler
+from attn_exp.profilers.base import Early, load_profiler
 from attn_exp.worker.attempt import Attempt
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.prepare import prepare
-from attn_exp.worker.profile_pass import run_profiler
+from attn_exp.worker.profile_pass import run_profiler, subject_of
 
 
 def main(arguments: list[str]) -> None:
@@ -39,12 +39,7 @@ def main(arguments: list[str]) -> None:
         machine = Machine.open(request.device)
         # The ceilings are known; measuring them again would only heat the GPU for seconds.
         machine.ceilings[request.case.dtype] = record.ceilings
-        prepared = prepare(Attempt(request), machine)
-        return profiler.profile(
-            Subject(
-                record, prepared.backend, prepared.calls_of(record.passes), prepared.scope, machine.gpu, job, folder
-            )
-        )
+        return profiler.profile(subject_of(record, prepare(Attempt(request), machine), machine, job, folder))
 
     (folder / RESULT_NAME).write_bytes(msgspec.json.encode(run_profiler(profile, job, folder)))
 

@@ -41,12 +41,19 @@ def profile_job(
         folder.mkdir(parents=True)
         began = time.perf_counter()
         with marked("job", record.request.job, machine.device), marked("phase", f"profile-{name}", machine.device):
-            profile = run_profiler(partial(_profiled, options, record, prepared, machine, job), job, folder)
+            look = partial(_profiled, options, partial(subject_of, record, prepared, machine, job, folder))
+            profile = run_profiler(look, job, folder)
         profile = _bounded(profile, job, record.request.profiler_limit_mb)
         profile = replace(profile, seconds=round(time.perf_counter() - began, 6))
         record = replace(record, profiles=record.profiles | {name: profile})
         write_record(record, job)
     return record
+
+
+def subject_of(record: Record, prepared: PreparedBackend, machine: Machine, job: Path, folder: Path) -> Subject:
+    """Return a timed job as a profiler sees it."""
+    calls = prepared.calls_of(record.passes)
+    return Subject(record, prepared.backend, calls, prepared.scope, machine.gpu, job, folder)
 
 
 def run_profiler(profile: Callable[[], Profile], job: Path, folder: Path) -> Profile:
@@ -62,9 +69,7 @@ def run_profiler(profile: Callable[[], Profile], job: Path, folder: Path) -> Pro
         return Profile(status="failed", reason=error_summary(error), files=_files(job, folder))
 
 
-def _profiled(
-    options: dict[str, Any], record: Record, prepared: PreparedBackend, machine: Machine, job: Path
-) -> Profile:
+def _profiled(options: dict[str, Any], subject: Callable[[], Subject]) -> Profile:
     """Run one profiler, and return its profile as it will be read from the record.
 
     Encoding, decoding and checking it here keeps a faulty profile from making the whole record unreadable.
@@ -72,9 +77,7 @@ def _profiled(
     Raises:
         TypeError: a record cannot hold it. JSON encodes NaN as `null`, for example.
     """
-    calls, folder = prepared.calls_of(record.passes), profile_folder(job, str(options["name"]))
-    subject = Subject(record, prepared.backend, calls, prepared.scope, machine.gpu, job, folder)
-    profile = load_profiler(options).profile(subject)
+    profile = load_profiler(options).profile(subject())
     try:
         profile = msgspec.json.decode(msgspec.json.encode(profile), type=Profile)
         if (odd := unsound_part(f"profiles.{options['name']}", profile)) is not None:

@@ -77,16 +77,17 @@ class Between:
             self._judge(one, normal, with_gradients=False)
 
     def _run(self) -> None:
-        normal, none = self._normal(), True
-        for rare in rare_inputs(self.request.case, self.seeded) if normal else ():
-            none = False
-            self._judge(rare, normal or {}, with_gradients=self.attempt.with_gradients)
-        if none:
-            self._write(self.seeded)
+        normal, made = self._normal(), 0
+        if normal is not None:
+            for rare in rare_inputs(self.request.case, self.seeded):
+                made += 1
+                self._judge(rare, normal, with_gradients=self.attempt.with_gradients)
+        if not made:
+            self.judge.write(self.seeded)
             self.judge.results("forward", self.calls.forward())
 
     def _judge(self, rare: Rare, normal: dict[str, Tolerance], *, with_gradients: bool) -> None:
-        self._write(rare.inputs)
+        self.judge.write(rare.inputs)
         out = self.calls.forward()
         results = self.judge.results("forward", out)
         if with_gradients and rare.slack_of_dq is not None:
@@ -103,10 +104,6 @@ class Between:
         """Return the tolerances of normal inputs, None if they are not known."""
         shared = replace(self.request.case, batch=1), self.attempt.with_gradients
         return self.machine.tolerances.get(shared)
-
-    def _write(self, values: Inputs) -> None:
-        self.judge.fresh.write(values)
-        synchronize(self.request.device)
 
 
 def _part(gradient: torch.Tensor) -> torch.Tensor:

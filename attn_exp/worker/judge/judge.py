@@ -19,6 +19,7 @@ from attn_exp.backends.base import Calls
 from attn_exp.core.case import Case
 from attn_exp.timers.graph import GraphTimer
 from attn_exp.timers.loop import Timer
+from attn_exp.timers.sync import synchronize
 from attn_exp.timers.timed_call import TimedCall
 from attn_exp.worker.judge.cpu_time import CpuTimes
 from attn_exp.worker.judge.judged import form_of
@@ -206,6 +207,11 @@ class Judge:
             names = ", ".join(sorted(early)[:3])
             raise Stopped("implausible", f"backward: {names} ran while the backward was made, before it is timed")
         return made[0]
+
+    def write(self, values: DifferentiableInputs) -> None:
+        """Write other values into what the calls read, and wait until they are there."""
+        self.fresh.write(values)
+        synchronize(self._like.device.type)
 
     def forward(self) -> torch.Tensor:
         """Return the output of a forward on the inputs as they are."""

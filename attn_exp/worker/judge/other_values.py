@@ -84,7 +84,7 @@ class OtherValues:
             at_once = self._results(values, None)[0]
             if self._verdict(values, row, expected, at_once).wrong is None:
                 wrong = f"a later forward overwrites what the backward of an earlier one needs: {wrong}"
-        self._write(self.seeded)
+        self.judge.write(self.seeded)
         if wrong:
             alone = "the attention alone, " if self.call == "alone" else ""
             raise Stopped("inaccurate", f"{alone}{_ON[kind]}: {wrong}")
@@ -117,7 +117,7 @@ class OtherValues:
                 raise
             return
         finally:
-            self._write(self.seeded)
+            self.judge.write(self.seeded)
         with attempt.stage("accuracy"), self.machine.settings.again():
             results = again.turned(results, alike)
             made = self._verdict(alike.inputs, row, expected, results)
@@ -150,7 +150,7 @@ class OtherValues:
         attempt = self.attempt
         # The gradient comes after the forward, as in training: what a forward computes of another one is wrong.
         unknown = replace(values, d_out_bhsd=self.seeded.d_out_bhsd)
-        self._write(unknown)
+        self.judge.write(unknown)
         with attempt.stage("first_call"):
             out = self.calls.forward()
             made = self.judge.results("forward", out)
@@ -159,16 +159,12 @@ class OtherValues:
                 between.run(made["out"], results["out"])
             if attempt.with_gradients:
                 if between is not None and between.overwritten:
-                    self._write(unknown)
+                    self.judge.write(unknown)
                     out = self.calls.forward()
-                self._write(values)
+                self.judge.write(values)
                 made |= self.judge.results("backward", self.calls.backward(out)())
             synchronize(self.request.device)
         return made | results, {name: form_of(tensor) for name, tensor in made.items()}
 
     def _between(self) -> Between:
         return Between(self.attempt, self.machine, self.request, self.calls, self.judge, self.seeded)
-
-    def _write(self, values: Any) -> None:
-        self.judge.fresh.write(values)
-        synchronize(self.request.device)
