@@ -13,7 +13,8 @@ def cases(draw: st.DrawFn, *, longest: int = 24, largest_dim: int = 16, equal_di
     lengths = st.one_of(st.just(1), st.integers(1, longest))
     head_dim = draw(st.integers(1, largest_dim))
     causal = draw(st.booleans())
-    window = draw(st.none() | st.integers(1, longest + 2)) if causal else None
+    mask = draw(st.sampled_from([None, "window", "prefix", "chunk"])) if causal else None
+    masks = {} if mask is None else {mask: draw(st.integers(1, longest + 2))}
     return Case(
         batch=draw(st.integers(1, 3)),
         q_heads=kv_heads * group,
@@ -25,5 +26,5 @@ def cases(draw: st.DrawFn, *, longest: int = 24, largest_dim: int = 16, equal_di
         dtype=draw(st.sampled_from(NUMBER_DTYPES)),
         causal=causal,
         align=draw(st.sampled_from(["bottom_right", "top_left"])),
-        window=window,
+        **masks,
     )

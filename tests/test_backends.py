@@ -27,6 +27,12 @@ from attn_exp.timers.operators import operators
 ON_CPU = (Eager, Sdpa, Flash, Math, Reference)
 
 
+def _sees(case, own, window, key):
+    if case.prefix is not None and key < case.prefix:
+        return True
+    return own - window < key <= own and (case.chunk is None or own // case.chunk == key // case.chunk)
+
+
 def autograd_in_float64(case, inputs):
     """Out, dq, dk, dv of the formula in float64, each head apart, a query without keys giving zeros."""
     q, k, v = (tensor.detach().double().requires_grad_() for tensor in inputs.qkv)
@@ -35,7 +41,7 @@ def autograd_in_float64(case, inputs):
     if case.causal:
         window = case.window or case.kv_len + case.q_len
         rows = range(offset, case.q_len + offset)
-        visible = torch.tensor([[own - window < key <= own for key in range(case.kv_len)] for own in rows])
+        visible = torch.tensor([[_sees(case, own, window, key) for key in range(case.kv_len)] for own in rows])
     batches = []
     for b in range(case.batch):
         heads = []

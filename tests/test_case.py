@@ -18,6 +18,8 @@ def config(**changes):
     rest = {"batch": 2, "q_len": 8, "kv_len": 16, "causal": True, "align": "top_left", "dtype": {"name": "float16"}}
     rest |= {
         "window": None,
+        "prefix": None,
+        "chunk": None,
         "softcap": None,
         "lengths": None,
         "layout": "bhsd",

@@ -26,6 +26,10 @@ def visible(case: Case) -> np.ndarray:
                 own = row if case.align == "top_left" else row + case.kv_len - case.q_len
                 if case.window is not None:
                     mask[row, key] &= own - key < case.window
+                if case.prefix is not None:
+                    mask[row, key] |= key < case.prefix
+                if case.chunk is not None:
+                    mask[row, key] &= own // case.chunk == key // case.chunk
     return mask
 
 
@@ -90,7 +94,7 @@ def test_sdpa_convention_is_that_of_pytorchs_benchmark():
 
 @given(cases())
 def test_bytes_of_an_unmasked_case_are_those_of_its_tensors(case):
-    case = replace(case, causal=False, window=None)
+    case = replace(case, causal=False, window=None, prefix=None, chunk=None)
     rows = case.batch * case.q_heads * case.q_len
     q, out = np.array([case.head_dim, case.value_dim]) * rows * DTYPE_BYTES[case.dtype]
     keys = case.batch * case.kv_heads * case.kv_len

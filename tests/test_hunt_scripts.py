@@ -196,7 +196,15 @@ def test_a_function_of_the_backends_module_is_copied_with_what_it_uses():
 
 def test_everything_is_a_restriction_that_examples_keep():
     where = "head_dim in (24, 64) and kv_len > 100 and kv_len != 128 and (causal or softcap = 5) and not packed"
-    everything = Supports(devices=("cpu",), dtypes=("float32", "bfloat16"), window=True, softcap=True, packed=True)
+    everything = Supports(
+        devices=("cpu",),
+        dtypes=("float32", "bfloat16"),
+        window=True,
+        prefix=True,
+        chunk=True,
+        softcap=True,
+        packed=True,
+    )
     strategy = Examples(everything, Space(where), "cpu").small()
 
     @SOME

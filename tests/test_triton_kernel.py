@@ -45,6 +45,17 @@ CASES = {
     "window wider than the keys": case(causal=True, window=500, q_len=50, kv_len=50),
     "window top-left, rows without keys": case(causal=True, window=9, align="top_left", q_len=120, kv_len=37),
     "window bottom-right, rows without keys": case(causal=True, window=9, q_len=90, kv_len=37),
+    "prefix": case(causal=True, prefix=30, q_len=90, kv_len=90),
+    "prefix bottom-right, longer queries": case(causal=True, prefix=7, q_len=90, kv_len=37),
+    "prefix of all keys but one": case(causal=True, prefix=36, q_len=30, kv_len=37),
+    "chunks": case(causal=True, chunk=24, q_len=100, kv_len=100),
+    "chunks of one key": case(causal=True, chunk=1, q_len=50, kv_len=50),
+    "chunks, longer keys": case(causal=True, chunk=40, q_len=50, kv_len=97),
+    "chunks top-left, rows without keys": case(causal=True, chunk=10, align="top_left", q_len=90, kv_len=37),
+    "packed": case(q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
+    "packed causal window": case(causal=True, window=9, q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
+    "packed prefix": case(causal=True, prefix=5, q_len=80, kv_len=80, lengths=(13, 1, 40, 26), q_heads=4),
+    "packed chunks float16": case(causal=True, chunk=16, q_len=80, kv_len=80, lengths=(50, 30), dtype="float16"),
     "grouped queries": case(q_heads=4, kv_heads=2, causal=True, batch=2),
     "one key-value head": case(q_heads=4, kv_heads=1, q_len=33, kv_len=50),
     "one query": case(q_heads=4, kv_heads=2, q_len=1, kv_len=53, causal=True),
@@ -76,7 +87,7 @@ def random_case(seed: int) -> Case:
         value_dim=draw.choice((16, 24, 32)),
         causal=causal,
         align=draw.choice(("bottom_right", "top_left")),
-        window=draw.randint(1, 40) if causal and draw.random() < 0.5 else None,
+        **{draw.choice(("window", "prefix", "chunk")): draw.randint(1, 40) if causal and draw.random() < 0.7 else None},
     )
 
 
@@ -184,6 +195,7 @@ def _laid_out(tensor: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[str, torch.Tensor]:
+    from attn_exp.backends.triton import mask_of
     from attn_exp.kernels import launch, tuning
     from attn_exp.kernels.triton_attention import attention
 
@@ -193,7 +205,6 @@ def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[s
     q, k, v, d_out = (tensor.detach() for tensor in tensors)
     for tensor in (q, k, v):
         tensor.requires_grad_()
-    offset = 0 if checked.align == "top_left" else None
     before = tuning.configs_of, launch.tma_reads
     if how == "overlap":
         tuning.configs_of = lambda kernel, *_: [tuning.make_config(kernel, 16, 32, 4, 1, True)]
@@ -201,7 +212,7 @@ def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[s
         launch.tma_reads = lambda tensor: True
     tuning.autotuned.cache_clear()
     try:
-        out = attention(q, k, v, causal=checked.causal, offset=offset, window=checked.window, **options)
+        out = attention(q, k, v, **mask_of(checked, q.device), **options)
         gradients = torch.autograd.grad(out, (q, k, v), d_out)
     finally:
         tuning.configs_of, launch.tma_reads = before
@@ -280,7 +291,8 @@ def _opcheck(layout: str) -> dict[str, str]:
     checked = case(q_heads=4, kv_heads=2, q_len=20, kv_len=20)
     inputs = make_inputs(checked, "cpu", 6, with_gradients=False)
     tensors = [_laid_out(tensor, layout) if layout == "bshd" else tensor for tensor in inputs.qkv]
-    arguments = (*(tensor.detach().requires_grad_() for tensor in tensors), 0.25, True, 0, None, None)
+    options = (None, None, 0, 0.25, True, 0, None, None)
+    arguments = (*(tensor.detach().requires_grad_() for tensor in tensors), *options)
     return torch.library.opcheck(triton_attention._forward, arguments)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from attn_exp.attention.formula import seen_keys
-from attn_exp.attention.head_sums import LEAST_KEYS, LEAST_SUM, allowed_sum, fewest_keys
+from attn_exp.attention.head_sums import LEAST_KEYS, LEAST_SUM, allowed_sum
 from attn_exp.attention.inputs import Inputs, Scales
 from attn_exp.attention.probe import allowed_error
 from attn_exp.attention.sampling import fresh_dice
@@ -63,7 +63,7 @@ class Summing:
         self._vectors: torch.Tensor | None = None
         self._of_values: torch.Tensor | None = None
         # Rounding is as large as sums of hard values, and as what cancels where keys are few.
-        if inputs.kind == NORMAL and fewest_keys(case) >= LEAST_KEYS:
+        if inputs.kind == NORMAL and case.most_keys >= LEAST_KEYS:
             if case.head_dim >= _LEAST_DIM:
                 self._vectors = _signs(case.head_dim, inputs.q_bhsd)
             if case.value_dim >= _LEAST_DIM:

@@ -162,8 +162,7 @@ def _units(case: Case, inputs: Inputs) -> dict[str, Unit]:
     q, k, v, d_out, product = (root or 1.0 for root in means.sqrt().tolist())
     summed = max(1.0, case.q_heads * case.q_len / (case.kv_heads * case.kv_len)) ** 0.5
     terms = max(case.head_dim, case.value_dim) ** 0.5
-    keys = min(case.kv_len, case.window or case.kv_len, max(case.lengths or (case.kv_len,)))
-    share = min(VANISHING, VANISHING_OF_KEYS / keys)
+    share = min(VANISHING, VANISHING_OF_KEYS / case.most_keys)
     scales = {"out": v, "dq": k * product, "dk": q * product * summed, "dv": d_out * summed}
     factor = {"out": 1.0, "dq": terms, "dk": terms, "dv": 1.0}
     # A tensor of zeros gives no scale.

@@ -12,24 +12,15 @@ def hidden_keys(
 
     The keys are those from `first_key` to before `end_key`, all by default.
     """
-    end_key = case.kv_len if end_key is None else end_key
-    last_seen = torch.arange(first_row, first_row + rows, device=device) + case.offset
-    key = torch.arange(first_key, end_key, device=device)[None, :]
-    hidden = torch.zeros(rows, end_key - first_key, dtype=torch.bool, device=device)
-    if case.causal:
-        hidden |= key > last_seen[:, None]
-    if case.window is not None:
-        hidden |= key <= last_seen[:, None] - case.window
-    if case.lengths is not None:
-        sequence = sequence_ids(case, device)
-        hidden |= sequence[None, first_key:end_key] != sequence[first_row : first_row + rows, None]
-    return hidden
+    first, last = seen_keys(case, torch.arange(first_row, first_row + rows, device=device))
+    key = torch.arange(first_key, case.kv_len if end_key is None else end_key, device=device)
+    return (key < first[:, None]) | (key > last[:, None])
 
 
 def seen_keys(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the first and the last key that each query of `rows` sees, in the shape of `rows`.
 
-    The last precedes the first if a query sees none.
+    It sees all between them; the last precedes the first if it sees none. Neither decreases from a query to the next.
     """
     first, last = torch.zeros_like(rows), torch.full_like(rows, case.kv_len - 1)
     if case.lengths is not None:
@@ -37,11 +28,17 @@ def seen_keys(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
         ends = lengths.cumsum(0)
         sequence = torch.searchsorted(ends, rows.contiguous(), right=True)
         first, last = (ends - lengths)[sequence], ends[sequence] - 1
-    if case.causal:
-        last = torch.minimum(last, rows + case.offset)
+    if not case.causal:
+        return first, last
+    own = rows + case.offset
+    up_to_own = torch.minimum(last, own)
+    if case.prefix is not None:
+        return first, torch.maximum(up_to_own, torch.minimum(last, first + case.prefix - 1))
     if case.window is not None:
-        first = torch.maximum(first, rows + case.offset - case.window + 1)
-    return first, last
+        first = torch.maximum(first, own - case.window + 1)
+    if case.chunk is not None:
+        first = torch.maximum(first, own - (own - first) % case.chunk)
+    return first, up_to_own
 
 
 def sequence_ids(case: Case, device: torch.device) -> torch.Tensor:

@@ -45,11 +45,6 @@ def allowed_sum(relative: float) -> float:
     return min(_MOST, _TOLERANCES * relative)
 
 
-def fewest_keys(case: Case) -> int:
-    """Return how many keys a query in the middle of the longest sequence sees at most."""
-    return min(case.kv_len, case.window or case.kv_len, max(case.lengths or (case.kv_len,)))
-
-
 def sums_of_dv(of_queries: torch.Tensor, by_row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what dv of a head sums to, (heads, dim), and what errors of these sums are relative to, (heads,).
 
@@ -129,7 +124,7 @@ def _errors(case: Case, numbers: Inputs, made: Mapping[str, torch.Tensor]) -> di
         unit = torch.finfo(getattr(torch, case.dtype)).eps
         rounding = unit * dv.flatten(0, 1).flatten(1).norm(dim=-1) + _OF_ORDER * d_out.flatten(1).norm(dim=-1)
         errors[_ROUNDED] = off / rounding.clamp(min=_TINY)
-    if fewest_keys(case) < LEAST_KEYS:
+    if case.most_keys < LEAST_KEYS:
         return errors
     q, of_q = grouped(numbers.q_bhsd).flatten(1, 2), grouped(dq).flatten(1, 2)
     of_queries, of_keys = q.mT @ of_q, (dk.mT @ numbers.k_bhsd.detach().float()).flatten(0, 1)

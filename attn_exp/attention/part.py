@@ -43,7 +43,7 @@ def part_of(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
         case, batch=1, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, lengths=_first(case.lengths, q_len)
     )
     if part.keyless:
-        part = replace(part, align="top_left", window=None)
+        part = replace(part, align="top_left", window=None, chunk=None)
     group = case.q_heads // case.kv_heads
 
     def cut(tensor: torch.Tensor, step: int, length: int) -> torch.Tensor:

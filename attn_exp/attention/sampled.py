@@ -129,7 +129,7 @@ def _capped_and_hidden(
     if masked(case):
         key = torch.arange(scores.shape[-1], device=scores.device)
         hidden = key > last[..., None]
-        if case.window is not None or case.lengths is not None:
+        if case.window is not None or case.chunk is not None or case.lengths is not None:
             hidden |= key < first[..., None]
         scores.masked_fill_(hidden, float("-inf"))
     return scores, slope

@@ -16,6 +16,8 @@ class Eager(DeclarativeBackend):
         devices=("cuda", "cpu"),
         dtypes=("bfloat16", "float16", "float32"),
         window=True,
+        prefix=True,
+        chunk=True,
         softcap=True,
         packed=True,
         value_dims="any",

@@ -9,6 +9,7 @@ from attn_exp.attention.autograd import Attention
 from attn_exp.attention.formula import sequence_ids
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
+from attn_exp.backends.bshd import starts_of
 from attn_exp.backends.compile import with_own_code
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.supports import Supports
@@ -22,8 +23,8 @@ class Flex(DeclarativeBackend):
     """
 
     supports = Supports(
-        dtypes=("bfloat16", "float16", "float32"), window=True, softcap=True, packed=True, value_dims="any",
-        capability=(8, 0),
+        dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True,
+        packed=True, value_dims="any", capability=(8, 0),
     )  # fmt: skip
     generates_triton = True
     claimed_share = FUSED_SHARE
@@ -72,8 +73,11 @@ def flex_function(case: Case, device: torch.device, kernel_options: dict[str, An
 
 def _mask(case: Case, device: torch.device) -> Any:
     """Return a function that says whether query index `q` sees key index `k`, for `create_block_mask`."""
-    causal, offset, window = case.causal, case.offset, case.window
-    sequence = sequence_ids(case, device) if case.lengths is not None else None
+    causal, offset, window, prefix, chunk = case.causal, case.offset, case.window, case.prefix, case.chunk
+    sequence = start = None
+    if case.lengths is not None:
+        sequence = sequence_ids(case, device)
+        start = starts_of(case.lengths, device)[sequence]
 
     def seen(b: Any, h: Any, q: Any, k: Any) -> Any:
         visible = k >= 0
@@ -81,6 +85,11 @@ def _mask(case: Case, device: torch.device) -> Any:
             visible = visible & (k <= q + offset)
         if window is not None:
             visible = visible & (k > q + offset - window)
+        first = 0 if start is None else start[q]
+        if prefix is not None:
+            visible = visible | (k < first + prefix)
+        if chunk is not None:
+            visible = visible & ((k - first) // chunk == (q + offset - first) // chunk)
         if sequence is not None:
             visible = visible & (sequence[q] == sequence[k])
         return visible

@@ -6,6 +6,12 @@ from typing import Literal
 from attn_exp.core.case import ALIGNMENTS, HALVES, TYPED_DTYPES, Case
 
 _OTHERS = "or see attn-exp backends"
+# Masks that not every backend has, and what to set without them.
+_MASKS = {
+    "window": "sliding window: set window=null",
+    "prefix": "prefix: set prefix=null",
+    "chunk": "chunks: set chunk=null",
+}
 DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
 
 
@@ -21,6 +27,8 @@ class Supports:
         align: the causal alignments that it supports where q_len != kv_len.
         grouped: fewer key-value heads than query heads.
         window: a sliding window.
+        prefix: a prefix that every query sees.
+        chunk: chunks of positions that see only their own keys.
         softcap: capped scores.
         packed: packed sequences of different lengths.
         keyless: zeros for queries that see no key.
@@ -38,6 +46,8 @@ class Supports:
     align: tuple[str, ...] = ALIGNMENTS
     grouped: bool = True
     window: bool = False
+    prefix: bool = False
+    chunk: bool = False
     softcap: bool = False
     packed: bool = False
     keyless: bool = False
@@ -66,7 +76,7 @@ class Supports:
             words.append(pairs)
         words += ["grouped heads"] if self.grouped else []
         words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
-        words += [name for name in ("window", "softcap", "packed") if getattr(self, name)]
+        words += [name for name in ("window", "prefix", "chunk", "softcap", "packed") if getattr(self, name)]
         words += ["forward only"] if self.passes == ("forward",) else []
         words += [f"{TYPED_DTYPES.get(name, name)} forward only" for name in self.forward_only]
         if self.capability or self.capabilities:
@@ -84,9 +94,9 @@ class Supports:
                 case.dense or case.square or case.align in self.align,
                 f"aligns a causal mask {_words(self.align)}: set align={self.align[0] if self.align else ''}",
             ),
-            (
-                self.window or case.dense or case.window is None,
-                f"has no sliding window: set window=null, {_OTHERS}",
+            *(
+                (getattr(self, name) or case.dense or getattr(case, name) is None, f"has no {what}, {_OTHERS}")
+                for name, what in _MASKS.items()
             ),
             (
                 self.softcap or case.softcap is None,

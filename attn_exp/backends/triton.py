@@ -1,20 +1,25 @@
 """Our own fused attention in Triton; the kernels are in attn_exp/kernels."""
 
 from functools import partial
+from typing import Any
 
+import torch
+
+from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
+from attn_exp.core.flops import unmasked_pairs
 
 
 class Triton(DeclarativeBackend):
     """Our own fused attention in Triton, forward and backward, autotuned."""
 
     supports = Supports(
-        dtypes=("bfloat16", "float16", "float32"), window=True, softcap=True, keyless=True,
-        largest_head_dim=256, value_dims="any", capability=(8, 0),
+        dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True, packed=True,
+        keyless=True, largest_head_dim=256, value_dims="any", capability=(8, 0),
     )  # fmt: skip
     generates_triton = True
     package = Package("triton", "triton", "pip install triton")
@@ -26,5 +31,17 @@ class Triton(DeclarativeBackend):
         self.package.load()
         from attn_exp.kernels.triton_attention import attention
 
-        call = partial(attention, causal=not case.dense, offset=case.offset, window=case.window, softcap=case.softcap)
-        return calls_of(call, inputs)
+        mask = mask_of(case, inputs.q_bhsd.device)
+        return calls_of(partial(attention, softcap=case.softcap, **mask), inputs)
+
+
+def mask_of(case: Case, device: torch.device) -> dict[str, Any]:
+    """Return the mask as arguments of `attention`: a causal band as numbers, other masks as bounds of each query."""
+    from attn_exp.kernels.bounds import bounds_of
+
+    if case.dense:
+        return {}
+    if case.lengths is None and case.prefix is None and case.chunk is None:
+        return {"causal": True, "offset": case.offset, "window": case.window}
+    first, last = seen_keys(case, torch.arange(case.q_len, device=device))
+    return {"bounds": bounds_of(first, last, case.kv_len, unmasked_pairs(case))}

@@ -24,6 +24,8 @@ COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-auto
 L2_STATES = ("cold", "written")
 # Options that are younger than the identity, as `stopping=default` has them.
 _LATER = {"patience_s": 5.0, "settle_s": 3.0}
+# Fields of a case that are younger than the identity, which has them where they are set.
+_LATER_MASKS = ("prefix", "chunk")
 # Every configuration has these groups and keys.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
@@ -40,6 +42,8 @@ _KEYS = (
     "regime",
     "l2",
     "window",
+    "prefix",
+    "chunk",
     "softcap",
     "lengths",
     "layout",
@@ -373,6 +377,9 @@ def _identity(
     if case.workload is None:
         # A case without a block around it keeps the identity that it had before there were workloads.
         del parts["case"]["workload"], parts["case"]["mlp_dim"]
+    for name in _LATER_MASKS:
+        if parts["case"][name] is None:
+            del parts["case"][name]
     if source:
         parts["source"] = identity(source)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]

@@ -36,6 +36,8 @@ _LARGEST = {
 _LARGEST_EMBEDDING = 1 << 24
 _LARGEST_TENSOR_BYTES = 1 << 40
 _LARGEST_MLP = 1 << 20
+# What changes a causal mask, and how; a case has one of them.
+CAUSAL_MASKS = {"window": "slides along", "prefix": "adds keys to", "chunk": "cuts"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +62,12 @@ class Case:
             (FlashAttention >= 2.1). `top_left`: query i sees keys 0..i (PyTorch's `is_causal`).
         window: the keys that a sliding window keeps, the query's own included; it needs a causal mask. Libraries count
             differently (FlashAttention's left window L keeps L + 1 keys, cuDNN's keeps L), and backends translate.
+        prefix: the first keys, which under a causal mask every query sees (prefix LM, arXiv:1910.10683, 3.2.1).
+        chunk: under a causal mask a query sees only keys of its own chunk of so many positions (Llama 4's
+            `attention_chunk_size`). The position of query i is that of the last key that it sees.
         softcap: bounds the scores before the mask: softcap * tanh(scores / softcap).
         lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,
-            and masks count within it.
+            and masks count within it, prefixes and chunks too.
         layout: the memory layout of tensors: `bhsd`, or `bshd` with the heads of a token adjacent.
         workload: the transformer block around the attention, q_heads x head_dim wide; None for attention without a
             block.
@@ -85,6 +90,8 @@ class Case:
     causal: bool = False
     align: str = "bottom_right"
     window: int | None = None
+    prefix: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     lengths: tuple[int, ...] | None = None
     layout: str = "bhsd"
@@ -108,11 +115,8 @@ class Case:
             raise UserError(f"causal={self.causal!r} is neither true nor false")
         if self.align not in ALIGNMENTS:
             raise UserError(f"align={self.align!r} is not one of {', '.join(ALIGNMENTS)}")
-        if self.window is not None:
-            if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
-                raise UserError(f"window={self.window!r} is not a positive number of keys; null is no window")
-            if not self.causal:
-                raise UserError(f"window={self.window} slides along a causal mask: set causal=true, or window=null")
+        for name, does in CAUSAL_MASKS.items():
+            self._check_keys(name, does)
         cap = self.softcap
         if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < 1e6):
             raise UserError(f"softcap={cap!r} is not a positive number; null is no softcap")
@@ -131,6 +135,18 @@ class Case:
         )
         if largest_bytes > _LARGEST_TENSOR_BYTES:
             raise UserError(f"one tensor of this case takes {largest_bytes / 2**40:.1f} TiB: lower batch or seq_len")
+
+    def _check_keys(self, name: str, does: str) -> None:
+        keys = getattr(self, name)
+        if keys is None:
+            return
+        if not isinstance(keys, int) or isinstance(keys, bool) or keys < 1:
+            raise UserError(f"{name}={keys!r} is not a positive number of keys; null is no {name}")
+        if not self.causal:
+            raise UserError(f"{name}={keys} {does} a causal mask: set causal=true, or {name}=null")
+        for other in CAUSAL_MASKS:
+            if other != name and getattr(self, other) is not None:
+                raise UserError(f"{name}={keys} and {other}={getattr(self, other)} are two masks: set {other}=null")
 
     def _check_lengths(self, lengths: tuple[int, ...]) -> None:
         whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
@@ -194,17 +210,29 @@ class Case:
         """Whether every query sees every key: no mask, or one that hides nothing, as in decoding."""
         if self.lengths is not None:
             return False
-        hidden = self.window is not None and self.window < self.kv_len
-        return not self.causal or (self.q_len == 1 and self.align == "bottom_right" and not hidden)
+        if not self.causal or (self.prefix is not None and self.prefix >= self.kv_len):
+            return True
+        kept = self.window or self.chunk or self.kv_len
+        return self.q_len == 1 and self.align == "bottom_right" and kept >= self.kv_len
 
     @property
     def keyless(self) -> str | None:
         """Return which queries see no key, with a softmax of 0 / 0, and what to set instead; None if all see one."""
+        if self.prefix is not None:
+            return None
         if self.causal and self.align == "bottom_right" and self.q_len > self.kv_len:
             return "the first queries see no key, their softmax is undefined: set align=top_left or q_len <= kv_len"
         if self.window is not None and self.align == "top_left" and self.q_len - self.window >= self.kv_len:
             return "the last queries see no key, their softmax is undefined: widen the window, or lower q_len"
+        if self.chunk is not None and (self.q_len - 1 + self.offset) // self.chunk * self.chunk >= self.kv_len:
+            return "the last queries see no key, their softmax is undefined: enlarge the chunk, or lower q_len"
         return None
+
+    @property
+    def most_keys(self) -> int:
+        """Return how many keys a query sees at most: the last one of the longest sequence."""
+        longest = max(self.lengths or (self.kv_len,))
+        return min(longest, self.window or longest, self.chunk or longest)
 
     def label(self) -> str:
         """Return a short label, e.g. `b8 h16 s1024 d128 bf16 causal`."""
@@ -230,7 +258,8 @@ class Case:
         mask = "causal" if self.causal else "full"
         if self.causal and not self.square:
             mask += f" {self.align}"
-        return mask if self.window is None else f"{mask} w{self.window}"
+        more = (("w", self.window), ("prefix", self.prefix), ("chunk", self.chunk))
+        return " ".join([mask, *(f"{word}{keys}" for word, keys in more if keys is not None)])
 
     def _more(self) -> list[str]:
         more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
@@ -291,6 +320,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "causal": config["causal"],
         "align": config["align"],
         "window": config["window"],
+        "prefix": config["prefix"],
+        "chunk": config["chunk"],
         "softcap": config["softcap"],
         "lengths": None if lengths is None else tuple(lengths),
         "layout": config["layout"],

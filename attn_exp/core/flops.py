@@ -18,18 +18,28 @@ def unmasked_pairs(case: Case) -> int:
         return sum(unmasked_pairs(one) for one in _sequences(case))
     if not case.causal:
         return case.q_len * case.kv_len
-    offset = case.offset
-    up_to_own = _pairs_up_to(case, offset)
-    return up_to_own if case.window is None else up_to_own - _pairs_up_to(case, offset - case.window)
+    up_to_own = _pairs_up_to(case, case.offset)
+    if case.window is not None:
+        return up_to_own - _pairs_up_to(case, case.offset - case.window)
+    if case.prefix is not None:
+        # Every query sees the prefix, whose keys up to its own are counted already.
+        prefix = min(case.prefix, case.kv_len)
+        return up_to_own + case.q_len * prefix - _pairs_up_to(replace(case, kv_len=prefix), case.offset)
+    if case.chunk is not None:
+        return up_to_own - _pairs_before_chunk(case, case.chunk)
+    return up_to_own
 
 
 def seen_keys(case: Case) -> int:
     """Return how many keys at least one query sees."""
     if case.lengths is not None or not case.causal:
         return case.kv_len
-    offset = case.offset
-    first = 0 if case.window is None else max(0, offset - case.window + 1)
-    last = min(case.kv_len - 1, case.q_len - 1 + offset)
+    offset, first = case.offset, 0
+    if case.window is not None:
+        first = max(0, offset - case.window + 1)
+    if case.chunk is not None:
+        first = max(0, offset) // case.chunk * case.chunk
+    last = min(case.kv_len, max(case.q_len + offset, case.prefix or 0)) - 1
     return max(0, last - first + 1)
 
 
@@ -50,6 +60,19 @@ def _pairs_up_to(case: Case, offset: int) -> int:
         return n * (n + 1) // 2 + beyond * case.kv_len
 
     return held_sum(offset + case.q_len) - held_sum(offset)
+
+
+def _pairs_before_chunk(case: Case, chunk: int) -> int:
+    """Return the number of pairs of a query and a key before the query's chunk."""
+
+    def before(end: int) -> int:
+        """Return the sum of min(position // chunk * chunk, kv_len) over all positions before `end`."""
+        end = max(0, end)
+        held = min(end, -(-case.kv_len // chunk) * chunk)  # later chunks begin beyond the last key
+        whole, rest = divmod(held, chunk)
+        return chunk * chunk * (whole * (whole - 1) // 2) + rest * whole * chunk + (end - held) * case.kv_len
+
+    return before(case.q_len + case.offset) - before(case.offset)
 
 
 def flops(case: Case, direction: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from attn_exp.core.case import DTYPES, LAYOUTS, TYPED_DTYPES, Case
+from attn_exp.core.case import CAUSAL_MASKS, DTYPES, LAYOUTS, TYPED_DTYPES, Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.filter import Conjunct, Filter
 
@@ -28,7 +28,10 @@ KINDS = (
     *("large", "denormal", "mixed"),
 )
 TRUTHS = ("causal", "backward", "packed", "large")
-NUMBERS = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "seq_len", "head_dim", "value_dim", "window", "softcap")
+_SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "seq_len", "head_dim", "value_dim")
+# Numbers that a case may be without.
+_OPTIONAL = (*CAUSAL_MASKS, "softcap")
+NUMBERS = (*_SIZES, *_OPTIONAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,7 @@ class Example:
         """Return a key that sorts simple examples first."""
         case = self.case
         large = 2 if self.large == "whole" else int(self.large is not None)
-        features = (case.lengths is not None, case.softcap is not None, case.window is not None, case.causal)
+        features = (case.lengths is not None, case.causal, *(getattr(case, name) is not None for name in _OPTIONAL))
         words = (WORDS["dtype"].index(case.dtype), WORDS["layout"].index(case.layout), KINDS.index(self.inputs))
         sizes = (case.batch * case.q_heads, max(case.q_len, case.kv_len), case.q_len + case.kv_len, case.head_dim)
         return (large, sum(features) + self.backward, sum(words), *sizes, case.value_dim, self.seed)
@@ -228,7 +231,7 @@ class Space:
         else:
             whole = {int(value) for value in near if value == int(value) and 0 < value < 1 << 25}
             candidates = sorted({*range(1, 41), *EDGES, *whole})
-        return self.among(name, [None, *candidates] if name in ("window", "softcap") else candidates)
+        return self.among(name, [None, *candidates] if name in _OPTIONAL else candidates)
 
     def fits(self, example: Example) -> bool:
         """Whether the expression holds for an example."""
@@ -248,7 +251,8 @@ def overrides(example: Example, device: str) -> list[str]:
     words += [f"model.value_dim={case.value_dim}"] if case.value_dim != case.head_dim else []
     words += [f"dtype={TYPED_DTYPES[case.dtype]}", f"causal={str(case.causal).lower()}"]
     words += [f"align={case.align}"] if case.causal and not case.square else []
-    words += [f"window={case.window}"] if case.window is not None else []
+    masks = {name: getattr(case, name) for name in CAUSAL_MASKS}
+    words += [f"{name}={keys}" for name, keys in masks.items() if keys is not None]
     words += [f"softcap={case.softcap:g}"] if case.softcap is not None else []
     words += [f"layout={case.layout}"] if case.layout != LAYOUTS[0] else []
     words += [f"inputs={example.inputs}"] if example.inputs != "normal" else []

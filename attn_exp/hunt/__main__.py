@@ -45,8 +45,8 @@ def search(question: Question, show: Callable[[Search], None]) -> Search:
     if hello.missing is not None:
         return Search(over=True, mistake=hello.missing)
     everything = Supports(
-        devices=("cuda", "cpu"), dtypes=tuple(DTYPE_BYTES), window=True, softcap=True, packed=True, keyless=True,
-        value_dims="any",
+        devices=("cuda", "cpu"), dtypes=tuple(DTYPE_BYTES), window=True, prefix=True, chunk=True, softcap=True,
+        packed=True, keyless=True, value_dims="any",
     )  # fmt: skip
     examples = Examples(hello.supports or everything, space, question.device)
     searching = Searching(tester, show)

@@ -72,13 +72,19 @@ def _flex(backend: Flex, case: Case) -> Source:
     arguments, lines = [], []
     if not case.dense:
         seen = ["(k >= 0)"]
-        seen += [f"(k <= q + {case.offset})"] if case.causal else []
+        start = "0" if case.lengths is None else "start[q]"
+        own = f"(k <= q + {case.offset})"
+        seen += [own if case.prefix is None else f"({own} | (k < {start} + {case.prefix}))"] if case.causal else []
         seen += [f"(k > q + {case.offset - case.window})"] if case.window is not None else []
+        if case.chunk is not None:
+            seen.append(f"((k - {start}) // {case.chunk} == (q + {case.offset} - {start}) // {case.chunk})")
         if case.lengths is not None:
             lengths = list(case.lengths)
             of = f"torch.tensor({lengths}, device=device)"
             lines.append(f"sequence = torch.repeat_interleave(torch.arange({len(lengths)}, device=device), {of})")
             seen.append("(sequence[q] == sequence[k])")
+            if "start[q]" in " ".join(seen):
+                lines.append(f"start = ({of}.cumsum(0) - {of})[sequence]")
         sizes = f"None, None, {case.q_len}, {case.kv_len}, device=device"
         lines.append(f"mask = create_block_mask(lambda b, h, q, k: {' & '.join(seen)}, {sizes})")
         arguments.append("block_mask=mask")

@@ -78,10 +78,16 @@ def _formula(case: Case) -> list[str]:
     lines += [f"    j = torch.arange({case.kv_len}, device=device)"]
     hidden = ["(j > i)"] if case.causal else []
     hidden += [f"(j <= i - {case.window})"] if case.window is not None else []
+    start = "0"
     if case.lengths is not None:
-        ends = [sum(case.lengths[:count]) for count in range(1, len(case.lengths) + 1)]
+        ends = [sum(case.lengths[:count]) for count in range(len(case.lengths) + 1)]
         lines += [f"    ends = torch.tensor({ends}, device=device)"]
         hidden += ["(torch.bucketize(i, ends, right=True) != torch.bucketize(j, ends, right=True))"]
+        start = "ends[torch.bucketize(i, ends, right=True) - 1]"
+    if case.chunk is not None:
+        hidden += [f"((i - {start}) // {case.chunk} != (j - {start}) // {case.chunk})"]
+    if case.prefix is not None:
+        hidden[0] = f"((j > i) & (j >= {start} + {case.prefix}))"
     lines += [f"    hidden = {' | '.join(hidden)}"]
     lines += ["    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)"]
     return [*lines, "    return torch.softmax(scores, -1).masked_fill(hidden, 0) @ v  # zeros without a visible key"]

@@ -11,7 +11,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from attn_exp.backends.supports import DEVICES, Supports
-from attn_exp.core.case import DTYPE_BYTES, NORMAL, Case
+from attn_exp.core.case import CAUSAL_MASKS, DTYPE_BYTES, NORMAL, Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.hunting import EDGES, KINDS, SOFTCAPS, WORDS, Example, Space
 from attn_exp.hunt.values import REACH, whole_bytes
@@ -82,8 +82,8 @@ class Examples:
         example = Example(
             case=self._case(
                 batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
-                value_dim=value_dim, dtype=dtype, causal=causal, lengths=lengths,
-                window=self._window(draw, causal, kv_len), softcap=self._softcap(draw),
+                value_dim=value_dim, dtype=dtype, causal=causal, lengths=lengths, softcap=self._softcap(draw),
+                **self._mask(draw, causal, kv_len),
                 align=self._pick(draw, "align", WORDS["align"]), layout=self._pick(draw, "layout", WORDS["layout"]),
             ),
             inputs=self._inputs(draw, min(head_dim, value_dim)), backward=backward, seed=draw(st.integers(0, 1 << 16)),
@@ -213,13 +213,15 @@ class Examples:
         pairs = [pair for pair in supports.value_dims if not space.restricts("head_dim") or pair[0] == head_dim]
         return draw(st.sampled_from(pairs)) if pairs else (head_dim, head_dim)
 
-    def _window(self, draw: st.DrawFn, causal: bool, kv_len: int) -> int | None:
-        if self.space.restricts("window"):
-            window: int | None = draw(st.sampled_from(self.space.numbers("window")))
-            return window
-        if not (causal and self.supports.window) or not draw(st.booleans()):
-            return None
-        return draw(st.integers(1, kv_len + 1))
+    def _mask(self, draw: st.DrawFn, causal: bool, kv_len: int) -> dict[str, int | None]:
+        """Return what changes a causal mask, by its name; most often nothing."""
+        restricted = [name for name in CAUSAL_MASKS if self.space.restricts(name)]
+        if restricted:
+            return {name: draw(st.sampled_from(self.space.numbers(name))) for name in restricted}
+        there = [name for name in CAUSAL_MASKS if causal and getattr(self.supports, name)]
+        if not there or not draw(st.booleans()):
+            return {}
+        return {draw(st.sampled_from(there)): draw(st.integers(1, kv_len + 1))}
 
     def _softcap(self, draw: st.DrawFn) -> float | None:
         if self.space.restricts("softcap"):

@@ -9,7 +9,17 @@ registers and has a fixed order, so the same inputs give bitwise identical gradi
 import triton
 import triton.language as tl
 
-from attn_exp.kernels.device import keys_of, load_tile, queries_of, store_tile, tanh, visible
+from attn_exp.kernels.device import (
+    bounded_keys,
+    bounded_queries,
+    keys_of,
+    load_tile,
+    queries_of,
+    store_tile,
+    tanh,
+    visible,
+    within,
+)
 
 
 @triton.jit(do_not_specialize=["q_len"])
@@ -59,7 +69,7 @@ def _load_rows(source, row, padded_len, query, ROWS: tl.constexpr, TMA: tl.const
     return numbers
 
 
-@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "sizes"])
+@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "bounds_len", "query_bounds_len", "sizes"])
 def dkdv_kernel(
     q,
     k,
@@ -67,6 +77,8 @@ def dkdv_kernel(
     d_out,
     lse_log2,
     delta,
+    key_bounds,
+    query_bounds,
     dk,
     dv,
     q_strides,
@@ -84,12 +96,15 @@ def dkdv_kernel(
     outer,
     offset,
     window,
+    bounds_len,
+    query_bounds_len,
     sizes,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
@@ -104,20 +119,27 @@ def dkdv_kernel(
     All tiles are transposed, (keys, queries): the tensor cores then produce pT and dsT in registers, where the next
     product needs its left operand, and k and v, the left operands of the first two, stay for the whole loop. WANT_DK
     and WANT_DV allow leaving one sum out if both exceed the registers. Under a causal mask more queries see the first
-    keys, so these come first.
+    keys, so these come first. With BOUNDED, `query_bounds` has the first and, `query_bounds_len` numbers later, the
+    last query that sees each key, as `key_bounds` has the keys of each query.
     """
     blocks = tl.cdiv(kv_len, BLOCK_N)
     first_key = tl.program_id(0) % blocks * BLOCK_N
     kv_head = tl.program_id(0) // blocks % kv_heads
     batch = tl.program_id(0) // blocks // kv_heads
     keys = first_key + tl.arange(0, BLOCK_N)
-    begin, end = queries_of(first_key, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED)
-    PARTS: tl.constexpr = 2 if CAUSAL and not WINDOWED else 1
-    masked_end = end
-    if PARTS == 2:
-        # From here on every query sees all keys of the block.
-        masked_end = tl.cdiv(tl.maximum(first_key + BLOCK_N - 1 - offset, 0), BLOCK_M) * BLOCK_M
-        masked_end = tl.minimum(tl.maximum(masked_end, begin + BLOCK_M), end)
+    PARTS: tl.constexpr = 3 if BOUNDED else 2 if CAUSAL and not WINDOWED else 1
+    if BOUNDED:
+        first_query = tl.load(query_bounds + keys)
+        last_query = tl.load(query_bounds + query_bounds_len + keys)
+        begin, masked_end, full_end, end = bounded_queries(first_query, last_query, BLOCK_M)
+    else:
+        begin, end = queries_of(first_key, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED)
+        masked_end = end
+        if PARTS == 2:
+            # From here on every query sees all keys of the block.
+            masked_end = tl.cdiv(tl.maximum(first_key + BLOCK_N - 1 - offset, 0), BLOCK_M) * BLOCK_M
+            masked_end = tl.minimum(tl.maximum(masked_end, begin + BLOCK_M), end)
+        full_end = end
     k_tile = load_tile(k, k_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_D, DIM, TMA)
     if WANT_DK:
         v_tile = load_tile(v, v_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
@@ -130,8 +152,8 @@ def dkdv_kernel(
         row = batch * kv_heads * GROUP + head
         # Blocks that need no mask have a loop of their own: a branch would make the compiler serialize the products.
         for part in tl.static_range(PARTS):
-            part_begin = begin if part == 0 else masked_end
-            part_end = masked_end if part == 0 else end
+            part_begin = begin if part == 0 else masked_end if part == 1 else full_end
+            part_end = masked_end if part == 0 else full_end if part == 1 else end
             for query in tl.range(part_begin, part_end, BLOCK_M):
                 q_tile = load_tile(q, q_strides, batch, head, query, q_len, BLOCK_M, BLOCK_D, DIM, TMA)
                 row_lse = _load_rows(lse_log2, row, padded_len, query, BLOCK_M, TMA)
@@ -139,6 +161,11 @@ def dkdv_kernel(
                 if SOFTCAPPED:
                     scores = tanh(scores * inner, PRECISE=k_tile.dtype == tl.float32)
                 shown = scores
+                if BOUNDED and part != 1:
+                    bounds = key_bounds + query + tl.arange(0, BLOCK_M)
+                    first, last = tl.load(bounds), tl.load(bounds + bounds_len)
+                    seen = within(keys[:, None], first[None, :], last[None, :])
+                    shown = tl.where(seen, scores, -float("inf"))
                 if CAUSAL and part == 0:
                     queries = query + tl.arange(0, BLOCK_M)
                     seen = visible(queries[None, :], keys[:, None], kv_len, offset, window, CAUSAL, WINDOWED)
@@ -162,7 +189,7 @@ def dkdv_kernel(
         store_tile(dv_total, dv, dv_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM)
 
 
-@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "sizes"])
+@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "bounds_len", "sizes"])
 def dq_kernel(
     q,
     k,
@@ -170,6 +197,7 @@ def dq_kernel(
     d_out,
     lse_log2,
     delta,
+    key_bounds,
     dq,
     q_strides,
     k_strides,
@@ -185,12 +213,14 @@ def dq_kernel(
     outer,
     offset,
     window,
+    bounds_len,
     sizes,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
@@ -208,9 +238,14 @@ def dq_kernel(
         block = blocks - 1 - block
     first_query = block * BLOCK_M
     queries = first_query + tl.arange(0, BLOCK_M)
-    begin, full_begin, full_end, end = keys_of(
-        first_query, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, True
-    )
+    if BOUNDED:
+        first = tl.load(key_bounds + queries)
+        last = tl.load(key_bounds + bounds_len + queries)
+        begin, full_begin, full_end, end = bounded_keys(first, last, BLOCK_N, True)
+    else:
+        begin, full_begin, full_end, end = keys_of(
+            first_query, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, True
+        )
     q_tile = load_tile(q, q_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_D, DIM, TMA)
     d_out_tile = load_tile(d_out, d_out_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM, TMA)
     row = (tl.program_id(0) // blocks).to(tl.int64) * padded_len
@@ -225,7 +260,10 @@ def dq_kernel(
         shown = scores
         if (key < full_begin) | (key >= full_end):
             keys = key + tl.arange(0, BLOCK_N)
-            seen = visible(queries[:, None], keys[None, :], kv_len, offset, window, CAUSAL, WINDOWED)
+            if BOUNDED:
+                seen = within(keys[None, :], first[:, None], last[:, None])
+            else:
+                seen = visible(queries[:, None], keys[None, :], kv_len, offset, window, CAUSAL, WINDOWED)
             shown = tl.where(seen, scores, -float("inf"))
         weights = tl.exp2(shown * outer - row_lse[:, None])
         v_tile = load_tile(v, v_strides, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)

@@ -76,6 +76,12 @@ def visible(queries, keys, kv_len, offset, window, CAUSAL: tl.constexpr, WINDOWE
 
 
 @triton.jit
+def within(keys, first, last):
+    """Return whether keys lie within each query's bounds; all broadcast."""
+    return (keys >= first) & (keys <= last)
+
+
+@triton.jit
 def tanh(x, PRECISE: tl.constexpr):
     """Compute the hyperbolic tangent from the exponential; PRECISE keeps float32's relative error near 0 too.
 
@@ -152,3 +158,28 @@ def queries_of(
     if WINDOWED:
         end = tl.minimum(q_len, last_key - offset + window)
     return begin, tl.maximum(end, begin + 1)
+
+
+@triton.jit
+def bounded_keys(first, last, BLOCK_N: tl.constexpr, AT_LEAST_ONE: tl.constexpr):
+    """Return what `keys_of` does from the first and the last key of each query of the block."""
+    begin = tl.min(first, 0) // BLOCK_N * BLOCK_N
+    end = tl.max(last, 0) + 1
+    if AT_LEAST_ONE:
+        end = tl.maximum(end, begin + 1)
+    return begin, tl.max(first, 0), (tl.min(last, 0) + 1) // BLOCK_N * BLOCK_N, end
+
+
+@triton.jit
+def bounded_queries(first, last, BLOCK_M: tl.constexpr):
+    """Return (begin, full_begin, full_end, end) from the first and the last query that sees each key of a block.
+
+    All queries from `full_begin` to `full_end` see all of its keys. The bounds are multiples of BLOCK_M except `end`.
+    There is at least one block, for the reason in `keys_of`.
+    """
+    begin = tl.min(first, 0) // BLOCK_M * BLOCK_M
+    end = tl.maximum(tl.max(last, 0) + 1, begin + 1)
+    full_begin = tl.minimum(tl.cdiv(tl.max(first, 0), BLOCK_M) * BLOCK_M, tl.cdiv(end, BLOCK_M) * BLOCK_M)
+    full_begin = tl.maximum(full_begin, begin + BLOCK_M)
+    full_end = tl.maximum((tl.min(last, 0) + 1) // BLOCK_M * BLOCK_M, full_begin)
+    return begin, tl.minimum(full_begin, end), tl.minimum(full_end, end), end

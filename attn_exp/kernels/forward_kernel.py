@@ -9,16 +9,17 @@ Triton's tutorial 06 ("Fused Attention") is the same algorithm for equal lengths
 import triton
 import triton.language as tl
 
-from attn_exp.kernels.device import keys_of, load_tile, store_tile, tanh, visible
+from attn_exp.kernels.device import bounded_keys, keys_of, load_tile, store_tile, tanh, visible, within
 
 
-@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "sizes"])
+@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "bounds_len", "sizes"])
 def forward_kernel(
     q,
     k,
     v,
     out,
     lse_log2,
+    key_bounds,
     q_strides,
     k_strides,
     v_strides,
@@ -30,12 +31,14 @@ def forward_kernel(
     outer,
     offset,
     window,
+    bounds_len,
     sizes,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
@@ -47,7 +50,8 @@ def forward_kernel(
     """Compute `out` and the base-2 logarithm of each row's sum of exponentials, +inf for a row that sees no key.
 
     Scores in base 2 are `outer` * q kT, or with SOFTCAPPED `outer` * tanh(`inner` * q kT). `sizes` only distinguishes
-    cases for the autotuner.
+    cases for the autotuner. With BOUNDED, `key_bounds` has the first and, `bounds_len` numbers later, the last key of
+    each query, for as many queries as blocks have.
 
     OVERLAP delays each block's product with v until the next block's scores are computed, so that the tensor cores work
     on it while the exponentials are computed (FlashAttention-3, arXiv:2407.08608, section 3.2).
@@ -63,9 +67,14 @@ def forward_kernel(
         block = blocks - 1 - block
     first_query = block * BLOCK_M
     queries = first_query + tl.arange(0, BLOCK_M)
-    begin, full_begin, full_end, end = keys_of(
-        first_query, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, not OVERLAP
-    )
+    if BOUNDED:
+        first = tl.load(key_bounds + queries)
+        last = tl.load(key_bounds + bounds_len + queries)
+        begin, full_begin, full_end, end = bounded_keys(first, last, BLOCK_N, not OVERLAP)
+    else:
+        begin, full_begin, full_end, end = keys_of(
+            first_query, q_len, kv_len, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, not OVERLAP
+        )
     q_tile = load_tile(q, q_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_D, DIM, TMA)
     total = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
@@ -81,7 +90,10 @@ def forward_kernel(
             scores = tanh(scores * inner, PRECISE=q_tile.dtype == tl.float32)
         if (key < full_begin) | (key >= full_end):
             keys = key + tl.arange(0, BLOCK_N)
-            seen = visible(queries[:, None], keys[None, :], kv_len, offset, window, CAUSAL, WINDOWED)
+            if BOUNDED:
+                seen = within(keys[None, :], first[:, None], last[:, None])
+            else:
+                seen = visible(queries[:, None], keys[None, :], kv_len, offset, window, CAUSAL, WINDOWED)
             scores = tl.where(seen, scores, -float("inf"))
         if OVERLAP:
             # In the first iteration the pending weights are 0, so any keys do.

@@ -11,6 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_exp.kernels import tuning
 from attn_exp.kernels.backward_kernels import dkdv_kernel, dq_kernel, rows_kernel
+from attn_exp.kernels.bounds import Bounds
 from attn_exp.kernels.forward_kernel import forward_kernel
 
 LOG2_E = math.log2(math.e)
@@ -23,9 +24,9 @@ WIDEST_SUMS = 256
 class Scores:
     """How scores follow from q kT: scale, softcap and mask.
 
-    Query i sees keys i + offset - window < j <= i + offset.
+    Query i sees keys i + offset - window < j <= i + offset, or those of `bounds`.
 
-    `window` and `softcap` are None for none; without `causal`, offset and window are unused.
+    `window`, `softcap` and `bounds` are None for none; without `causal`, offset and window are unused.
     """
 
     scale: float
@@ -33,6 +34,14 @@ class Scores:
     offset: int
     window: int | None
     softcap: float | None
+    bounds: Bounds | None = None
+
+    @property
+    def mask(self) -> tuple[int, ...]:
+        """Return numbers that differ between masks of the same lengths."""
+        if self.bounds is not None:
+            return (self.bounds.pairs,)
+        return (self.offset, self.window or 0) if self.causal else ()
 
     def kernel_arguments(self) -> dict[str, Any]:
         """Return the kernels' arguments; `inner` and `outer` fold scale and softcap into one factor each."""
@@ -44,6 +53,9 @@ class Scores:
             "window": self.window or 0,
             "CAUSAL": self.causal,
             "WINDOWED": self.window is not None,
+            "key_bounds": None if self.bounds is None else self.bounds.keys,
+            "bounds_len": 0 if self.bounds is None else self.bounds.keys.shape[1],
+            "BOUNDED": self.bounds is not None,
             "SOFTCAPPED": cap is not None,
         }
 
@@ -152,6 +164,8 @@ def launch_dkdv(
         dv_strides=_strides(dv_bhsd),
         kv_heads=kv_heads,
         scale=scores.scale,
+        query_bounds=None if scores.bounds is None else scores.bounds.queries,
+        query_bounds_len=0 if scores.bounds is None else scores.bounds.queries.shape[1],
         WANT_DK=want_dk,
         WANT_DV=want_dv,
         **_common(q_bhsd, k_bhsd, v_bhsd, scores, tma),
@@ -238,7 +252,7 @@ def _common(
         "q_len": q_len,
         "kv_len": kv_len,
         # Tuned for each case, whatever ran before. 31 bits, since a wider integer would compile the kernels again.
-        "sizes": hash((*q_bhsd.shape, *k_bhsd.shape)) & 0x7FFFFFFF,
+        "sizes": hash((*q_bhsd.shape, *k_bhsd.shape, *scores.mask)) & 0x7FFFFFFF,
         "GROUP": q_bhsd.shape[1] // k_bhsd.shape[1],
         "DIM": dim,
         "VALUE_DIM": value_dim,

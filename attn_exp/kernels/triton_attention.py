@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from attn_exp.kernels.bounds import Bounds
 from attn_exp.kernels.launch import Scores, launch_dkdv, launch_dq, launch_forward, launch_rows
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -25,6 +26,7 @@ def attention(
     offset: int | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    bounds: Bounds | None = None,
 ) -> torch.Tensor:
     """Compute softmax(scores) v with scores = scale * q kT, differentiable in q, k and v.
 
@@ -40,6 +42,7 @@ def attention(
             is the top-left alignment.
         window: the number of keys kept, i + offset - window < j; it needs a causal mask.
         softcap: scores = softcap * tanh(scores / softcap), before the mask.
+        bounds: another mask in place of the causal one (attn_exp/kernels/bounds.py).
 
     Returns:
         (batch, q_heads, q_len, value_dim), with q's memory layout if their dimensions are equal.
@@ -55,13 +58,18 @@ def attention(
         raise ValueError(f"scale={scale} and softcap={softcap} must be positive")
     if window is not None and not causal:
         raise ValueError("a window slides along a causal mask: set causal=True")
+    if bounds is not None and causal:
+        raise ValueError("bounds are the whole mask: leave causal out")
+    if bounds is not None and (bounds.keys.shape[1] < q_len or bounds.queries.shape[1] < kv_len):
+        raise ValueError(f"bounds of other lengths than {q_len} queries and {kv_len} keys")
     if window is not None and window < 1:
         raise ValueError(f"window={window} is not a positive number of keys")
     if abs(offset) > _LARGEST_POSITION:
         raise ValueError(f"offset={offset} is beyond +-{_LARGEST_POSITION}")
     if window is not None:
         window = min(window, _LARGEST_POSITION)
-    out: torch.Tensor = _forward(q_bhsd, k_bhsd, v_bhsd, scale, causal, offset, window, softcap)[0]
+    mask = (None, None, 0) if bounds is None else (bounds.keys, bounds.queries, bounds.pairs)
+    out: torch.Tensor = _forward(q_bhsd, k_bhsd, v_bhsd, *mask, scale, causal, offset, window, softcap)[0]
     return out
 
 
@@ -70,6 +78,9 @@ def _forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    key_bounds: torch.Tensor | None,
+    query_bounds: torch.Tensor | None,
+    pairs: int,
     scale: float,
     causal: bool,
     offset: int,
@@ -77,7 +88,8 @@ def _forward(
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse_log2 = _outputs(q, v)
-    scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap)
+    bounds = _bounds(key_bounds, query_bounds, pairs)
+    scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap, bounds=bounds)
     with torch.cuda.device_of(q):
         launch_forward(q, k, v, out, lse_log2, scores)
     return out, lse_log2
@@ -85,7 +97,7 @@ def _forward(
 
 @_forward.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: float | bool | int | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mask_and_options: torch.Tensor | float | bool | int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q, v)
 
@@ -98,6 +110,9 @@ def _backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse_log2: torch.Tensor,
+    key_bounds: torch.Tensor | None,
+    query_bounds: torch.Tensor | None,
+    pairs: int,
     scale: float,
     causal: bool,
     offset: int,
@@ -108,7 +123,8 @@ def _backward(
         # For example a gradient that was expanded from one number.
         d_out = d_out.contiguous()
     dq, dk, dv = (_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-    scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap)
+    bounds = _bounds(key_bounds, query_bounds, pairs)
+    scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap, bounds=bounds)
     with torch.cuda.device_of(q):
         padded_lse, delta = launch_rows(out, d_out, lse_log2)
         launch_dkdv(q, k, v, d_out, padded_lse, delta, dk, dv, scores)
@@ -129,22 +145,26 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, *options = inputs
+    q, k, v, key_bounds, query_bounds, *options = inputs
     out, lse_log2 = output
     ctx.mark_non_differentiable(lse_log2)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, out, lse_log2)
+    ctx.save_for_backward(q, k, v, out, lse_log2, key_bounds, query_bounds)
     ctx.options = options
 
 
 def _differentiate(ctx: Any, d_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if d_out is None:
-        return (None,) * (3 + len(ctx.options))
+        return (None,) * (5 + len(ctx.options))
     gradients = _backward(d_out, *ctx.saved_tensors, *ctx.options)
-    return (*gradients, *(None for _ in ctx.options))
+    return (*gradients, None, None, *(None for _ in ctx.options))
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _bounds(keys: torch.Tensor | None, queries: torch.Tensor | None, pairs: int) -> Bounds | None:
+    return None if keys is None or queries is None else Bounds(keys, queries, pairs)
 
 
 def _outputs(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

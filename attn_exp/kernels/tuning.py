@@ -53,7 +53,19 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
     """Wrap the kernel in `triton.autotune` for one element size and one tile width."""
     return triton.autotune(
         configs_of(kernel, item_bytes, width),
-        key=["sizes", "GROUP", "DIM", "VALUE_DIM", "CAUSAL", "WINDOWED", "SOFTCAPPED", "TMA", "WANT_DK", "WANT_DV"],
+        key=[
+            "sizes",
+            "GROUP",
+            "DIM",
+            "VALUE_DIM",
+            "CAUSAL",
+            "WINDOWED",
+            "BOUNDED",
+            "SOFTCAPPED",
+            "TMA",
+            "WANT_DK",
+            "WANT_DV",
+        ],
         prune_configs_by={"early_config_prune": partial(_prune, kernel, item_bytes)},
     )(kernel)
 

@@ -1,5 +1,6 @@
 """Backends of other libraries on a GPU, each where its package is installed."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,22 @@ CASES = [
     replace(PACKED, causal=True, window=100, kv_heads=2),
     replace(CASE, dtype="float32", q_len=200),
 ]
+# Masks that backends of ours and of PyTorch take as data or as a function.
+MASKS = [
+    replace(CASE, causal=True, prefix=300),
+    replace(CASE, causal=True, prefix=77, q_len=500, kv_len=1111, kv_heads=2),
+    replace(CASE, causal=True, prefix=900, q_len=1111, kv_len=500, head_dim=64, value_dim=64),
+    replace(CASE, causal=True, chunk=256),
+    replace(CASE, causal=True, chunk=100, q_len=500, kv_len=1111, dtype="float16"),
+    replace(CASE, causal=True, chunk=64, head_dim=64, value_dim=64, kv_heads=1, softcap=5.0),
+    PACKED,
+    replace(PACKED, causal=True, kv_heads=2),
+    replace(PACKED, causal=True, window=100),
+    replace(PACKED, causal=True, prefix=50, head_dim=192),
+    replace(PACKED, causal=True, chunk=90, head_dim=64, value_dim=64),
+    replace(CASE, causal=True, window=200, kv_heads=2),
+    replace(CASE, causal=True, q_len=1, kv_len=4096),
+]
 
 
 def configured(name, **options):
@@ -69,8 +86,11 @@ def prepared(backend, case):
         pytest.skip(str(missing))
 
 
-@pytest.mark.parametrize("case", CASES, ids=Case.label)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [*itertools.product(NAMES, CASES), *itertools.product(("triton", "flex", "eager"), MASKS)],
+    ids=lambda value: value.label() if isinstance(value, Case) else value,
+)
 def test_it_is_right_and_runs_the_kernels_that_it_claims(name, case):
     backend = configured(name)
     inputs, calls = prepared(backend, case)
