@@ -24,6 +24,7 @@ def _state(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTN_EXP_STATE", str(tmp_path / "state"))
 
 
+DECIDED = "every case is decided: nothing needs to be measured again"
 LENGTHS, BATCHES = (512, 1024, 2048, 4096), (1, 4, 16)
 
 
@@ -55,12 +56,13 @@ def test_one_winner_everywhere_is_one_line_as_hyperfine_puts_it(tmp_path):
         return {"flash": 1.27 * base, "cudnn": base, "math": 9.0 * base}
 
     found = answer(tmp_path, grid(us))
-    (line,) = found.lines()
+    line, done = found.lines()
     assert re.fullmatch(
-        r"cudnn is 1\.27 \[1\.2\d, 1\.[23]\d\] times as fast as flash \(forward 1\.27, backward 1\.27\), "
-        r"24 of 24 cases in each pass",
+        r"cudnn is 1\.27 \[95 % CI: 1\.2\d, 1\.[23]\d\] times as fast as the next best, flash "
+        r"\(forward 1\.27, backward 1\.27\), 24 of 24 cases in each pass",
         line,
     ), line
+    assert done == DECIDED
     # What rows differ by on average is not less than what two equal rows may.
     (rule,) = found.rules
     assert math.log(rule.high / rule.low) / 2 == pytest.approx(math.log(1.01), rel=0.1)
@@ -72,7 +74,10 @@ def test_the_winner_of_each_region_is_one_rule(tmp_path):
         return {"flash": 80.0 if first else 100.0, "cudnn": 100.0 if first else 50.0}
 
     lines = answer(tmp_path, grid(us)).lines()
-    assert len(lines) == 3
+    assert len(lines) == 4 and lines[-1] == DECIDED
+    # The level of the intervals is said once.
+    assert [line.count("[95 % CI: ") for line in lines] == [1, 0, 0, 0]
+    lines = [line.replace("95 % CI: ", "") for line in lines]
     one = "flash is 1.25 [1.24, 1.26] times as fast as cudnn (forward 1.25, backward 1.25)"
     other = "cudnn is 2.00 [1.98, 2.02] times as fast as flash (forward 2.00, backward 2.00)"
     assert f"seq_len up to 1024, causal: {one}, 6 of 6 cases in each pass" in lines
@@ -89,7 +94,7 @@ def test_rows_in_doubt_that_look_best_do_not_split_the_rule_of_what_is_best_besi
     ]  # fmt: skip
     *lines, doubt, undecided, _ = answer(tmp_path, records).lines()
     assert doubt == "1 of 12 rows decide nothing (1 unstable)"
-    said = "flash is 2.00 [1.98, 2.02] times as fast as cudnn, surely in 3 of 4 cases"
+    said = "flash is 2.00 [95 % CI: 1.98, 2.02] times as fast as the next best, cudnn, surely in 3 of 4 cases"
     assert lines == [f"{said}; undecided in 1: flash (unstable) looks 2.00 times as fast as cudnn"]
     assert undecided == "not decided in 1 of 4 cases (cudnn and flash); to settle it:"
     assert fewest([Example({"n": n}, frozenset("a"), frozenset("b")) for n in (1, 2)])[0].best == {"a"}
@@ -106,8 +111,9 @@ def test_the_next_best_that_has_no_result_in_some_cases_is_said_to_have_none(tmp
         if (name, length) != ("cudnn", 4096)
     ]
     failed = sweeps.failed("out_of_memory", "cudnn", of=sweeps.case(seq_len=4096), bwd_us=None)
-    (line,) = answer(tmp_path, [*records, failed]).lines()
-    assert line == "flash is 2.00 [1.98, 2.02] times as fast as cudnn, 4 of 4 cases (cudnn has no result in 1)"
+    line, _ = answer(tmp_path, [*records, failed]).lines()
+    times = "flash is 2.00 [95 % CI: 1.98, 2.02] times as fast as the next best, cudnn"
+    assert line == f"{times}, 4 of 4 cases (cudnn has no result in 1)"
 
 
 def test_many_rules_begin_with_a_count_of_who_is_best_where(tmp_path):
@@ -115,7 +121,7 @@ def test_many_rules_begin_with_a_count_of_who_is_best_where(tmp_path):
         first = LENGTHS.index(length) % 2 == 0
         return {"flash": 80.0 if first else 100.0, "cudnn": 100.0 if first else 50.0}
 
-    *said, _, _, _, _ = answer(tmp_path, grid(us)).lines()
+    *said, _, _, _, _, _ = answer(tmp_path, grid(us)).lines()
     assert said == [f"{name}, 24 cases: surely fastest: cudnn in 12, flash in 12" for name in ("forward", "backward")]
 
 
@@ -129,8 +135,9 @@ def test_features_that_coincide_in_the_cases_are_both_named(tmp_path):
         for name, us in (("flash", flash), ("cudnn", 100.0))
     ]  # fmt: skip
     assert answer(tmp_path, records).lines() == [
-        "q_heads 16 (only with head_dim 128): cudnn is 2.00 [1.98, 2.02] times as fast as flash, 2 of 2 cases",
+        "q_heads 16 (only with head_dim 128): cudnn is 2.00 [95 % CI: 1.98, 2.02] times as fast as flash, 2 of 2 cases",
         "q_heads 32 (only with head_dim 64): flash is 2.00 [1.98, 2.02] times as fast as cudnn, 2 of 2 cases",
+        DECIDED,
     ]
 
 
@@ -141,8 +148,9 @@ def test_a_pass_is_a_region_too(tmp_path):
         for name, times in (("flash", (50.0, 300.0)), ("cudnn", (100.0, 200.0)))
     ]
     assert answer(tmp_path, records).lines() == [
-        "backward: cudnn is 1.50 [1.48, 1.52] times as fast as flash, 4 of 4 cases",
+        "backward: cudnn is 1.50 [95 % CI: 1.48, 1.52] times as fast as flash, 4 of 4 cases",
         "forward: flash is 2.00 [1.98, 2.02] times as fast as cudnn, 4 of 4 cases",
+        DECIDED,
     ]
 
 
@@ -166,7 +174,8 @@ def test_two_names_of_one_kernel_are_shown_as_one(tmp_path):
 
     records = [ran(forward("cudnn", 100.0), CUDNN), ran(forward("auto", 102.5), CUDNN), forward("flash", 130.0)]
     assert answer(tmp_path, records).lines() == [
-        "cudnn (same kernel: auto) is 1.30 [1.29, 1.31] times as fast as flash, 1 of 1 case"
+        "cudnn (same kernel: auto) is 1.30 [95 % CI: 1.29, 1.31] times as fast as flash, 1 of 1 case",
+        DECIDED,
     ]
 
 
@@ -182,8 +191,8 @@ def test_two_names_of_one_kernel_are_one_pick_also_where_a_row_of_one_is_in_doub
         ]
 
     records = [*of(1024, ("cudnn", 100.0), ("auto", 99.0)), *of(2048, ("auto", 100.0), ("cudnn", 99.0))]
-    (rule, _) = answer(tmp_path, records).lines()
-    assert rule.endswith(" is 1.30 [1.29, 1.31] times as fast as flash, 2 of 2 cases")
+    (rule, _, _) = answer(tmp_path, records).lines()
+    assert rule.endswith(" is 1.30 [95 % CI: 1.29, 1.31] times as fast as flash, 2 of 2 cases")
 
 
 def test_of_several_rows_in_doubt_the_duel_is_between_the_best_two(tmp_path):
@@ -236,10 +245,12 @@ def test_without_a_pick_the_command_is_that_which_measures_again_into_another_sw
 def test_some_rows_in_doubt_leave_the_rest_a_rule_and_are_counted(tmp_path):
     records = grid(lambda *_: {"flash": 100.0, "cudnn": 50.0, "math": 900.0})
     records[0] = sweeps.replace(records[0], flags=("busy_host",))
-    rule, doubt = answer(tmp_path, records).lines()
+    rule, doubt, _ = answer(tmp_path, records).lines()
     assert doubt == "2 of 144 rows decide nothing (2 busy_host)"
     # The row in doubt is surely slower than the pick.
-    compared = "2.00 [1.98, 2.02] times as fast as flash (mean of 46, forward 2.00, backward 2.00)"
+    compared = (
+        "2.00 [95 % CI: 1.98, 2.02] times as fast as the next best, flash (mean of 46, forward 2.00, backward 2.00)"
+    )
     assert rule == f"cudnn is {compared}, 24 of 24 cases in each pass"
 
 
@@ -258,7 +269,8 @@ def test_what_is_in_doubt_and_looks_faster_is_said_with_the_duel_that_would_sett
         # A pick does not hold where a row in doubt surely beats it: it is open there, and said to be.
         assert rules == [
             # The next is in doubt, and surely slower.
-            "seq_len up to 2048: cudnn is 1.10 [1.09, 1.11] times as fast as efficient, 3 of 3 cases",
+            "seq_len up to 2048: cudnn is 1.10 [95 % CI: 1.09, 1.11] times as fast as the next best, efficient, "
+            "3 of 3 cases",
             "seq_len 4096: undecided in 1 case: efficient (unstable) looks 1.11 times as fast as cudnn",
         ]
     found = compare(tmp_path / "s")
@@ -284,7 +296,7 @@ def test_a_row_in_doubt_that_may_be_better_leaves_the_pass_open_and_one_that_is_
 
     def of_both_passes():
         records = [sweeps.job("cudnn", 100.0, 100.0), sweeps.job("flash", 100.1, 100.1)]
-        return answer(tmp_path / "both", records).open_lines()[0]
+        return answer(tmp_path / "both", records).next_step()[0]
 
     # What is counted is passes, also if it is all of them.
     assert of_both_passes().startswith("not decided in 2 of 2 passes of 1 case; ")
@@ -326,7 +338,7 @@ def test_each_pass_is_counted_once_in_tally_rules_and_means_and_sure_picks_come_
     assert [line.partition(",")[0] for line in tallies] == ["forward", "backward"]
     said = [re.findall(r"(?: in |; |: )(\d+)", line) for line in tallies]
     assert [sum(map(int, numbers)) for numbers in said] == [one.n for one in own.tallies]
-    assert first == own.rules[0].sentence(own.metric)
+    assert first == own.rules[0].sentence(own.metric, level=True)
     rules = own.rules
     order = [rule.order for rule in own.rules]
     assert order == sorted(order) and len(set(order)) > 1
@@ -349,7 +361,7 @@ def test_the_duel_to_run_first_is_that_in_which_most_is_at_stake(tmp_path):
     found = compare(sweeps.sweep(tmp_path / "s", records))
     assert len(found.ties) == 5 and found.answer.settle == found.ties[0]
     assert [found.ties[0].a.result.label, found.ties[0].b.result.label] == ["cudnn", "math"]
-    assert "seq_len=8192" in found.answer.open_lines()[1]
+    assert "seq_len=8192" in found.answer.next_step()[1]
 
 
 def test_two_of_which_none_is_surely_worse_are_too_close_to_call(tmp_path):
@@ -369,9 +381,17 @@ def test_one_backend_alone_and_failures_give_no_rule(tmp_path):
     assert answer(tmp_path, [sweeps.job("flash"), sweeps.failed(backend="math")]).lines() == []
 
 
+def test_a_case_with_one_result_is_not_said_to_be_decided(tmp_path):
+    records = [sweeps.job("flash", 100.0, None), sweeps.job("cudnn", 50.0, None)]
+    alone = sweeps.job("flash", 100.0, None, of=sweeps.case(seq_len=512))
+    assert answer(tmp_path, records).lines()[-1] == DECIDED
+    said = answer(tmp_path, [*records, alone]).lines()[-1]
+    assert said == DECIDED.replace("every case", "every case with two results")
+
+
 def test_a_metric_of_another_kind_is_named(tmp_path):
     records = [sweeps.job("flash", 100.0, None), sweeps.job("cudnn", 50.0, None)]
-    (line,) = answer(tmp_path, records, metric="flops_of_measured").lines()
+    line, _ = answer(tmp_path, records, metric="flops_of_measured").lines()
     assert line.startswith("cudnn is 2.00 ") and "better by flops_of_measured than flash, 1 of 1 case" in line
 
 

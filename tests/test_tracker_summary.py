@@ -145,6 +145,10 @@ def test_the_page_says_the_next_best_of_each_case_and_the_flags_of_the_jobs(tmp_
     assert re.search(r"\| forward +\| cudnn +\| +[\d.]+ \| 2\.00 \\?\[1\.9\d, 2\.0\d\\?\] flash +\|", said.description)
     assert "6 jobs: 6 ok; with flags: drift 1, unstable 1; 1 of them is in doubt" in said.description
     assert "too close to call" not in said.description, "a column that says nothing"
+    # What is over the next is not what is over a baseline.
+    beside = compare_read(Choice(baseline="math"), [read_folder(tmp_path / "a")])
+    assert isinstance(beside, Rivals)
+    assert said.description.startswith(tables_in_brief(beside, standings(rivals)))
 
 
 def test_rows_too_close_to_call_share_the_first_rank_and_one_kernel_is_one_rank(tmp_path: Path) -> None:
@@ -161,7 +165,8 @@ def test_the_page_of_a_sweep_begins_with_the_answer_and_every_link_leads_to_a_fi
     pytest.importorskip("matplotlib")
     parent, _, look = live(ready, rows(*LENGTHS))
     note = parent.data.tags[NOTE]
-    assert re.match(r"\*\*cudnn is 2\.00 \\?\[[\d.]+, [\d.]+\\?\] times as fast as flash, 2 of 2 cases\*\*\n", note)
+    interval = r"\\?\[95 % CI: [\d.]+, [\d.]+\\?\]"
+    assert re.match(rf"\*\*cudnn is 2\.00 {interval} times as fast as the next best, flash, 2 of 2 cases\*\*\n", note)
     assert parent.data.tags["attn_exp.answer"].startswith("cudnn is 2.00 [")
     assert re.search(r"\| cudnn +\| forward +\| +2 \| +2.000 \| +2 \|", note) and "6 jobs: 6 ok" in note
     links = re.findall(r"\[([^]]+)\]\(#/experiments/(\d+)/runs/(\w+)/artifacts/([^)]+)\)", note)

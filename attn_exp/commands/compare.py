@@ -78,16 +78,11 @@ def _settle(rivals: "Rivals") -> int:
     from attn_exp.run.duel import longest_s
     from attn_exp.run.many_duels import run_many
 
-    commands = {duel.command: duel.a.result.device for duel in rivals.ties}
+    commands = dict.fromkeys(duel.command for duel in rivals.ties)
     for command in commands:
         if command.startswith("#"):
             print(f"no duel: {command.lstrip('# ')}", file=sys.stderr)
-    # What a GPU left open no CPU settles.
-    duels = [
-        shlex.split(command)[2:] + (["device=cuda"] if device == "cuda" else [])
-        for command, device in commands.items()
-        if not command.startswith("#")
-    ]
+    duels = [shlex.split(command)[2:] for command in commands if not command.startswith("#")]
     if not duels:
         print("nothing is undecided: there is no duel to run", file=sys.stderr)
         return 0

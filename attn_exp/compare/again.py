@@ -1,4 +1,4 @@
-"""The commands that go on from a sweep: measure it once more, as another one, or run the duels that it proposes."""
+"""The commands that go on from a sweep: measure it once more, as another one, compare it, or run its duels."""
 
 import shlex
 from collections.abc import Sequence
@@ -33,8 +33,14 @@ def again(sweeps: Sequence[SweepSummary], *, longer: bool) -> str:
     return shlex.join([*kept, *(["stopping=thorough"] if longer else []), f"sweep={sweeps[0].name}-again"])
 
 
-def settling(sweeps: Sequence[SweepSummary]) -> str:
-    """Return the command that runs the duels of the only sweep of a comparison; empty if it is not in a folder."""
+def comparing(sweeps: Sequence[SweepSummary]) -> str:
+    """Return the command that compares the only sweep of a comparison; empty if it is not in a folder."""
     if len(sweeps) != 1 or not Path(sweeps[0].place).is_dir():
         return ""
-    return shlex.join(["attn-exp", "compare", *sweep_words(Path(sweeps[0].place)), "settle=true"])
+    return shlex.join(["attn-exp", "compare", *sweep_words(Path(sweeps[0].place))])
+
+
+def settling(sweeps: Sequence[SweepSummary]) -> str:
+    """Return the command that runs the duels of the only sweep of a comparison; empty if it is not in a folder."""
+    command = comparing(sweeps)
+    return command and f"{command} settle=true"

@@ -188,7 +188,7 @@ def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
     if spreads.fixed is not None:
         return [f"equal rows are assumed to differ by up to {100 * spreads.fixed:g} % (spread=)"]
     return [
-        "intervals: both rows' confidence intervals across rounds, and the usual difference of equal rows "
+        "95 % intervals: both rows' across rounds (+-%), and the usual difference of equal rows "
         f"({100 * min(map(spreads.margin, results), default=MARGIN_FLOOR):.1f} % and more)"
     ]
 

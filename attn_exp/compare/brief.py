@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from attn_exp.compare.page_parts import shared_line, shared_values
-from attn_exp.compare.ranking import Ranking, by_group, challengers, leader, outcome, rank
+from attn_exp.compare.ranking import Ranking, by_group, challengers, leader, outcome, picks, rank
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.rule import times_text
 from attn_exp.compare.sheet import of_all, written
@@ -18,13 +18,12 @@ _CASES = 24
 def answer_in_brief(rivals: Rivals) -> str:
     """Return the answer of a sweep as Markdown: what is decided in bold, what is open, and the command for that."""
     answer = rivals.answer
-    question = answer.open_lines()
-    decided = [line for line in answer.lines() if line not in question]
+    decided = [*answer.said(), *filter(None, [answer.warning])]
     # One paragraph: MLflow shows 100 pixels of a description, which is five lines of one, and folds the rest.
-    parts = ["  \n".join(f"**{safe(line)}**" for line in decided)] if decided else []
-    if question:
-        parts += [safe(question[0]), code(question[1])]
-    return "\n\n".join(parts)
+    parts = ["  \n".join(f"**{safe(line)}**" for line in decided)]
+    for said, command in (*((one.said, one.command) for one in answer.cautions), answer.next_step()):
+        parts += [safe(said), code(command) if command else ""]
+    return "\n\n".join(filter(None, parts))
 
 
 def tables_in_brief(rivals: Rivals, found: Standings) -> str:
@@ -78,8 +77,9 @@ def _best_row(group: Sequence[Ranking], rivals: Rivals) -> dict[str, str]:
     first = leader(group, rivals.metric)
     assert first is not None
     cell, found = first.cell, outcome(group)
-    close = [row.cell.result.label for row in group if row.best and row is not first]
-    same = [label for label in close if label in first.same]
+    # Names of one kernel are one pick.
+    same = sorted(picks(group).intersection(first.same))
+    close = sorted(picks(group).difference(same, (cell.result.label,)))
     perhaps = [f"{row.cell.result.label} ({row.doubt})" for row in challengers(group)]
     name = " = ".join([cell.result.label, *same])
     best, value = ("undecided", "") if found == "open" else (safe(name), written(cell.value, "figure"))
@@ -89,23 +89,20 @@ def _best_row(group: Sequence[Ranking], rivals: Rivals) -> dict[str, str]:
         "best": best,
         str(rivals.metric): value,
         "times as good as the next": _over_the_next(group, first, rivals) if found == "sure" else "",
-        "too close to call": "" if found == "open" else safe(", ".join(one for one in close if one not in same)),
+        "too close to call": safe(", ".join(close)),
         "may be better": safe(", ".join(perhaps)),
     }
 
 
 def _over_the_next(group: Sequence[Ranking], first: Ranking, rivals: Rivals) -> str:
-    """Return how many times better the best row is than the next one, with its 95 % interval; empty if unknown.
-
-    With a baseline, gains are those over it.
-    """
+    """Return how many times better the best row is than the next one, with its 95 % interval; empty if unknown."""
     others = [
-        row for row in group if row.gain is not None and row is not first and row.cell.result.label not in first.same
+        row for row in group if row.behind is not None and row is not first and row.cell.result.label not in first.same
     ]
-    if rivals.baseline is not None or not others:
+    if not others:
         return ""
     next_best = min(others, key=lambda row: rank(row.cell, rivals.metric))
-    times = next_best.gain
+    times = next_best.behind
     assert times is not None
     value, low, high = (times_text(1 / one) for one in (times.value, times.high, times.low))
     return safe(f"{value} [{low}, {high}] {next_best.cell.result.label}")

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attn_exp.compare.features import features_of
@@ -58,11 +58,17 @@ def _rule(
     own = [groups[at] for at in part.indices]
     outcomes = [outcome(group) for group in own]
     cases = [{row.cell.result.label: row for row in group} for group in own]
-    where, count = _words(part, examples), len({case_of(group[0]) for group in own})
-    wins, close, is_open = (outcomes.count(one) for one in ("sure", "close", "open"))
-    doubt = _doubt([group for group, one in zip(own, outcomes, strict=True) if one == "open"], metric)
+    undecided = Rule(
+        where=_words(part, examples),
+        wins=outcomes.count("sure"),
+        close=outcomes.count("close"),
+        open=outcomes.count("open"),
+        n=len(own),
+        cases=len({case_of(group[0]) for group in own}),
+        **_doubt([group for group, one in zip(own, outcomes, strict=True) if one == "open"], metric),
+    )
     if _OPEN in part.best:
-        return Rule(where, "", (), (), None, None, None, None, wins, close, is_open, len(own), count, **doubt)
+        return undecided
 
     def lead(label: str) -> float:
         firsts = [leader(group, metric) for group in own]
@@ -73,32 +79,24 @@ def _rule(
     same = tuple(one for one in others if all(one in case[label].same for case in cases))
     ties = tuple(one for one in others if one not in same)
     rest = {one for case in cases for one, row in case.items() if row.cell.value is not None} - {label, *same}
-    found = [
-        (over, known)
-        for over in sorted(rest - set(ties) or rest)
-        if (known := _over(label, over, cases, metric, spreads)) is not None
-    ]
+    next_best = sorted(rest - set(ties) or rest)
+    found = [(over, known) for over in next_best if (known := _over(label, over, cases, metric, spreads)) is not None]
     # The best of the others is the one over which the lead is smallest; of those that were measured in most cases.
     over, lead_over = min(found, key=lambda one: (2 * one[1].n < len(cases), one[1].log), default=(None, None))
     ratio, low, high = (None, None, None) if lead_over is None else lead_over.times
-    return Rule(
-        where,
-        label,
-        same,
-        ties,
-        over,
-        ratio,
-        low,
-        high,
-        wins,
-        close,
-        is_open,
-        len(own),
-        count,
+    return replace(
+        undecided,
+        label=label,
+        same=same,
+        ties=ties,
+        over=over,
+        over_next=len(next_best) > 1,
+        ratio=ratio,
+        low=low,
+        high=high,
         without=sum(over not in case or case[over].cell.value is None for case in cases) if over else 0,
         compared=lead_over.n if lead_over else 0,
         by_pass=lead_over.by_pass if lead_over else (),
-        **doubt,
     )
 
 

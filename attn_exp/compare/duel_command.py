@@ -57,8 +57,8 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         words.append("passes=[forward]")
     elif "step" in passes:
         words.append(f"passes=[{','.join(name for name in PASSES if name in passes)}]")
-    if a.device == "cpu":
-        words.append("device=cpu")
+    # What a GPU left open no CPU settles.
+    words.append(f"device={a.device}")
     if a.measuring.timer != _DEFAULT_TIMER.get(a.device):
         words.append(f"timer={a.measuring.timer}")
     if a.measuring.regime != "sustained":

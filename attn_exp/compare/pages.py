@@ -51,8 +51,8 @@ def rivals_page(rivals: Rivals) -> Page:
         *reasons([row.cell for row in rivals.rows]),
     ]
     found = rivals.answer
-    remains, command = found.open_lines() or ("", "")
-    headline = Headline(tuple(found.said()), tuple(filter(None, [found.warning])), remains, command)
+    cautions = (line for one in found.cautions for line in one.lines())
+    headline = Headline(tuple(found.said()), tuple(filter(None, [found.warning, *cautions])), *found.next_step())
     lines = (*found.lines(), *head_lines(rivals), shared_line(shared))
     return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
 

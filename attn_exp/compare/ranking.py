@@ -19,17 +19,18 @@ LARGE = 0.05
 class Ranking:
     """One cell among the backends of its case and pass.
 
-    `gain` is how many times better it is than the baseline, or without a baseline than the best. It is None if the cell
-    or the baseline has no value. `best` marks the best and all that are too close to it to call; no row where one in
-    doubt may be better. `doubt` says why the row decides nothing: it is not the best, nor worse than it. Such a row
-    has a `challenge` if it may be better than the best of the others, or than the fastest where all are in doubt: how
-    many times better, with an interval that does not lie wholly below 1. `same` are the labels of the backends that ran
-    the same kernel: they are one rival, and differ by noise.
+    `gain` is how many times better it is than the baseline, or without a baseline than the best, which `behind` is in
+    any case. They are None if the cell, or what it is compared with, has no value. `best` marks the best and all that
+    are too close to it to call; no row where one in doubt may be better. `doubt` says why the row decides nothing: it
+    is not the best, nor worse than it. Such a row has a `challenge` if it may be better than the best of the others, or
+    than the fastest where all are in doubt: how many times better, with an interval that does not lie wholly below 1.
+    `same` are the labels of the backends that ran the same kernel: they are one rival, and differ by noise.
     """
 
     cell: Cell
     group: int
     gain: Ratio | None
+    behind: Ratio | None
     best: bool
     doubt: str = ""
     same: tuple[str, ...] = ()
@@ -91,11 +92,14 @@ def ranked(
     valued = [cell for cell in group if cell.value is not None]
     sure = [cell for cell, doubt in zip(group, doubts, strict=True) if cell.value is not None and not doubt]
     best = min(sure, key=lambda cell: rank(cell, metric), default=None)
-    first = base = best or min(valued, key=lambda cell: rank(cell, metric), default=None)
+    first = best or min(valued, key=lambda cell: rank(cell, metric), default=None)
+    gains = behind = [_gain(cell, first, metric, spreads) for cell in group]
     if baseline:
         base = next((cell for cell in valued if is_label(cell.result.label, baseline)), None)
+        gains = [_gain(cell, base, metric, spreads) for cell in group]
     challenges = [
-        _challenge(cell, first, metric, spreads) if doubt else None for cell, doubt in zip(group, doubts, strict=True)
+        over if doubt and over is not None and _may_be_better(cell, first, over) else None
+        for cell, doubt, over in zip(group, doubts, behind, strict=True)
     ]
     # What is the best is open where a row in doubt may be better.
     is_open = best is None or any(challenges)
@@ -104,7 +108,8 @@ def ranked(
         Ranking(
             cell,
             index,
-            _gain(cell, base, metric, spreads),
+            over,
+            over_best,
             id(cell) in among,
             doubt,
             tuple(
@@ -114,7 +119,7 @@ def ranked(
             ),
             challenge,
         )
-        for cell, doubt, challenge in zip(group, doubts, challenges, strict=True)
+        for cell, doubt, challenge, over, over_best in zip(group, doubts, challenges, gains, behind, strict=True)
     ]
 
 
@@ -142,12 +147,11 @@ def _gain(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads)
     return ratio(cell, over, metric, spreads.between_rows(cell.result, over.result))
 
 
-def _challenge(cell: Cell, first: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
-    """Return how many times better a cell in doubt is than the first, or None if it is surely worse, or the same."""
+def _may_be_better(cell: Cell, first: Cell | None, over: Ratio) -> bool:
+    """Return whether a cell that is so many times better than the first is not surely worse, nor the same."""
     if first is None or cell is first or same_kernel(cell.result, first.result, cell.direction):
-        return None
-    over = _gain(cell, first, metric, spreads)
-    return over if over is not None and over.high > 1 else None
+        return False
+    return over.high > 1
 
 
 def leader(group: Sequence[Ranking], metric: ChosenMetric) -> Ranking | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attn_exp.compare.again import again, settling
+from attn_exp.compare.again import again, comparing, settling
 from attn_exp.compare.comparison import Comparison, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.join import comparable_groups, latest
@@ -241,7 +241,7 @@ def compare_rivals(
     rows = [row for index, group in enumerate(groups) for row in ranked(group, index, metric, spreads, baseline)]
     summaries = tuple(summarize_sweep(sweep) for sweep in sweeps)
     ties = _ties(rows, metric)
-    answer = answer_of(rows, metric, spreads, ties, settling(summaries))
+    answer = answer_of(rows, metric, spreads, ties, settle_all=settling(summaries), comparing=comparing(summaries))
     if answer.warning and not answer.rules:
         answer = replace(answer, again=again(summaries, longer=answer.longer))
     return Rivals(

@@ -5,16 +5,20 @@ from dataclasses import dataclass
 
 from attn_exp.results.cell import ChosenMetric
 
+# What the first interval of several is introduced by.
+LEVEL = "95 % CI: "
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """The backend to take for some cases.
 
     `where` says which in words, empty for all. `label` is empty if it is open in each of the cases. `same` are backends
     that ran the same kernel as `label` there, and `ties` those that are too close to it to call in each of the cases.
-    `ratio` is how many times better it is than `over`, the best of the others, as a geometric mean over the `n` passes
-    of all `cases`, with its 95 % interval; None without others. In `without` of the passes `over` has no result, and
-    `compared` are in the mean: all others but those in doubt. `by_pass` has the mean of each pass of several.
+    `ratio` is how many times better it is than `over`, the best of the others (of several where `over_next`), as a
+    geometric mean over the `n` passes of all `cases`, with its 95 % interval; None without others. In `without` of the
+    passes `over` has no result, and `compared` are in the mean: all others but those in doubt. `by_pass` has the mean
+    of each pass of several.
 
     Of the passes `wins` are sure, in `close` two are too close to call, and `open` are undecided: there `perhaps` are
     backends whose rows are in doubt, for the reasons `doubts`, and may be better than `than`, the best of the others,
@@ -22,18 +26,19 @@ class Rule:
     """
 
     where: str
-    label: str
-    same: tuple[str, ...]
-    ties: tuple[str, ...]
-    over: str | None
-    ratio: float | None
-    low: float | None
-    high: float | None
     wins: int
     close: int
     open: int
     n: int
     cases: int
+    label: str = ""
+    same: tuple[str, ...] = ()
+    ties: tuple[str, ...] = ()
+    over: str | None = None
+    over_next: bool = False
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
     perhaps: tuple[str, ...] = ()
     than: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -47,22 +52,30 @@ class Rule:
         """What sorts rules: sure picks before those that are too close to call, and what is open last."""
         return 0 if self.wins else 1 if self.label else 2
 
-    def sentence(self, metric: ChosenMetric) -> str:
-        """Return the rule as hyperfine puts it: `cudnn is 1.27 [1.25, 1.29] times as fast as flash, 12 of 12 cases`."""
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are others whose rows are known well enough."""
+        return None not in (self.over, self.ratio, self.low, self.high)
+
+    def sentence(self, metric: ChosenMetric, *, level: bool = False) -> str:
+        """Return the rule as hyperfine puts it: `cudnn is 1.27 [1.25, 1.29] times as fast as flash, 12 of 12 cases`.
+
+        With `level` it says which interval that is: the first of several sentences does.
+        """
         said = f"undecided in {counted(self.cases, self.n)}: {self._looks(metric)}"
         if self.label:
-            said = self._picked(metric)
+            said = self._picked(metric, LEVEL if level else "")
             said += f"; undecided in {self.open}: {self._looks(metric)}" if self.open else ""
         return f"{self.where}: {said}" if self.where else said
 
-    def _picked(self, metric: ChosenMetric) -> str:
+    def _picked(self, metric: ChosenMetric, level: str) -> str:
         who = f"{self.label} (same kernel: {', '.join(self.same)})" if self.same else self.label
         surely = "surely in " if self.wins < self.n else ""
         sure = f"{surely}{of_all_passes(self.wins, self.n, self.cases)}"
         if self.over is None or self.ratio is None or self.low is None or self.high is None:
             return f"{who} is {_best(metric)}, {sure}, and all others are in doubt"
-        times = f"{times_text(self.ratio)} [{times_text(self.low)}, {times_text(self.high)}] times"
-        compared = f"{times} {_better(metric)} {self.over}"
+        times = f"{times_text(self.ratio)} [{level}{times_text(self.low)}, {times_text(self.high)}] times"
+        compared = f"{times} {_better(metric)} {'the next best, ' if self.over_next else ''}{self.over}"
         each = [f"{direction} {times_text(ratio)}" for direction, ratio in self.by_pass]
         if self.compared not in (self.n - self.without, self.wins):
             each.insert(0, f"mean of {self.compared}")

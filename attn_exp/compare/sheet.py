@@ -65,7 +65,7 @@ class Sheet:
 class Headline:
     """What a reader came for: the answer in sentences, what makes it doubtful, and the command that settles the rest.
 
-    `remains` says what the command is for; both are empty if nothing is open.
+    `remains` says what the command is for, or that nothing is open; then there is no command.
     """
 
     answer: tuple[str, ...] = ()

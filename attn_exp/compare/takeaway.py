@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from attn_exp.compare.cautions import Caution, cautions_of
 from attn_exp.compare.choosing import case_of, rules_of
 from attn_exp.compare.duel_command import Duel
 from attn_exp.compare.ranking import WIDE, Ranking, by_group, deciding_nothing, outcome, picks
@@ -21,6 +22,7 @@ RULES_SHOWN = 8
 # With more rules, a sentence for each pass before them counts in how many cases a backend is the best, the first few of
 # them.
 _COUNTED_FROM, _COUNTED_MOST = 4, 4
+_DECIDED = "is decided: nothing needs to be measured again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,15 @@ class Answer:
     """Which backend to take where: `rules`, the fewest that say it. `warning` says why there are none, or fewer.
 
     `tallies` count each pass of the `cases` once; the `wins`, `close` and `open` of the rules add up to the same
-    numbers. `settle` is the duel that would decide the undecided pass in which most is at stake, and `settle_all` the
-    command that runs all such duels. `longer` says that without a pick more time would help, and `again` is the command
-    that then measures the sweep once more.
+    numbers. `cautions` are what flags of rows mean for the picks. `settle` is the duel that would decide the undecided
+    pass in which most is at stake, and `settle_all` the command that runs all such duels. `longer` says that without a
+    pick more time would help, and `again` is the command that then measures the sweep once more.
     """
 
     metric: ChosenMetric
     rules: tuple[Rule, ...] = ()
     warning: str = ""
+    cautions: tuple[Caution, ...] = ()
     tallies: tuple[Tally, ...] = ()
     cases: int = 0
     settle: Duel | None = None
@@ -100,12 +103,13 @@ class Answer:
         return sum(tally.close + tally.open for tally in self.tallies)
 
     def lines(self, most: int | None = RULES_SHOWN) -> list[str]:
-        """Return the answer as sentences, of the rules the first `most`, the warning, and a command.
+        """Return the answer as sentences, of the rules the first `most`, then the doubts, and what to do next.
 
-        The warning comes first where it says that there is no pick. Else it would take the place of the answer where
+        A warning comes first where it says that there is no pick. Else it would take the place of the answer where
         there is room for few lines, as in MLflow.
         """
-        return [*self.said(most), *filter(None, [self.warning]), *self.open_lines()]
+        doubts = [*filter(None, [self.warning]), *(line for one in self.cautions for line in one.lines())]
+        return [*self.said(most), *doubts, *filter(None, self.next_step())]
 
     def said(self, most: int | None = RULES_SHOWN) -> list[str]:
         """Return the first `most` of the rules as sentences, sure picks first, behind the tallies if there are many."""
@@ -122,30 +126,51 @@ class Answer:
                 if count
             ]
         )
+        # One interval says of which level all are.
+        first = next((rule for rule in shown if rule.has_interval), None)
         return [
             *(one.sentence(self.metric) for one in (self.tallies if len(self.rules) >= _COUNTED_FROM else ())),
-            *(rule.sentence(self.metric) for rule in shown),
+            *(rule.sentence(self.metric, level=rule is first) for rule in shown),
             *([f"... and {len(hidden)} more such rules ({decides})"] if hidden else []),
         ]
 
-    def open_lines(self) -> list[str]:
-        """Return what is open, and the command that would settle it; none if nothing is."""
+    def next_step(self) -> tuple[str, str]:
+        """Return what is open, and the command that would settle it; the latter is empty if nothing is.
+
+        Both are empty where nothing is compared, and where no command is known that would help.
+        """
         if self.again:
-            return ["once more, as another sweep:", self.again]
+            return "once more, as another sweep:", self.again
         if self.settle is None:
-            return []
+            which = "every case with two results" if any(one.single for one in self.tallies) else "every case"
+            return f"{which} {_DECIDED}" if self.rules and not self.undecided else "", ""
         pair = f"{self.settle.a.result.label} and {self.settle.b.result.label}"
         said = f"not decided in {self.undecided} of {counted(self.cases, self.n)}"
         if self.undecided == 1:
-            return [f"{said} ({pair}); to settle it:", self.settle.command]
+            return f"{said} ({pair}); to settle it:", self.settle.command
         every = f" (all: {self.settle_all})" if self.settle_all else ""
-        return [f"{said}; to settle the one with most at stake, {pair}{every}:", self.settle.command]
+        return f"{said}; to settle the one with most at stake, {pair}{every}:", self.settle.command
 
 
 def answer_of(
-    rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads, open_duels: Sequence[Duel], settle_all: str = ""
+    rows: Sequence[Ranking],
+    metric: ChosenMetric,
+    spreads: Spreads,
+    open_duels: Sequence[Duel],
+    *,
+    settle_all: str = "",
+    comparing: str = "",
 ) -> Answer:
-    """Return the answer that the ranked rows of all cases give; `open_duels` begin with what is most at stake."""
+    """Return the answer that the ranked rows of all cases give.
+
+    Args:
+        rows: of all cases and passes.
+        metric: what they are ranked by.
+        spreads: how much equal rows differ.
+        open_duels: what would decide the undecided ones; first where most is at stake.
+        settle_all: the command that runs all of them; empty if it is unknown, as is `comparing`.
+        comparing: the command that compares these rows.
+    """
     valued = [row for row in rows if row.cell.value is not None]
     if len({row.cell.result.label for row in valued}) < 2:
         return Answer(metric)
@@ -156,6 +181,7 @@ def answer_of(
         metric=metric,
         rules=() if most else rules_of([group for group, found in groups if found != "single"], metric, spreads),
         warning=_warning(valued, doubtful, most),
+        cautions=() if most else cautions_of([group for group, found in groups if found == "sure"], metric, comparing),
         longer=most and _wants_time(doubtful),
         tallies=tuple(
             _tally(direction, own)

@@ -68,6 +68,10 @@ FLAGS = {
 INTERFERENCE = frozenset({"busy_host", "shared_gpu"})
 
 
+# Flags of a clock that was not that of a calm device: of two rows of which one has such a flag, the clock may decide.
+OTHER_CLOCK = frozenset({"thermal", "clock_low", "clock_jump", "unsettled"})
+
+
 def doubts(flags: Iterable[str]) -> list[str]:
     """Return those of the flags that put a time in doubt: it is compared with no other."""
     there = set(flags)

@@ -102,6 +102,8 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     if left_out:
         names = ", ".join(" ".join(name.split()) for name in left_out)
         lines.append(f"omitted to fit the width: {names}; table.csv has these columns")
+    if any(name.endswith("+-%") for name in shown if name not in left_out):
+        lines.append("+-%: half-width of the 95 % confidence interval across rounds")
     lines += flag_notes(flag for result in results for flag in result.flags)
     lines += opinion_notes(_ordered(results))
     lines += [f"* {with_code(reason)}" for reason in sorted({result.reason for result in results if result.reason})]
