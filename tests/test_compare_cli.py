@@ -158,7 +158,20 @@ def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
         (["new", "metric=tflops", "metric=time_us"], "metric is given twice"),
         (["new", "metric=tflps"], "there is no metric 'tflps': did you mean 'tflops'"),
         (["new", "by=dtyp"], "by= names an unknown field 'dtyp': did you mean 'dtype'"),
-        (["new", "sort=tim_us"], "sort= names an unknown field 'tim_us': did you mean"),
+        (["new", "sort=tim_us"], "sort= names an unknown field 'tim_us': did you mean 'time_us'"),
+        # Rows are sorted by numbers: not by the timer.
+        (["new", "sort=tme"], "sort= names an unknown field 'tme': did you mean 'time_us'"),
+        (["new", "sort=-latency"], "sort= names an unknown field 'latency': did you mean 'time_us'"),
+        (["new", "metric=latency"], "there is no metric 'latency': did you mean 'time_us'"),
+        (["new", "metric=throughput"], "there is no metric 'throughput': did you mean 'tflops'"),
+        (["new", "html=x.html"], "there is no option 'html=': write out=x.html"),
+        (["new", "csv=yes"], "there is no option 'csv=': write out=report.csv"),
+        (["new", "backend=flash"], "to choose rows, write where='backend == flash'"),
+        (["new", "backend=flash,cudnn"], "to choose rows, write where='backend in (flash, cudnn)'"),
+        (["new", "timer=device"], "to choose rows, write where='timer == \"device\"'"),
+        (["new", "backend='; rm -rf'"], "there is no option 'backend=': the options are"),
+        # Nothing is measured before that is spelled out.
+        (["new", "settle"], "'settle' has no value: write settle=true"),
         (["new", "where=causal and"], "is not a valid filter"),
         (["new", "published=nowhere.csv"], "there is no file nowhere.csv"),
         (["new", "published=a.csv", "metric=tflops"], "published figures are compared by time"),
@@ -176,6 +189,21 @@ def test_mistakes_are_one_sentence_and_exit_with_2(home, capsys, words, said):
     captured = capsys.readouterr()
     assert said in captured.err and captured.err.startswith("attn-exp compare: ")
     assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+def test_several_sweeps_are_said_to_be_pooled_with_the_command_that_compares_them(home, capsys):
+    assert main(["old", "same"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("4 records of 2 sweeps are pooled; against=SWEEP compares one with another:")
+    assert lines[at + 1] == "attn-exp compare same against=old"
+    assert main(lines[at + 1].split()[2:]) == 0
+    assert "of 4 cells: 4 " in capsys.readouterr().out
+    # From elsewhere, and of more than two.
+    assert main(["old", "same", "new", f"folder={home / 'multirun'}"]) == 0
+    said = capsys.readouterr().out
+    assert "6 records of 3 sweeps are pooled; against=SWEEP compares one with another\n" in said
+    assert main(["old"]) == 0
+    assert "pooled" not in capsys.readouterr().out
 
 
 def test_files_are_written_in_the_format_of_their_name(home, capsys):

@@ -10,6 +10,10 @@ import sweeps
 from fakes import make_record, make_request
 
 from attn_exp.commands import run as run_module
+from attn_exp.compare.answer import compare_read
+from attn_exp.compare.choice import Choice
+from attn_exp.compare.pages import page
+from attn_exp.compare.render import text_of
 from attn_exp.core.record_file import write_record
 from attn_exp.results import read as read_module
 from attn_exp.results.result import Result
@@ -18,6 +22,7 @@ from attn_exp.run.context import SweepContext
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
 from attn_exp.run.session import Session
+from attn_exp.run.summary import summary_of
 from attn_exp.run.worker_process import Outcome
 from attn_exp.tracking.none import NoTracker
 
@@ -104,6 +109,31 @@ def test_a_finished_sweep_is_stored_while_its_worker_dies(current, status, order
     current._worker, current.context.tracker.ends = Dying(noted), noted
     current.close(status)
     assert noted == order
+
+
+def test_a_stopped_sweep_says_of_how_many_jobs_it_has_records_until_it_has_all(current, tmp_path):
+    sweeps.write(tmp_path, [sweeps.job("math"), sweeps.job("flash")])
+    current.progress.total = 5
+    current.close("KILLED")
+    stopped = read_module.read_folder(tmp_path)
+    assert (stopped.planned, repr(stopped).partition(" (")[0].partition(": ")[2]) == (5, "2 of 5 records")
+    found = compare_read(Choice(), [stopped])
+    warned = page(found).headline.warnings
+    for form in ("table", "markdown", "html"):
+        assert f"{tmp_path.name}: 2 of 5 records, " in " ".join(text_of(page(found), form).replace("\\_", "_").split())
+    assert f"{tmp_path.name}: 3 of 5 jobs have no record yet; its command measures them" in warned
+    summary = summary_of(stopped.results, None, print, stopped.planned)
+    assert summary.description == "2 of 5 jobs: 2 ok"
+    # One job that is added to a sweep is no plan of its own, nor is a file that says nothing.
+    for total, text, planned in ((1, "5", 5), (2, "5", 2), (1, "many", None), (1, "9" * 5000, None), (1, "-1", None)):
+        (tmp_path / "planned.txt").write_text(text)
+        current.progress.total = total
+        current._keep_planned(tmp_path)
+        assert read_module.read_folder(tmp_path).planned == planned
+    (tmp_path / "planned.txt").write_text("2")
+    whole = read_module.read_folder(tmp_path)
+    assert ": 2 records (" in repr(whole) and not page(compare_read(Choice(), [whole])).headline.warnings
+    assert summary_of(whole.results, None, print, whole.planned).description == "2 jobs: 2 ok"
 
 
 def test_two_choices_that_are_one_job_are_measured_once(current, tmp_path):

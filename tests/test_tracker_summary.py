@@ -1,7 +1,9 @@
 """What MLflow's page of a sweep says: its answer, links that lead somewhere, counts, means, and where jobs stand."""
 
+import contextlib
 import importlib.util
 import re
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +151,29 @@ def test_the_page_says_the_next_best_of_each_case_and_the_flags_of_the_jobs(tmp_
     beside = compare_read(Choice(baseline="math"), [read_folder(tmp_path / "a")])
     assert isinstance(beside, Rivals)
     assert said.description.startswith(tables_in_brief(beside, standings(rivals)))
+
+
+def test_a_store_that_was_moved_says_where_its_files_are_until_that_is_there_again(
+    ready: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    live(ready, rows(*LENGTHS))
+    assert log_main([str(ready / "first"), *words(ready)]) == 0
+    assert "which is not there" not in capsys.readouterr().err
+    gone = ready / "a place"
+    said = f"MLflow's experiment attn_exp has its files in {gone}, which is not there"
+    for number, location in enumerate((str(gone), gone.as_uri())):
+        # As the database is after its folder was moved.
+        with contextlib.closing(sqlite3.connect(ready / "mlflow.db")) as database:
+            database.execute("UPDATE experiments SET artifact_location = ? WHERE name = 'attn_exp'", (location,))
+            database.commit()
+        assert log_main([str(ready / "first"), *words(ready)]) == 0
+        told = capsys.readouterr().err
+        assert told.startswith(said) and told.rstrip().endswith("[docs/troubleshooting.md#ae08]")
+        # A sweep that is measured there says it, too.
+        tracker = make_tracker(config(ready))
+        tracker.open(SweepInfo(f"second{number}", ready / f"second{number}", ""))
+        assert tracker.close("FINISHED", []) is None and (tracker.note() or "").startswith(said)
 
 
 def test_rows_too_close_to_call_share_the_first_rank_and_one_kernel_is_one_rank(tmp_path: Path) -> None:

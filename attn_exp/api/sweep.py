@@ -27,12 +27,14 @@ class Sweep(read.Sweep):
         place: its folder, or its address in an MLflow store.
         results: its records without samples; `.record()` of one reads those too.
         broken: which files could not be read, and why, a sentence each.
+        command: the command that measured it; empty if unknown.
+        planned: how many jobs that command is for; None if unknown.
     """
 
     @classmethod
     def of(cls, sweep: read.Sweep) -> "Sweep":
         """Return a sweep that was read with what this class adds."""
-        return cls(sweep.name, sweep.place, sweep.results, sweep.broken, sweep.command)
+        return cls(sweep.name, sweep.place, sweep.results, sweep.broken, sweep.command, sweep.planned)
 
     def __iter__(self) -> Iterator[Result]:
         """Yield the results."""

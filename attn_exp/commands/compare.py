@@ -1,5 +1,6 @@
 """`attn-exp compare`: which backend is faster where, by how much, and which differences are too small to tell."""
 
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -154,6 +155,27 @@ def _option(name: str, value: str, text: str, **more: str | tuple[str, ...]) -> 
     return Option(name=name, value=value, help=text, read=_read, **more)  # type: ignore[arg-type]
 
 
+_FILES = ("report", "output", "file", *FORMATS, *(ending.removeprefix(".") for ending in FORMATS.values()))
+_WORD = re.compile(r"[\w./+-]+", re.ASCII)
+
+
+def _meant(key: str, value: str) -> str | None:
+    """Return what to write for `html=x.html`, or for a choice of rows as `backend=flash`."""
+    if key in _FILES:
+        ending = FORMATS.get(key, f".{key}" if f".{key}" in FORMATS.values() else ".html")
+        named = Path(value).suffix in FORMATS.values() and _WORD.fullmatch(value)
+        return f"write out={value if named else f'report{ending}'}"
+    from attn_exp.results.fields import NAMED
+
+    values = value.split(",")
+    if key not in NAMED or not all(map(_WORD.fullmatch, values)):
+        return None
+    # A word that is a field's name too is quoted: the timer 'device'.
+    words = [f'"{one}"' if one in NAMED else one for one in values]
+    chosen = f"{key} == {words[0]}" if len(words) == 1 else f"{key} in ({', '.join(words)})"
+    return f"to choose rows, write where={shlex.quote(chosen)}"
+
+
 COMMAND = Command(
     name="compare",
     usage="SWEEP [SWEEP ...] [against=SWEEP | history=true | published=FILE] [OPTION=VALUE ...]",
@@ -215,5 +237,6 @@ COMMAND = Command(
     run=run,
     renamed={"sweep": "SWEEP", "experiment": "mlflow_experiment"},
     bare=("history", "anyway"),
+    meant=_meant,
 )  # fmt: skip
 main = COMMAND.main

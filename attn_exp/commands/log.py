@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attn_exp.commands.options import CONFIG_DIR, DEFAULT_STORE, FOLDER, Arguments, Command, Option, Positional
 from attn_exp.core.errors import UserError
+from attn_exp.core.troubles import with_code
 
 if TYPE_CHECKING:
     from attn_exp.run.replay import Replayed
@@ -44,8 +45,8 @@ def _log(given: Arguments) -> int:
     for folder in folders:
         replayed = _replay(folder.resolve(), place)
         print(_sentence(replayed, place), flush=True)
-        if replayed.note:
-            print(replayed.note, file=sys.stderr)
+        for note in replayed.notes:
+            print(with_code(note), file=sys.stderr)
         for broken in replayed.broken:
             print(f"skipped: {broken}", file=sys.stderr)
         lacking = lacking or replayed.error is not None

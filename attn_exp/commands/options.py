@@ -101,7 +101,8 @@ class Command:
 
     `overrides` are the help's rows on other words, which Hydra takes; without a row there are none. `renamed` maps an
     earlier name of an option to today's; to the positional's name if it is written without a name today. `bare` are
-    options that were written as one word.
+    options that were written as one word. `meant` takes a key that is no option, and its value, and returns what to
+    write for it, or None.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Command:
     exits: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
+    meant: Callable[[str, str], str | None] = lambda key, value: None
 
     def main(self, arguments: Sequence[str], *, earlier: bool = False) -> int:
         """Parse the arguments and run the command; return its exit code, 2 after a mistake of the user's.
@@ -298,7 +300,8 @@ class _Prepared:
             self.words.append(f"--{name}={value}")
         elif dashes or not self.command.overrides:
             self.command.check_dashes(word)
-            raise UserError(f"there is no option '{name}=': {self.command.near(name)}")
+            said = self.command.meant(key, value) or self.command.near(name)
+            raise UserError(f"there is no option '{name}=': {said}")
         else:
             self.overrides.append(word)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attn_exp.compare.comparison import SweepSummary
-from attn_exp.results.store import sweep_words
+from attn_exp.results.store import sweep_words, user_path
 
 _TYPED = ["python", "-m", "attn_exp"]
 
@@ -38,6 +38,15 @@ def comparing(sweeps: Sequence[SweepSummary]) -> str:
     if len(sweeps) != 1 or not Path(sweeps[0].place).is_dir():
         return ""
     return shlex.join(["attn-exp", "compare", *sweep_words(Path(sweeps[0].place))])
+
+
+def opposing(sweeps: Sequence[SweepSummary]) -> str:
+    """Return the command that compares the second of two sweeps with the first; empty if they are not in folders."""
+    if len(sweeps) != 2 or not all(Path(one.place).is_dir() for one in sweeps):
+        return ""
+    old, new = (Path(one.place).resolve() for one in sweeps)
+    against = old.name if old.parent == new.parent else str(user_path(old))
+    return shlex.join(["attn-exp", "compare", *sweep_words(new), f"against={against}"])
 
 
 def settling(sweeps: Sequence[SweepSummary]) -> str:

@@ -27,7 +27,7 @@ class SweepSummary:
     """One sweep of a comparison: its name and place, its number of records, where and when they were measured.
 
     `environment` lists everything known about software and hardware; several values of one name are joined. `command`
-    is the one that measured it, empty if unknown.
+    is the one that measured it, empty if unknown, and `planned` how many jobs that is for, None if unknown.
     """
 
     name: str
@@ -38,6 +38,7 @@ class SweepSummary:
     ended_at: float
     environment: tuple[tuple[str, str], ...] = ()
     command: str = ""
+    planned: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -90,6 +91,7 @@ def summarize_sweep(sweep: Sweep) -> SweepSummary:
         sweep.when,
         environment_summary(results),
         sweep.command,
+        sweep.planned,
     )
 
 

@@ -13,6 +13,7 @@ from attn_exp.compare.sheet import Column, Page, Sheet, Tone, written
 from attn_exp.core.case import Case, case_columns
 from attn_exp.core.flags import FLAGS, flag_notes
 from attn_exp.results.cell import Cell, ChosenMetric
+from attn_exp.results.read import counted_of
 from attn_exp.results.result import Result
 
 
@@ -22,7 +23,13 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     flags = [flag for result in results for flag in result.flags]
     sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(comparison)]
     redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
-    warnings = (*page.headline.warnings, *_failed(results), *differing_notes(comparison), *comparison.broken)
+    warnings = (
+        *page.headline.warnings,
+        *_missing(comparison),
+        *_failed(results),
+        *differing_notes(comparison),
+        *comparison.broken,
+    )
     return replace(
         page,
         details=tuple(sheets),
@@ -30,6 +37,15 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
         headline=replace(page.headline, warnings=warnings),
         made_by=tuple(dict.fromkeys(one.command for one in comparison.sweeps if one.command)),
     )
+
+
+def _missing(comparison: Comparison) -> list[str]:
+    """Return a sentence for each sweep that lacks jobs that its command is for."""
+    return [
+        f"{one.name}: {one.planned - one.records} of {one.planned} jobs have no record yet; its command measures them"
+        for one in comparison.sweeps
+        if one.planned is not None and one.planned > one.records
+    ]
 
 
 def _failed(results: Sequence[Result]) -> list[str]:
@@ -182,6 +198,7 @@ def about_part(comparison: Comparison) -> dict[str, Any]:
                 "name": one.name,
                 "place": one.place,
                 "records": one.records,
+                "planned": one.planned,
                 "devices": list(one.devices),
                 "torch": list(one.versions),
                 "ended_at": day(one.ended_at),
@@ -201,7 +218,7 @@ def head_lines(comparison: Comparison) -> list[str]:
     return [
         ", ".join(
             [
-                f"{one.name}: {one.records} records",
+                f"{one.name}: {counted_of(one.records, one.planned, 'record')}",
                 *one.devices,
                 *(f"torch {version}" for version in one.versions),
                 day(one.ended_at),

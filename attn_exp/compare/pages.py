@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from attn_exp.compare.again import opposing
 from attn_exp.compare.changes import Changes
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.history import History, Trend
@@ -53,8 +54,18 @@ def rivals_page(rivals: Rivals) -> Page:
     found = rivals.answer
     cautions = (line for one in found.cautions for line in one.lines())
     headline = Headline(tuple(found.said()), tuple(filter(None, [found.warning, *cautions])), *found.next_step())
-    lines = (*found.lines(), *head_lines(rivals), shared_line(shared))
+    lines = (*found.lines(), *head_lines(rivals), *_pooled(rivals), shared_line(shared))
     return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
+
+
+def _pooled(rivals: Rivals) -> list[str]:
+    """Return that records of several sweeps are ranked together, and what to type to compare one with another."""
+    if len(rivals.sweeps) < 2:
+        return []
+    count = sum(one.records for one in rivals.sweeps)
+    command = opposing(rivals.sweeps)
+    said = f"{count} records of {len(rivals.sweeps)} sweeps are pooled; against=SWEEP compares one with another"
+    return [f"{said}:", command] if command else [said]
 
 
 def _means_sheet(rivals: Rivals) -> list[Sheet]:

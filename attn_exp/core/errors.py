@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,12 @@ def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """Return `did you mean 'flash'? ` if one of `choices` is as close to `word` as `cutoff`, else an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)
     return f"did you mean '{near[0]}'? " if near else ""
+
+
+def nearest_meaning(word: str, meanings: Mapping[str, str], cutoff: float = 0.5) -> str:
+    """Return `nearest` of words that stand for others: of the nearest one, that which it stands for."""
+    near = difflib.get_close_matches(word, list(meanings), n=1, cutoff=cutoff)
+    return f"did you mean '{meanings[near[0]]}'? " if near else ""
 
 
 def no_config_dir(folder: str) -> str:

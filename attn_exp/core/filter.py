@@ -243,7 +243,7 @@ class Filter:
     def _no_field(self, name: Any) -> None:
         """Raise the error for a condition without a field; for a word, suggest the nearest field."""
         if isinstance(name, str) and name not in self._known:
-            raise unknown_field(name, self._known, self.shown, self._fields)
+            raise unknown_field(name, nearest(name, self._known), self.shown, self._fields)
         raise self._error("a condition needs a field")
 
     def _unexpected(self, node: ast.expr) -> UserError:
@@ -258,9 +258,12 @@ class Filter:
         return UserError(f"{self.shown} is not a valid filter: {what}; {_EXAMPLE}")
 
 
-def unknown_field(name: str, known: Mapping[str, Any], key: str, fields: str) -> UserError:
-    """Return the error about a name that the user typed after `key` and that is no field; `fields` lists some."""
-    return UserError(f"{key} names an unknown field '{name}': {nearest(name, known).rstrip() or fields}")
+def unknown_field(name: str, near: str, key: str, fields: str) -> UserError:
+    """Return the error about a name that the user typed after `key` and that is no field.
+
+    `near` is the question about the nearest one, if any is near; else `fields` lists some.
+    """
+    return UserError(f"{key} names an unknown field '{name}': {near.rstrip() or fields}")
 
 
 def typed_lists(get: Getter) -> Getter:

@@ -16,6 +16,7 @@ TROUBLES = {
     "ae05": r" cannot be compared \(",
     "ae06": r"Slurm does not take the tasks",
     "ae07": r"^Ray at .* does not answer",
+    "ae08": r"has its files in .*, which is not there",
     # Reasons of jobs. Those of the judge begin with the tensor, and may name several findings.
     "ae20": r"ran no kernel at all",
     "ae21": r"\bclaims /.*, but |and kernels of that name took",

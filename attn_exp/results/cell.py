@@ -5,13 +5,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attn_exp.core.case import HALVES, PASSES
-from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.errors import UserError, nearest_meaning
 from attn_exp.core.interval import Uncertainty
 from attn_exp.core.metrics import METRICS, Metric, metric_named
 from attn_exp.core.text import SHORT
 from attn_exp.results.result import Result
 
 _METRICS_SHOWN = 12
+_UNITS = ("us", "s", "bytes", "mhz", "w")
+# What programs and papers call a metric.
+_CALLED = {
+    **dict.fromkeys(("latency", "runtime", "duration", "speed", "ms", "time"), "time_us"),
+    **dict.fromkeys(("throughput", "performance"), "tflops"),
+    **dict.fromkeys(("memory", "vram"), "peak_memory_bytes"),
+    "energy": "joules_per_call",
+    "bandwidth": "gb_per_s",
+    "accuracy": "error_out",
+}
 # Nothing is known of a value with such a half-width of its logarithm, and ratios of two such still are numbers.
 _WIDEST = 100.0
 
@@ -95,11 +105,22 @@ def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
         absent = [known for known in METRICS if known == name or (name and known.startswith(f"{name}_"))]
         if absent and not longer and name not in names:
             raise UserError(f"no row has {' or '.join(absent)}: docs/metrics.md says what it needs")
-        near = nearest(name, names)
+        near = nearest_meaning(name, metric_words(names))
         first = [*(one for one in ("time_us", "tflops") if one in names), *sorted(names - {"time_us", "tflops"})]
         known = f"the metrics are {', '.join(first[:_METRICS_SHOWN])}, ...; docs/metrics.md lists all"
         raise UserError(f"there is no metric '{word}': {near}{known}")
     return metric
+
+
+def metric_words(names: Iterable[str]) -> dict[str, str]:
+    """Return the words that may be meant for one of these names: itself, without its unit, and what others call it."""
+    there = set(names)
+    without_unit = {name.rpartition("_")[0]: name for name in sorted(there) if name.rpartition("_")[2] in _UNITS}
+    return {
+        **without_unit,
+        **{one: name for one, name in _CALLED.items() if name in there},
+        **{one: one for one in there},
+    }
 
 
 def metric_names(results: Iterable[Result]) -> set[str]:

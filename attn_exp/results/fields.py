@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attn_exp.core.case import PASSES, case_columns
+from attn_exp.core.errors import nearest, nearest_meaning
 from attn_exp.core.filter import Getter, unknown_field
 from attn_exp.core.flags import FLAGS
 from attn_exp.core.source import short
 from attn_exp.core.text import word
-from attn_exp.results.cell import Cell, metric_names
+from attn_exp.results.cell import Cell, metric_names, metric_words
 
 _OWN: dict[str, Getter] = {
     "backend": lambda cell: cell.result.label,
@@ -29,8 +30,9 @@ _OWN: dict[str, Getter] = {
     "gpu_uuid": lambda cell: cell.result.environment.get("gpu_uuid"),
     "power_limit_w": lambda cell: cell.result.environment.get("power_limit_w"),
 }
+NAMED = (*_OWN, *case_columns())
 # As the message about an unknown field lists them.
-FIELDS = f"the fields are {', '.join([*_OWN, *case_columns()])}, flags and metrics"
+FIELDS = f"the fields are {', '.join(NAMED)}, flags and metrics"
 
 
 def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
@@ -57,7 +59,9 @@ def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
         UserError: there is no such field.
     """
     if name not in known:
-        raise unknown_field(name, known, key, FIELDS)
+        # Rows are sorted by numbers more often than by words.
+        near = nearest_meaning(name, metric_words(known)) if key == "sort=" else nearest(name, known)
+        raise unknown_field(name, near, key, FIELDS)
     return known[name]
 
 

@@ -18,6 +18,7 @@ from attn_exp.core.redaction import redacted
 from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, decode, named
+from attn_exp.results.store import planned_jobs
 from attn_exp.results.there import HOME, sweeps_in
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Sweep:
     """The results of one sweep, ordered by job name.
 
     `broken` says which files could not be read, and why; `command` is the command that measured it, empty if unknown.
+    `planned` is how many jobs that command is for, None if unknown.
     """
 
     name: str
@@ -36,9 +38,10 @@ class Sweep:
     results: tuple[Result, ...]
     broken: tuple[str, ...] = ()
     command: str = ""
+    planned: int | None = None
 
     def __repr__(self) -> str:
-        parts = [_count(len(self.results), "record")]
+        parts = [counted_of(len(self.results), self.planned, "record")]
         statuses = Counter(result.status for result in self.results)
         parts[0] += f" ({', '.join(f'{n} {status}' for status, n in statuses.most_common())})" if statuses else ""
         parts += sorted({result.device_name for result in self.results} - {""})
@@ -109,7 +112,7 @@ def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
     read = read_files((folder / job / FILE_NAME for job in jobs), missing_is_broken=False)
     if not may_be_empty and not read[0] and not read[1]:
         raise UserError(f"{folder} has no records yet: give a sweep's folder, such as {HOME}/NAME")
-    return Sweep(folder.name, str(folder), *read, typed_command(folder))
+    return Sweep(folder.name, str(folder), *read, typed_command(folder), planned_jobs(folder))
 
 
 def typed_command(folder: Path) -> str:
@@ -133,8 +136,10 @@ def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple
     return tuple(results), tuple(broken)
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+def counted_of(n: int, planned: int | None, noun: str) -> str:
+    """Return how many there are: `91 records`, or `91 of 128 records` of a sweep that was stopped or still runs."""
+    every = planned if planned is not None and planned > n else n
+    return f"{n} {f'of {every} ' if every > n else ''}{noun}{'' if every == 1 else 's'}"
 
 
 def _rows(result: Result) -> list[dict[str, Any]]:

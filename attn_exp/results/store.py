@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from attn_exp.core.errors import is_inside
-from attn_exp.core.files import SHORT_BYTES, read_whole, write_first
+from attn_exp.core.files import SHORT_BYTES, read_whole, short_text, write_first, write_whole
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import sound_record
 from attn_exp.core.request import Request
@@ -15,6 +15,8 @@ from attn_exp.core.source import identity
 from attn_exp.results.there import HOME
 
 IDENTITY_NAME = "sweep.id"
+PLANNED_NAME = "planned.txt"
+_DIGITS = 10
 
 
 def done_record(request: Request, folder: Path) -> Record | None:
@@ -32,6 +34,18 @@ def done_record(request: Request, folder: Path) -> Record | None:
         return None
     # Only jobs that could be measured are profiled.
     return None if record.status == "ok" and record.lacking(request) else record
+
+
+def keep_planned(folder: Path, jobs: int) -> None:
+    """Write into a sweep's folder how many jobs its last command is for; nothing depends on it."""
+    with contextlib.suppress(OSError):
+        write_whole(folder / PLANNED_NAME, f"{jobs}\n".encode(), lasting=False)
+
+
+def planned_jobs(folder: Path) -> int | None:
+    """Return how many jobs the last command of a sweep was for; None if that is unknown."""
+    text = short_text(folder / PLANNED_NAME)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else None
 
 
 def sweep_identity(folder: Path) -> str:

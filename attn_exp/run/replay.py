@@ -43,7 +43,7 @@ class Replayed:
         there: how many were stored already.
         lacking: how many could not be stored; `error` is the last reason.
         broken: each file that is not a record, and why.
-        note: what happened to the database, as a sentence.
+        notes: what happened to the database and its files, as sentences.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Replayed:
     lacking: int = 0
     error: Exception | None = None
     broken: tuple[str, ...] = ()
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
@@ -71,7 +71,7 @@ def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
     runs = runs_of(SweepInfo(name=name, folder=folder, command=typed_command(folder), kind=kind, began=began))
     runs.connect()
     replayed = _duel(runs, sweep, folder) if kind == "duel" else _sweep(runs, sweep, folder)
-    return replace(replayed, note=runs.note)
+    return replace(replayed, notes=tuple(filter(None, (runs.note, runs.moved))))
 
 
 def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
@@ -100,7 +100,7 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
             of_jobs[job.name] = list(_files(job, _OF_A_PROFILED_JOB))
     try:
         files = list(_files(folder, _OF_A_SWEEP))
-        summary = summary_of(sweep.results, ranked_rivals(sweep, _quiet), _quiet)
+        summary = summary_of(sweep.results, ranked_rivals(sweep, _quiet), _quiet, sweep.planned)
         runs.end("FINISHED", files, summary, curves(sweep.results), of_jobs, ended=_ended(sweep))
     except Exception as error:
         last = last or error

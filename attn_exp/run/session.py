@@ -21,11 +21,12 @@ from attn_exp.core.redaction import redacted
 from attn_exp.core.request import Request
 from attn_exp.core.text import coloured_table, filled, terminal_width
 from attn_exp.core.ticker import Ticker
+from attn_exp.core.troubles import with_code
 from attn_exp.plots.task import FEWEST
 from attn_exp.results.formats import FORMATS, rendered
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
-from attn_exp.results.store import done_record, sweep_words, user_path
+from attn_exp.results.store import done_record, keep_planned, sweep_words, user_path
 from attn_exp.results.table import check_columns, write_tables
 from attn_exp.run.closing import begin_plots, plots_and_curves, ranked_rivals, write_pages, write_report
 from attn_exp.run.context import SweepContext, open_context
@@ -197,7 +198,16 @@ class Session:
             self._form, self.progress.quiet = options["format"], options["quiet"]
             self.context = open_context(options, command, self.progress.note, run_folder=self._run_folder)
             self._plots = options["save_plots"]
+            self._keep_planned(self.context.folder)
         return self.context
+
+    def _keep_planned(self, folder: Path) -> None:
+        """Write how many jobs the sweep has, of which some are found to be impossible, or equal, on the way.
+
+        One job that is added to a sweep does not change what that is for.
+        """
+        if self.progress.total > 1:
+            keep_planned(folder, self.progress.total)
 
     def resume_command(self) -> str:
         """Return the command that finishes this sweep."""
@@ -280,6 +290,7 @@ class Session:
         folder, tracker = context.folder, context.tracker
         if self._drawing is not None and status == "FINISHED":
             begin_plots(folder, self._drawing)
+        self._keep_planned(folder)
         self.progress.doing("reading the records")
         sweep = read_folder(folder, may_be_empty=True)
         results = sweep.results
@@ -301,7 +312,7 @@ class Session:
         profiled = any(result.profiles for result in results) and status == "FINISHED"
         of_jobs = write_pages(results, say, pictures=self._plots) if profiled else {}
         limit_s = 1.0 if status == "KILLED" else None
-        summary = summary_of(results, rivals, say)
+        summary = summary_of(results, rivals, say, sweep.planned)
         warning = tracker.close(status, files, summary=summary, curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
         if status == "KILLED":
             left = max(0, self.progress.total - sum(result.final for result in results))
@@ -324,6 +335,8 @@ class Session:
             say(f"skipped: {broken}")
         if warning and status != "KILLED":  # after an interrupt the same command stores the rest
             say(warning)
+        if note := tracker.note():
+            say(with_code(note))
         if status == "FINISHED" and self._each is None:
             self._say_what_next(results, folder, None if warning else tracker.look(), reports, rivals is not None)
 

@@ -9,6 +9,7 @@ from attn_exp.compare.standing import standings
 from attn_exp.core.errors import first_line
 from attn_exp.core.flags import doubts
 from attn_exp.core.record import Record
+from attn_exp.results.read import counted_of
 from attn_exp.results.result import Result
 from attn_exp.tracking.base import LIST_PLACE, Summary, duel_metrics, params
 
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
 _REASONS = 5
 
 
-def summary_of(results: Sequence[Result], rivals: "Rivals | None", say: Callable[[str], None]) -> Summary:
-    """Return the summary of a sweep; without `rivals`, or where they cannot be summed up, only its counts."""
+def summary_of(
+    results: Sequence[Result], rivals: "Rivals | None", say: Callable[[str], None], planned: int | None = None
+) -> Summary:
+    """Return the summary of a sweep; without `rivals`, or where they cannot be summed up, only its counts.
+
+    `planned` is how many jobs its command is for, None if unknown.
+    """
     counts = Counter[str](result.status for result in results)
     # The sweep's own run is the first of its list.
     metrics = {"jobs": float(len(results)), LIST_PLACE: 0.0}
@@ -32,7 +38,7 @@ def summary_of(results: Sequence[Result], rivals: "Rivals | None", say: Callable
     }
     moment = max((result.finished_at for result in results), default=None)
     shared = _shared(params(result) for result in results)
-    counted = _counted(results, counts)
+    counted = _counted(results, counts, planned)
     without_answer = Summary(description=counted, params=shared, tags=tags, metrics=metrics, moment=moment)
     if rivals is None:
         return without_answer
@@ -74,10 +80,10 @@ def _shared(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return dict(sorted(set.intersection(*items))) if items else {}
 
 
-def _counted(results: Sequence[Result], counts: Counter[str]) -> str:
+def _counted(results: Sequence[Result], counts: Counter[str], planned: int | None) -> str:
     """Return how many jobs ended how and with which flags, and the first reasons why some have no result."""
     each = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    lines = [f"{len(results)} jobs: {each}" if len(results) != 1 else f"1 job: {each}"]
+    lines = [": ".join(filter(None, [counted_of(len(results), planned, "job"), each]))]
     if flags := Counter(flag for one in results for flag in one.flags):
         doubtful = sum(bool(doubts(one.flags)) for one in results)
         said = ", ".join(f"{flag} {count}" for flag, count in flags.most_common())

@@ -116,6 +116,9 @@ class Tracker(Protocol):
     def settle(self) -> None:
         """Wait until everything queued is stored, so that nothing runs during the next measurement."""
 
+    def note(self) -> str | None:
+        """Return what is to be known of what was stored, as a sentence for the end of a sweep; None if nothing is."""
+
     def look(self) -> str | None:
         """Return how to view the runs, as the end of the sentence "look at them ..."; None if there are none."""
 

@@ -5,7 +5,9 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from attn_exp.tracking.base import user_name
 from attn_exp.tracking.database import uri_of_artifacts, uri_of_mlflow
@@ -80,6 +82,24 @@ def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) ->
     if experiment.lifecycle_stage == "deleted":
         raise RuntimeError(f"experiment {name} is deleted there: restore it, or choose another")
     return str(experiment.experiment_id)
+
+
+def moved_artifacts(client: "MlflowClient", experiment: str) -> str | None:
+    """Return a sentence if the files of an experiment belong into a folder that is not there; else None.
+
+    MLflow keeps the absolute path that was right when the experiment was made.
+    """
+    found = client.get_experiment(experiment)
+    parts = urlsplit(str(found.artifact_location or ""))
+    if parts.scheme not in ("", "file") or not parts.path:
+        return None
+    place = Path(unquote(parts.path) if parts.scheme else str(found.artifact_location))
+    if place.is_dir():
+        return None
+    return (
+        f"MLflow's experiment {found.name} has its files in {place}, which is not there: if its folder was moved, "
+        "links to files of earlier runs are broken, and new files are written to that path"
+    )
 
 
 def search(client: "MlflowClient", experiment: str, wanted: Mapping[str, str]) -> "list[Run]":

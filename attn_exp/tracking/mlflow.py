@@ -89,6 +89,7 @@ class MlflowTracker:
         self._thread: Background | None = None
         # Where the sweep that was closed can be seen: its name, and its page's address below the server's.
         self._stored: tuple[str, str] | None = None
+        self._moved: str | None = None
         # Jobs that are not stored yet, with their folders; the thread removes them.
         self._waiting: dict[str, Path] = {}
 
@@ -140,6 +141,10 @@ class MlflowTracker:
         if self._thread is not None:
             self._thread.settle()
 
+    def note(self) -> str | None:
+        """Return that the store's files are not where it looks for them."""
+        return self._moved
+
     def look(self) -> str | None:
         """Return the address of the sweep's page on a server, or the command that opens a database at the sweep."""
         place = self._place
@@ -170,7 +175,7 @@ class MlflowTracker:
 
         def end() -> None:
             runs.end(status, artifacts, summary or Summary(), curves, of_jobs)
-            self._stored = runs.sweep.name, runs.page
+            self._stored, self._moved = (runs.sweep.name, runs.page), runs.moved
             ended.set()
 
         thread.put_always(end)

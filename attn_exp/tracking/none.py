@@ -21,6 +21,10 @@ class NoTracker:
     def settle(self) -> None:
         """Do nothing."""
 
+    def note(self) -> str | None:
+        """Return None: nothing is stored."""
+        return None
+
     def look(self) -> str | None:
         """Return None: there is nothing to view."""
         return None

@@ -46,6 +46,7 @@ from attn_exp.tracking.client import (
     client_of,
     fitting,
     legal,
+    moved_artifacts,
     open_experiment,
     search,
     source,
@@ -53,6 +54,7 @@ from attn_exp.tracking.client import (
 )
 from attn_exp.tracking.database import database_file, opened, prepare_database
 from attn_exp.tracking.job_page import ended_at, job_note
+from attn_exp.tracking.location import is_server
 from attn_exp.tracking.lock import Writers
 from attn_exp.tracking.page import NOTE, run_page, store_standing, store_summary
 from attn_exp.tracking.trouble import ArtifactError
@@ -200,6 +202,8 @@ class Runs:
         self.fresh = False
         # What happened to the database, as a sentence.
         self.note: str | None = None
+        # That the store's files are not where it looks for them, as a sentence.
+        self.moved: str | None = None
         self._uri, self._artifacts, self._experiment_name = uri, artifacts, experiment
         self._upgrade = upgrade
         self._writers = Writers(sweep.folder)
@@ -229,6 +233,9 @@ class Runs:
             duel = self.sweep.kind == "duel"
             own = f"{self._experiment_name}{_DUELS}" if duel else self._experiment_name
             self._experiment = open_experiment(client, own, self._artifacts)
+            if not is_server(self._uri):
+                # Before anything is written there, which makes the folder again.
+                self.moved = self.moved or moved_artifacts(client, self._experiment)
             # Duels were stored beside sweeps once; those that are there stay there.
             earlier = client.get_experiment_by_name(self._experiment_name) if duel else None
             with self._writers.exclusive("parent"):
