@@ -86,6 +86,31 @@ class Slow(_Hurts):
         time.sleep(0.1)
 
 
+class LeavesAlarms(Honest):
+    """Leaves alarms, handlers and blocked signals behind in jobs of batch 1, and cannot bear them in others."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+        honest = super().prepare(case, inputs)
+
+        def forward() -> torch.Tensor:
+            if case.batch == 1:
+                for timer in timers:
+                    signal.setitimer(timer, 600.0)
+                signal.signal(signal.SIGALRM, signal.SIG_IGN)
+                signal.signal(signal.SIGUSR1, lambda *_: None)
+                signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR2,))
+                signal.raise_signal(signal.SIGUSR2)
+            return honest.forward()
+
+        left = [timer for timer in timers if signal.getitimer(timer) != (0.0, 0.0)]
+        left += [number for number in (signal.SIGALRM, signal.SIGUSR1) if signal.getsignal(number) != signal.SIG_DFL]
+        left += [*signal.pthread_sigmask(signal.SIG_BLOCK, ()), *signal.sigpending()]
+        if left and case.batch != 1:
+            raise RuntimeError(f"an earlier job has left {left}")
+        return Calls(forward, honest.backward)
+
+
 class Printer(_Hurts):
     """Writes to both outputs, from Python and from C."""
 

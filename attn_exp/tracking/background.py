@@ -18,6 +18,8 @@ _PAUSE_PER_FAILURE = 10.0
 _FREE_S = 1.0
 # What is left of the patience for `ask_again`, in case the store is back.
 _LAST_SHARE = 0.2
+# Work of our own counts up to this share of the patience: on a busy machine it would take all, and no store were tried.
+_OWN_SHARE = 0.4
 _STEP_S = 0.1
 
 
@@ -28,15 +30,18 @@ class Background:
 
     Args:
         name: the thread's.
-        patience_s: how long `settle` waits in all for items that take longer than a second each or fail. After four
-            fifths of it, it waits no more, and items are skipped until `ask_again`. While the thread waits for a
-            processor, as on a busy machine, no time counts: the store does not see the item then.
+        patience_s: how long `settle` waits in all for work of our own, up to two fifths of it, and for items that take
+            longer than a second each or fail. After four fifths of it, it waits no more, and items are skipped until
+            `ask_again`. While the thread waits for a processor with an item, as on a busy machine, no time counts: the
+            store does not see the item then.
     """
 
     def __init__(self, name: str, patience_s: float = math.inf) -> None:
         self.errors: list[Exception] = []
         self._last_s = 0.0 if patience_s == math.inf else _LAST_SHARE * patience_s
         self._patience_s = patience_s - self._last_s
+        self._own_left_s = _OWN_SHARE * patience_s
+        self._is_own = False  # whether work of our own is being done
         # When the item that is being stored was begun, by `_clock`; None if the thread does not wait for the store.
         # What `settle` has waited for it is counted when it is known that it is not free.
         self._began: float | None = None
@@ -58,16 +63,22 @@ class Background:
 
     def put_own(self, action: Callable[[], object]) -> None:
         """Queue work of this process, such as an import: it runs in any case, and `settle` waits for it."""
-        self._tasks.put(lambda: self._keep(action))
+        self._tasks.put(lambda: self._ours(action))
 
-    def settle(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything queued so far was tried, and return whether that was within limit and patience."""
+    def settle(self, timeout_s: float | None = None, kept_s: float = 0.0) -> bool:
+        """Wait until everything queued so far was tried, and return whether that was within limit and patience.
+
+        Args:
+            timeout_s: the limit.
+            kept_s: how much of the patience is kept for later calls.
+        """
         done = threading.Event()
         self._tasks.put(done.set)
         limit = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not done.is_set():
-            left, before = limit - time.monotonic(), self._clock()
-            if left <= 0 or self._patience_s <= 0:
+            began, before = time.monotonic(), self._clock()
+            left = limit - began
+            if left <= 0 or self._patience_s <= kept_s:
                 return False
             if done.wait(min(_STEP_S, left)):
                 break
@@ -77,6 +88,10 @@ class Background:
                     self._uncounted_s += now - max(before, self._began)
                     if now - self._began > _FREE_S:
                         self._pay()
+                elif self._is_own:
+                    own_s = min(time.monotonic() - began, self._own_left_s)
+                    self._own_left_s -= own_s
+                    self._patience_s -= own_s
         return True
 
     def ask_again(self) -> None:
@@ -115,6 +130,11 @@ class Background:
                 self._pay()
             self._uncounted_s = 0.0
         return stored
+
+    def _ours(self, action: Callable[[], object]) -> None:
+        self._is_own = True
+        self._keep(action)
+        self._is_own = False
 
     def _clock(self) -> float:
         """Return the seconds of a clock that stands still while the thread waits for a processor."""

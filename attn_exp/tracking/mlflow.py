@@ -32,10 +32,11 @@ from attn_exp.tracking.location import (
 from attn_exp.tracking.runs import Runs
 from attn_exp.tracking.trouble import refusal, trouble
 
-# How long a sweep waits for a store that answers slowly or not at all, in all, unless `tracker.patience_s` says so. A
-# sick store may cost a sweep 10 s, of which importing MLflow takes two.
-_PATIENCE_S = 8.0
-_START_SHARE = 0.5
+# How long a sweep waits in all for importing MLflow and for a store that answers slowly or not at all, unless
+# `tracker.patience_s` says so. A sick store may cost a sweep 10 s.
+_PATIENCE_S = 6.0
+# Share of the patience that the start leaves for the jobs, besides what is kept for the end.
+_KEPT_SHARE = 0.2
 # Share of the time limit at the end that records get; the rest is for the sweep's run.
 _FLUSH_SHARE = 0.6
 # What is done with a database of an older MLflow.
@@ -100,22 +101,23 @@ class MlflowTracker:
         """
         self._runs = self._place.runs(sweep)
         thread = self._thread = Background("mlflow", self._place.patience_s)
-        # Half of the patience: the rest is for the end, when the store may be back.
-        limit_s = _START_SHARE * self._place.patience_s
+        began, kept_s = time.monotonic(), _KEPT_SHARE * self._place.patience_s
         state: list[State | None] = []
         # In the thread, because a look at a file waits as long as its disk hangs.
         thread.put_always(lambda: state.append(self._place.check()))
-        answered = thread.settle(limit_s)
+        answered = thread.settle(kept_s=kept_s)
+        # Not earlier: a mistake ends the command at once.
         thread.put_own(self._runs.prepare)
         thread.put(self._runs.connect)
         older = state == [State.OLDER]
         if answered and not thread.errors:
             if state[0] is not None and not older:
                 return None
-            answered = thread.settle(None if older else limit_s)
+            answered = thread.settle(kept_s=0.0 if older else kept_s)
         if answered and not thread.errors:
             return self._runs.note
-        reason = "an older MLflow made it, and it is being upgraded" if older else f"no answer within {limit_s:g} s"
+        waited_s = time.monotonic() - began
+        reason = "an older MLflow made it, and it is being upgraded" if older else f"no answer within {waited_s:.0f} s"
         if thread.errors:
             error = thread.errors[0]
             if (refused := refusal(error)) is not None:

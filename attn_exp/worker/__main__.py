@@ -127,11 +127,13 @@ def serve(reply_fd: int) -> None:
     gc.disable()
     import attn_exp.worker.measure  # noqa: F401  (the seconds of importing torch, before the first job is known)
     from attn_exp.worker.loaded import is_outdated
+    from attn_exp.worker.machine.signals import Signals
 
     # Imported modules stay, so later collections need not scan them; a collection then takes a millisecond.
     gc.freeze()
     gc.enable()
     machine: Machine | None = None
+    signals = Signals.now()
     replies.write("ready\n")
     for line in lines:
         # As JSON, since a folder's name may have line breaks and bytes that are not UTF-8.
@@ -147,6 +149,7 @@ def serve(reply_fd: int) -> None:
         if jobs[0][0].device == "cpu":
             limit_memory()
         machine, fit = run_folder(folder, machine, partial(_announce, replies, name), jobs=jobs)
+        signals.restore()
         sys.stdout.flush()
         sys.stderr.flush()
         replies.write(f"{'end' if fit else 'poisoned'} {name}\n")
