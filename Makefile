@@ -35,11 +35,11 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Sweeps in which everything goes wrong, and whether anything was lost: minutes, on a CPU. With ENDS=200 a command that
-# is ended so often at random moments instead.
+# is ended so often at random moments instead, with STARTS=20 so often two or four that start together.
 SEED ?= 7
 drill: JOBS ?= 200
 drill: setup
-	PYTHONPATH=tests $(BIN)/python -m drill $(JOBS) --seed $(SEED) $(if $(ENDS),--ends $(ENDS))
+	PYTHONPATH=tests $(BIN)/python -m drill $(JOBS) --seed $(SEED) $(if $(ENDS),--ends $(ENDS)) $(if $(STARTS),--starts $(STARTS))
 
 # One sweep of thousands of jobs: whether memory, open files and time a job stay what they were.
 soak: JOBS ?= 3000

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cli
 import pytest
+from drill.starts import Starts
 
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.core.errors import UserError
@@ -69,14 +69,9 @@ def test_the_hold_is_written_through_no_link(options: dict[str, Any], tmp_path: 
 
 
 def test_commands_started_together_measure_nothing_twice(tmp_path: Path) -> None:
-    started = [cli.start(*cli.TRACKED, "backend=math", "sweep=a", cwd=tmp_path) for _ in range(3)]
-    ended = [process.communicate(timeout=240) for process in started]
-    codes = sorted(process.returncode for process in started)
-    assert set(codes) <= {0, 2}, ended
-    assert 0 in codes
-    for process, (_, err) in zip(started, ended, strict=True):
-        assert (process.returncode == 2) == ("another command is running sweep=a" in err), err
-    assert sum(err.count("[1/1] ok") for _, err in ended) == 1
-    assert len(cli.records(tmp_path, "a")) == 1
-    kinds = sorted(tags["attn_exp.kind"] for _, status, tags in cli.runs(tmp_path) if status == "FINISHED")
-    assert kinds == ["job", "sweep"]
+    """Four with jobs that overlap, then two with the same; `make drill STARTS=20` has the other kinds."""
+    starts = Starts(tmp_path, 2)
+    starts.run()
+    assert starts.wrong == []
+    assert starts.counts.pop("refused while another one runs") > 0
+    assert sorted(starts.counts.values()) == [1] * 2

@@ -26,6 +26,7 @@ from drill.evidence import held_locks, processes
 from drill.odd import DATABASES, IN_PLACE, Private
 from drill.plan import HARMLESS, LARGE, SHARES, plans
 from drill.server import Server
+from drill.starts import Starts
 
 # Of fewer jobs not every fault finds its own.
 FEWEST = 24
@@ -121,6 +122,7 @@ def main() -> int:
     parser.add_argument("jobs", nargs="?", type=int, default=200, help=f"jobs in all, {FEWEST} or more")
     parser.add_argument("--seed", type=int, default=7, help="which jobs suffer what")
     parser.add_argument("--ends", type=int, help="in place of all this: end a command so often at random moments")
+    parser.add_argument("--starts", type=int, help="in place of all this: start commands together so often")
     parser.add_argument("--limit", action="store_true", help="fill the disk by RLIMIT_FSIZE, not by a small tmpfs")
     parser.add_argument("--keep", action="store_true", help="leave the folder there, to look at")
     given = parser.parse_args()
@@ -135,10 +137,11 @@ def main() -> int:
     began = time.monotonic()
     world = Path(tempfile.mkdtemp(prefix="attn_exp_drill_")).resolve()
     try:
-        if given.ends:
-            ends = Ends(world, given.ends, given.seed)
-            ends.run()
-            counts, wrong = ends.counts, ends.wrong
+        others = Ends(world, given.ends, given.seed) if given.ends else None
+        others = Starts(world, given.starts) if given.starts else others
+        if others is not None:
+            others.run()
+            counts, wrong = others.counts, others.wrong
         else:
             counts, wrong = drill(world, given.jobs, given.seed, limit=given.limit)
     finally:
@@ -147,6 +150,7 @@ def main() -> int:
         else:
             shutil.rmtree(world, ignore_errors=True)
     what = f"{given.ends} ends or more" if given.ends else f"{given.jobs} jobs"
+    what = f"{given.starts} starts" if given.starts else what
     print(f"\n{what}, seed {given.seed}, {time.monotonic() - began:.0f} s")
     for fault, count in sorted(counts.items()):
         print(f"{count:6d}  {fault}")
