@@ -11,7 +11,7 @@ import sweeps
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
-from attn_exp.core.files import SHORT_BYTES, read_whole, write_whole
+from attn_exp.core.files import SHORT_BYTES, owner_mark, read_whole, write_whole
 from attn_exp.core.profile import Profile
 from attn_exp.core.record_file import FILE_NAME
 from attn_exp.explain.page import keep_pages
@@ -75,7 +75,7 @@ def test_a_planted_temporary_name_is_not_written_through(
     folder: Path, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attn_exp.core.files.secrets.token_hex", lambda _: "guessed")
-    (folder / f".table.txt@{os.uname().nodename}@{os.getpid()}@guessed").symlink_to(private / "key")
+    (folder / f".table.txt{owner_mark()}guessed").symlink_to(private / "key")
     with pytest.raises(FileExistsError):
         write_whole(folder / "table.txt", b"x")
     assert untouched(private)

@@ -13,6 +13,7 @@ from strategies import cases
 
 from attn_exp.core.errors import RecordError
 from attn_exp.core.files import hidden_files, owner_mark, remove_litter, temporary_folder, write_first, write_whole
+from attn_exp.core.process import pid_namespace
 from attn_exp.core.record import SCHEMA, Record
 from attn_exp.core.record_file import FILE_NAME, read_record, write_record
 from attn_exp.core.status import STATUSES
@@ -193,12 +194,12 @@ def test_processes_of_one_number_do_not_meet_in_a_temporary_file(tmp_path, monke
 
 
 def test_litter_of_a_process_that_is_gone_goes_wherever_it_lies_and_no_other(tmp_path):
-    gone = f"@{os.uname().nodename}@{2**22 + 1}@"
+    gone, elsewhere = (f"@{host}@{pid_namespace()}.{2**22 + 1}@" for host in (os.uname().nodename, "elsewhere"))
     places = (tmp_path, tmp_path / "job", tmp_path / "job" / "profiles")
     places[-1].mkdir(parents=True)
     for place in places:
-        for owner in (gone, owner_mark(), f"@elsewhere@{2**22 + 1}@"):
+        for owner in (gone, owner_mark(), elsewhere):
             (place / f".record.json{owner}").touch()
     remove_litter(hidden_files(tmp_path))
     left = [path.name for place in places for path in place.glob(".*")]
-    assert sorted(left) == sorted([f".record.json{owner_mark()}", f".record.json@elsewhere@{2**22 + 1}@"] * 3)
+    assert sorted(left) == sorted([f".record.json{owner_mark()}", f".record.json{elsewhere}"] * 3)

@@ -19,16 +19,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from attn_exp.core.errors import is_inside
+from attn_exp.core.process import pid_namespace
 from attn_exp.core.profile import FOLDER as PROFILES
 
 # The umask of a process whose files only its user may read.
 PRIVATE = 0o077
-_OWNER = re.compile(r"@([^@]*)@(\d+)@")
+_OWNER = re.compile(r"@([^@]*)@(\d*)\.(\d+)@")
 
 
 def owner_mark() -> str:
-    """Return the mark of this host and process for a temporary file's name."""
-    return f"@{os.uname().nodename}@{os.getpid()}@"
+    """Return the mark of this host, namespace of process numbers and process for a temporary file's name."""
+    return f"@{os.uname().nodename}@{pid_namespace()}.{os.getpid()}@"
 
 
 def write_whole(path: Path, content: bytes, *, lasting: bool = True) -> None:
@@ -176,13 +177,19 @@ def remove_litter(paths: Iterable[Path]) -> None:
     """Remove those of `paths` that a process of this host made and can no longer use, because it has ended."""
     for path in paths:
         owner = _OWNER.search(path.name)
-        if owner is None or owner[1] != os.uname().nodename or Path("/proc", owner[2]).exists():
+        if owner is None or owner[1] != os.uname().nodename:
+            continue
+        elsewhere = owner[2] != pid_namespace()
+        if not elsewhere and Path("/proc", owner[3]).exists():
             continue
         with _kept_free(path) as is_free:
+            # Of a process in another namespace, nothing but its lock tells whether it lives.
+            if is_free is False or (is_free is None and elsewhere):
+                continue
             # The file may belong to another user.
-            if is_free and path.is_dir():
+            if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            elif is_free:
+            else:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
 
@@ -200,19 +207,23 @@ def _lock(opened: int) -> None:
 
 
 @contextlib.contextmanager
-def _kept_free(path: Path) -> Iterator[bool]:
-    """Yield whether no process holds the lock of a file or folder; if so, none can take it within."""
+def _kept_free(path: Path) -> Iterator[bool | None]:
+    """Yield whether no process holds the lock of a file or folder; if so, none can take it within.
+
+    None if that cannot be known: a file that cannot be read, or a file system without locks.
+    """
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        yield True
+        yield None
         return
+    is_free: bool | None
     try:
         # Shared, because NFS locks a file exclusively only for those who may write to it.
         fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
         is_free = True
     except OSError as error:
-        is_free = not isinstance(error, BlockingIOError)
+        is_free = False if isinstance(error, BlockingIOError) else None
     try:
         yield is_free
     finally:

@@ -19,7 +19,7 @@ _FREE_S = 1.0
 # What is left of the patience for `ask_again`, in case the store is back.
 _LAST_SHARE = 0.2
 # Work of our own counts up to this share of the patience: on a busy machine it would take all, and no store were tried.
-_OWN_SHARE = 0.4
+_OWN_SHARE = 0.5
 _STEP_S = 0.1
 
 
@@ -30,7 +30,7 @@ class Background:
 
     Args:
         name: the thread's.
-        patience_s: how long `settle` waits in all for work of our own, up to two fifths of it, and for items that take
+        patience_s: how long `settle` waits in all for work of our own, up to half of it, and for items that take
             longer than a second each or fail. After four fifths of it, it waits no more, and items are skipped until
             `ask_again`. While the thread waits for a processor with an item, as on a busy machine, no time counts: the
             store does not see the item then.

@@ -36,7 +36,7 @@ from attn_exp.tracking.trouble import refusal, trouble
 # `tracker.patience_s` says so. A sick store may cost a sweep 10 s.
 _PATIENCE_S = 6.0
 # Share of the patience that the start leaves for the jobs, besides what is kept for the end.
-_KEPT_SHARE = 0.2
+_KEPT_SHARE = 0.15
 # Share of the time limit at the end that records get; the rest is for the sweep's run.
 _FLUSH_SHARE = 0.6
 # What is done with a database of an older MLflow.
