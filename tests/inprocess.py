@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from attn_exp.cli import dispatch
 from attn_exp.run import session
 from attn_exp.run.forecast import Forecast
-from attn_exp.run.worker_process import Worker
+from attn_exp.run.worker import Worker
 from attn_exp.sweep import dry_run
 
 Typed = Callable[..., tuple[int, str, str]]

@@ -17,7 +17,8 @@ from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
 from attn_exp.core.record_file import read_record
 from attn_exp.run import context
-from attn_exp.run.worker_process import InProcess, Worker
+from attn_exp.run.isolation import InProcess
+from attn_exp.run.worker import Worker
 
 START = Worker.start
 # Commands that cannot run here, by a part of their text, and where they are tested instead.

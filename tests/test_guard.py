@@ -24,7 +24,7 @@ from attn_exp.core import limits
 from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.source import described
 from attn_exp.run.job_queue import JobQueue
-from attn_exp.run.worker_process import Worker
+from attn_exp.run.worker import Worker
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.guard import Guard
 from attn_exp.worker.machine.guarded import NAMES

@@ -17,7 +17,7 @@ from attn_exp.core.record import PassRecord, Timing
 from attn_exp.core.record_file import write_record
 from attn_exp.run import duel
 from attn_exp.run.session import Session
-from attn_exp.run.worker_process import Outcome
+from attn_exp.run.worker import Outcome
 
 CUSTOM = Path(__file__).resolve().parent.parent / "examples/custom_backend"
 # A grid, so that every value is tried once, whatever Optuna draws.

@@ -18,7 +18,7 @@ from attn_exp.core.record_file import FILE_NAME, LOG_NAME, read_record, write_re
 from attn_exp.core.redaction import redacted, without_secrets
 from attn_exp.core.request import Request
 from attn_exp.run.context import open_context
-from attn_exp.run.worker_process import Outcome, Worker
+from attn_exp.run.worker import Outcome, Worker
 from attn_exp.worker.attempt import error_summary
 from attn_exp.worker.machine.environment import environment
 

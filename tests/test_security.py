@@ -20,8 +20,9 @@ from attn_exp.core.redaction import held_secret, redacted
 from attn_exp.core.request import read_requests
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import done_record, sweep_identity
+from attn_exp.run.isolation import InProcess, make_isolation
 from attn_exp.run.job_queue import JobQueue
-from attn_exp.run.worker_process import InProcess, make_isolation, worker_variables
+from attn_exp.run.worker_variables import worker_variables
 from attn_exp.worker.__main__ import _log_into
 
 ROOT = Path(__file__).resolve().parent.parent

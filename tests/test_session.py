@@ -23,7 +23,7 @@ from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
 from attn_exp.run.session import Session
 from attn_exp.run.summary import summary_of
-from attn_exp.run.worker_process import Outcome
+from attn_exp.run.worker import Outcome
 from attn_exp.tracking.none import NoTracker
 
 

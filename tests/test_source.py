@@ -19,7 +19,7 @@ from attn_exp.results.read import read_folder
 from attn_exp.results.store import done_record
 from attn_exp.results.table import csv_text
 from attn_exp.run.job_queue import JobQueue
-from attn_exp.run.worker_process import Worker
+from attn_exp.run.worker import Worker
 from attn_exp.worker import loaded
 from attn_exp.worker.stopped import Stopped
 

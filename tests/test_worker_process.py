@@ -12,7 +12,7 @@ import pytest
 
 from attn_exp.core.process import own_mark
 from attn_exp.run import worker_process
-from attn_exp.run.worker_process import Outcome, Worker, _see
+from attn_exp.run.worker import Outcome, Worker, _see
 
 
 @pytest.fixture(autouse=True)
@@ -82,11 +82,11 @@ def test_a_daemon_without_our_environment_ends_with_a_parent_that_is_killed(tmp_
     code = """
         import os, sys
         from pathlib import Path
-        from attn_exp.run import worker_process
+        from attn_exp.run import worker, worker_process
         worker_process.WORKER = "quitter"
-        worker = worker_process.Worker(reuse=True, timeout_s=30)
-        worker.submit(Path(sys.argv[1]))
-        worker.wait()
+        one = worker.Worker(reuse=True, timeout_s=30)
+        one.submit(Path(sys.argv[1]))
+        one.wait()
         os.kill(os.getpid(), 9)
     """
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(folder)], check=False)

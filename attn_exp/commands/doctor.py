@@ -13,7 +13,7 @@ def run(given: Arguments) -> int:
     from attn_exp.core.ticker import DELAY_S, STAGES, Ticker
     from attn_exp.core.torch_version import installed_note
     from attn_exp.run.gpus import lease, visible_gpus
-    from attn_exp.run.worker_process import worker_variables
+    from attn_exp.run.worker_variables import worker_variables
 
     device, gpus = resolve_device(given.get("device", "auto"), visible_gpus())
     if note := installed_note():

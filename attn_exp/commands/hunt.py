@@ -25,7 +25,7 @@ def run(given: Arguments) -> int:
         raise UserError("a hunt needs Hypothesis: pip install 'attn_exp[hunt]'")
     from attn_exp.config.request import resolve_device
     from attn_exp.run.gpus import lease, visible_gpus
-    from attn_exp.run.worker_process import worker_variables
+    from attn_exp.run.worker_variables import worker_variables
 
     backends = _backends(given)
     seed = given.get("seed", secrets.randbelow(1 << 32))

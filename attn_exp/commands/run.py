@@ -12,7 +12,7 @@ from attn_exp.core.redaction import redacted
 from attn_exp.core.ticker import Ticker
 from attn_exp.core.troubles import with_code
 from attn_exp.core.version import __version__
-from attn_exp.run.worker_process import Worker
+from attn_exp.run.worker import Worker
 
 if TYPE_CHECKING:
     from attn_exp.core.record import Record

@@ -98,7 +98,7 @@ STATUSES: dict[Status, StatusInfo] = {
     "out_of_memory": StatusInfo(
         "the case does not fit",
         final=True,
-        set_by=("worker/attempt.py", "run/worker_process.py"),
+        set_by=("worker/attempt.py", "run/worker.py"),
         why="an allocation failed, or the kernel killed the worker for its memory",
         short="memory",
     ),
@@ -113,13 +113,13 @@ STATUSES: dict[Status, StatusInfo] = {
     "timeout": StatusInfo(
         "longer than `isolation.timeout_s`; the worker was killed",
         final=False,
-        set_by=("run/worker_process.py",),
+        set_by=("run/worker.py",),
         why="the parent waited for the worker for as long as the limit allows",
     ),
     "crashed": StatusInfo(
         "the worker process died",
         final=False,
-        set_by=("run/worker_process.py", "sweep/parallel.py"),
+        set_by=("run/worker.py", "sweep/parallel.py"),
         why="the worker, or the launcher's task around it, ended before it wrote a record",
     ),
     "error": StatusInfo(

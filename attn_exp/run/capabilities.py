@@ -14,7 +14,7 @@ from attn_exp.config.request import named_backend
 from attn_exp.core.case import Case
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError
-from attn_exp.run.worker_process import worker_variables
+from attn_exp.run.worker_variables import worker_variables
 
 _ASK_S = 300
 _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}

@@ -18,7 +18,8 @@ from attn_exp.core.home import provide_home
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.torch_version import installed_note
 from attn_exp.run.gpus import Lease, lease
-from attn_exp.run.worker_process import Isolation, RunFolder, Worker, make_isolation
+from attn_exp.run.isolation import Isolation, RunFolder, make_isolation
+from attn_exp.run.worker import Worker
 from attn_exp.tracking import make_tracker
 from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker
 

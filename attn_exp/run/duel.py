@@ -31,7 +31,7 @@ from attn_exp.results.table import time_text
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.gpus import visible_gpus
 from attn_exp.run.summary import duel_summary
-from attn_exp.run.worker_process import Outcome
+from attn_exp.run.worker import Outcome
 from attn_exp.tracking.base import EndStatus, Summary
 
 # More than equal backends were observed to differ by on a busy machine.

@@ -18,7 +18,8 @@ from attn_exp.core.record_file import FILE_NAME, LOG_NAME, decode_record, read_r
 from attn_exp.core.redaction import redacted
 from attn_exp.core.request import REQUEST_NAME, Request
 from attn_exp.core.status import Status
-from attn_exp.run.worker_process import Isolation, Outcome
+from attn_exp.run.isolation import Isolation
+from attn_exp.run.worker import Outcome
 
 
 @dataclass(frozen=True)

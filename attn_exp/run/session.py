@@ -32,10 +32,11 @@ from attn_exp.run.closing import begin_plots, plots_and_curves, ranked_rivals, w
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.drawing import Drawing, drawing_for
 from attn_exp.run.gpus import visible_gpus
+from attn_exp.run.isolation import RunFolder
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
 from attn_exp.run.summary import summary_of
-from attn_exp.run.worker_process import RunFolder, Worker
+from attn_exp.run.worker import Worker
 from attn_exp.tracking.base import EndStatus
 
 _KEPT_AT_ONCE = 100

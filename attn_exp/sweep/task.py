@@ -16,8 +16,9 @@ from attn_exp.core.files import be_as_private_as
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.core.request import Request
 from attn_exp.run.gpus import Lease, held_too_long, try_lease, visible_gpus
+from attn_exp.run.isolation import make_isolation
 from attn_exp.run.job_queue import JobQueue
-from attn_exp.run.worker_process import Worker, make_isolation
+from attn_exp.run.worker import Worker
 from attn_exp.sweep.board import TaskBoard
 from attn_exp.sweep.plan import LaunchPlan, read_plan
 

@@ -1,0 +1,99 @@
+"""Where jobs run: in worker processes, or in this one."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from attn_exp.core.errors import UserError
+from attn_exp.run.worker import Outcome, Worker
+from attn_exp.run.worker_variables import check_patterns
+
+
+class Isolation(Protocol):
+    """Where jobs run. Several may be submitted; `wait` waits for the oldest."""
+
+    def start(self) -> None:
+        """Start before the first job is known."""
+        ...
+
+    def submit(self, folder: Path) -> None:
+        """Queue the job in `folder`."""
+        ...
+
+    def wait(self) -> Outcome:
+        """Wait until the oldest job has ended."""
+        ...
+
+    def close(self) -> None:
+        """End at once, killing running jobs; leave no process behind."""
+        ...
+
+
+# Measures the job in a folder on the device that an earlier call returned (None at first), and returns that device.
+RunFolder = Callable[[Path, Any], Any]
+
+
+class InProcess:
+    """No isolation: jobs run here, for debugging.
+
+    Args:
+        run_folder: the worker's own function, which imports torch into this process.
+    """
+
+    def __init__(self, run_folder: RunFolder) -> None:
+        self._pending: deque[Path] = deque()
+        self._run_folder = run_folder
+        self._device: Any = None
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def submit(self, folder: Path) -> None:
+        """Queue a job's folder."""
+        self._pending.append(folder)
+
+    def wait(self) -> Outcome:
+        """Run the oldest job."""
+        folder = self._pending.popleft()
+        self._device = self._run_folder(folder, self._device)
+        return Outcome(folder)
+
+    def close(self) -> None:
+        """Drop queued jobs."""
+        self._pending.clear()
+
+
+def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = None) -> Isolation:
+    """Return the isolation that a configuration asks for.
+
+    Args:
+        config: the options of `isolation`, and `profiler_timeout_s`, which is what each profiler may take.
+        run_folder: measures jobs in this process, for `isolation=none`; None where that cannot be.
+
+    Raises:
+        UserError: there is no such isolation, or a time limit or a name of a variable is invalid.
+    """
+    timeout_s = _limit("isolation.timeout_s", config.get("timeout_s"))
+    profiler_timeout_s = _limit("profiler_timeout_s", config.get("profiler_timeout_s"))
+    name = config.get("name")
+    if name == "none":
+        if run_folder is None:
+            raise UserError("isolation=none is not possible here: leave it out, or choose isolation=fresh")
+        return InProcess(run_folder)
+    if name not in ("warm", "fresh"):
+        raise UserError(f"isolation {name!r} is none of warm, fresh, none")
+    return Worker(
+        reuse=name == "warm",
+        timeout_s=timeout_s,
+        profiler_timeout_s=profiler_timeout_s,
+        variables=check_patterns(config.get("variables")),
+    )
+
+
+def _limit(key: str, seconds: Any) -> float | None:
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and seconds > 0):
+        raise UserError(f"{key}={seconds} is not a positive number of seconds")
+    limit: float | None = seconds
+    return limit
