@@ -30,6 +30,7 @@ class Calls:
         scope: a context manager that is entered around all calls, outside the timed region.
         attention: what `forward` computes as a function of q, k and v, for `torch.compile` and for blocks; None if
             there is no such function. A block's calls have the block here.
+        alone: of a block's calls, the attention that the block calls, as a function of q, k and v; None of others.
         inputs: the tensors that the calls read, in the backend's layout. They change in place between timed calls; None
             if these are the inputs that were given.
         notes: figures for the record: preparation times, workspace bytes.
@@ -41,6 +42,7 @@ class Calls:
     backward: Callable[[torch.Tensor], Callable[[], Gradients]]
     scope: Callable[[], AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
     attention: Function | None = None
+    alone: Function | None = None
     inputs: DifferentiableInputs | None = None
     notes: dict[str, float] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)

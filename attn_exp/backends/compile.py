@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ _TRACING_ERROR = re.compile(r"got \w+\(['\"](.+?)['\"]\)\s*$", re.MULTILINE)
 def compile_calls(calls: Calls, compile_: Compile) -> Calls:
     """Return the same calls with their attention compiled by Inductor. Compilation happens in the first calls.
 
+    The attention that a block calls is compiled by itself, too.
+
     Raises:
         Refused: the backend has no function of q, k and v, or repeated backwards would read overwritten memory.
     """
@@ -38,7 +41,9 @@ def compile_calls(calls: Calls, compile_: Compile) -> Calls:
             "a compiled CUDA graph overwrites what its forward saved, so a backward cannot be called again and again: "
             "set passes=[forward], or compile=max-autotune-no-cudagraphs"
         )
-    return calls_of(compiled(calls.attention, compile_), inputs, calls.scope, calls.notes)
+    made = calls_of(compiled(calls.attention, compile_), inputs, calls.scope, calls.notes)
+    # A path of its own for tracing is the one that is timed.
+    return made if calls.alone is None else replace(made, alone=compiled(calls.alone, compile_))
 
 
 def _check_options(compile_: Compile) -> None:

@@ -85,7 +85,12 @@ class BlockWorkload:
             made: torch.Tensor = block(attention, *operands)
             return made
 
-        return calls_of(function, inputs, prepared.scope, prepared.notes)
+        def alone(*qkv: torch.Tensor) -> torch.Tensor:
+            # No leaves of the graph, as what the block's projections return.
+            made: torch.Tensor = attention(*(one.view_as(one) for one in qkv))
+            return made
+
+        return replace(calls_of(function, inputs, prepared.scope, prepared.notes), alone=alone)
 
     def work(self, case: Case) -> dict[str, Work]:
         """Return the work of each pass.

@@ -6,47 +6,47 @@ makes up most of its output.
 
 from dataclasses import replace
 
-from attn_exp.backends.base import calls_of, load_backend, supported_passes
+from attn_exp.backends.base import Calls, calls_of
 from attn_exp.core.case import NORMAL
-from attn_exp.worker.attempt import Attempt, status_of
+from attn_exp.worker.attempt import Attempt, error_summary, status_of
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.other_values import OtherValues
 from attn_exp.worker.machine.device import HARD, Machine
+from attn_exp.worker.stopped import Stopped
 from attn_exp.workloads import workload_of
 
 
-def judge_attention_alone(attempt: Attempt, machine: Machine) -> None:
-    """Prepare a backend once more, for its attention alone, and compare calls on normal and on hard values.
+def judge_attention_alone(attempt: Attempt, machine: Machine, calls: Calls) -> None:
+    """Call the very function that a block calls, on normal and on hard values of its shapes and layout, and compare.
 
-    A backend that does not support that case is not judged, nor is one where the memory does not hold both. It is not
-    compiled as the block is.
+    Nothing is prepared for it, so that it is what was prepared for the block. It is compiled if the block is.
+
+    Args:
+        attempt: the job; gets what was judged.
+        machine: keeps references for other jobs of the same case.
+        calls: of the block; their scope is entered.
 
     Raises:
-        Stopped: a result is inaccurate.
+        Stopped: a result is inaccurate, or the memory does not hold these calls beside the block.
     """
+    assert calls.alone is not None
     request = replace(attempt.request, case=attempt.request.case.alone)
-    backend, case, device = load_backend(request.backend), request.case, machine.device
-    if backend.unsupported(case, device) or (
-        attempt.with_gradients and "backward" not in supported_passes(backend, case)
-    ):
-        return
+    case = request.case
     try:
         with attempt.stage("first_call"):
             given, seeded = (
                 workload_of(case).make_inputs(
-                    case, device, request.measuring.seed, with_gradients=attempt.with_gradients
+                    case, machine.device, request.measuring.seed, with_gradients=attempt.with_gradients
                 )
                 for _ in range(2)
             )
-            calls = backend.prepare(case, given)
-            if calls.attention is not None:
-                # The function that the block calls, which need not be what `forward` computes.
-                calls = calls_of(calls.attention, calls.inputs or given, calls.scope, calls.notes)
-        judge = Judge(case, calls, given)
-        with calls.scope():
-            compared = OtherValues(attempt, machine, request, calls, judge, seeded, call="alone")
-            for kind in (NORMAL, HARD):
-                compared.compare(kind)
-    except Exception as error:  # whatever does not fit
+        of_attention = calls_of(calls.alone, given, calls.scope, calls.notes)
+        judge = Judge(case, of_attention, given)
+        compared = OtherValues(attempt, machine, request, of_attention, judge, seeded, call="alone")
+        for kind in (NORMAL, HARD):
+            compared.compare(kind)
+    except Exception as error:
         if status_of(error, "")[0] != "out_of_memory":
             raise
+        reason = f"the attention alone, which is judged beside the block: {error_summary(error)}"
+        raise Stopped("out_of_memory", reason) from error

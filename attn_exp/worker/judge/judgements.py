@@ -78,7 +78,7 @@ class Judgements:
             Stopped: a result is inaccurate.
         """
         if self.attempt.request.case.workload is not None:
-            judge_attention_alone(self.attempt, self.machine)
+            judge_attention_alone(self.attempt, self.machine, self.calls)
             return
         if not isinstance(seeded, Inputs):
             # A reference of the user's own may be of anything.
