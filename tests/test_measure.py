@@ -167,6 +167,13 @@ def test_the_record_says_whose_gradients_the_next_backward_overwrites(machine, t
     assert hard == [(False, overwritten)]
 
 
+@pytest.mark.parametrize(("target", "refused"), [("RefusesOtherStrides", True), ("OutputIsSaved", False)])
+def test_the_record_says_whose_backward_refuses_a_gradient_in_the_other_layout(machine, tmp_path, target, refused):
+    record = measured(f"cheats.in_a_model.{target}", machine, tmp_path, SMALL, passes=("forward", "backward"))
+    assert (record.status, record.reason) == ("ok", None)
+    assert [one.strides_refused for one in record.judged if one.call == "hard"] == [refused]
+
+
 def test_where_another_graph_does_not_fit_hard_values_are_judged_without_it(machine, tmp_path, monkeypatch):
     failed = []
     for module in ("between", "other_values"):

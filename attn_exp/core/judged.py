@@ -81,6 +81,8 @@ class Judged:
             and `alone`.
         gradients_overwritten: whether a later backward wrote over gradients that were returned: who adds those of two
             backwards has to copy the first ones. It is known of the same calls, not at fp8 nor of few channels.
+        strides_refused: whether the backward raised where the output's gradient lay in the other layout, `bshd` or
+            `bhsd`, as a model may leave it. It is known of the same calls, of a backward by autograd.
     """
 
     call: Literal["first", "hard", "alone", "drawn", "last", "again"]
@@ -95,3 +97,4 @@ class Judged:
     form: dict[str, Form] = field(default_factory=dict)
     overwritten: bool = False
     gradients_overwritten: bool = False
+    strides_refused: bool = False

@@ -98,7 +98,7 @@ STATUSES: dict[Status, StatusInfo] = {
     "out_of_memory": StatusInfo(
         "the case does not fit",
         final=True,
-        set_by=("worker/attempt.py", "run/worker.py"),
+        set_by=("worker/attempt.py", "worker/judge/attention_alone.py", "run/worker.py"),
         why="an allocation failed, or the kernel killed the worker for its memory",
         short="memory",
     ),

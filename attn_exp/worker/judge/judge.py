@@ -41,7 +41,8 @@ class Judge:
 
     def __init__(self, case: Case, calls: Calls, inputs: DifferentiableInputs) -> None:
         self._calls, self._like = calls, inputs.d_out
-        self.fresh = FreshInputs(calls.inputs or inputs)
+        self.read = calls.inputs or inputs
+        self.fresh = FreshInputs(self.read)
         gradients = tuple(inputs.gradient_names)
         self._names = {"forward": ("out",), "backward": gradients, "step": ("out", *gradients)}
         leaves = dict(zip(inputs.gradient_names, inputs.leaves, strict=True))
@@ -50,8 +51,8 @@ class Judge:
         self._dice = random.Random(random.SystemRandom().getrandbits(128))
         self._has_graph: bool | None = None
         self.passes: dict[str, TimedPass] = {}
-        self.looks = Looks(case, calls.inputs or inputs, calls.scales)
-        self._linked = Linked(calls.inputs or inputs, self.fresh)
+        self.looks = Looks(case, self.read, calls.scales)
+        self._linked = Linked(self.read, self.fresh)
         # The output that the timed backward is of, and the inputs of its forward; a later pass changes them.
         self._out: torch.Tensor | None = None
         self.beside = self.fresh.state

@@ -32,6 +32,7 @@ def add_judged(
     *,
     overwritten: bool = False,
     gradients_overwritten: bool = False,
+    strides_refused: bool = False,
     **which: int,
 ) -> None:
     """Add a call to those that were compared with a reference.
@@ -46,6 +47,7 @@ def add_judged(
         passes: those that the call was of; by default the ones that make its results.
         overwritten: whether a later forward wrote over its output.
         gradients_overwritten: whether a later backward wrote over gradients.
+        strides_refused: whether its backward raised for an output's gradient of other strides.
         which: `index` and `of` of a timed call.
     """
     attempt.judged.append(
@@ -60,6 +62,7 @@ def add_judged(
             form=dict(forms),
             overwritten=overwritten,
             gradients_overwritten=gradients_overwritten,
+            strides_refused=strides_refused,
             **which,
         )
     )

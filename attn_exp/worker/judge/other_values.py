@@ -4,6 +4,9 @@ from dataclasses import dataclass, replace
 from random import SystemRandom
 from typing import Any, Literal
 
+import torch
+
+from attn_exp.attention.autograd import Gradients
 from attn_exp.attention.error import tensor_error
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import Inputs, distribution
@@ -15,6 +18,7 @@ from attn_exp.core.judged import Form
 from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, status_of
+from attn_exp.worker.judge.as_in_a_model import change_in_place, gradients_of, with_other_strides
 from attn_exp.worker.judge.between import Between
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.judged import add_judged, form_of
@@ -24,6 +28,25 @@ from attn_exp.worker.stopped import Stopped
 
 # What reasons begin with.
 _ON = {HARD: "on hard values (docs/accuracy.md)", NORMAL: "on normal values"}
+
+
+@dataclass(frozen=True)
+class _MadeCalls:
+    """One call of each pass.
+
+    Attributes:
+        results: by name, the output as a copy.
+        forms: of the results.
+        out: the output, with its graph.
+        other_strides: whether the output's gradient lay in the other layout.
+        strides_refused: whether the backward raised for it then.
+    """
+
+    results: Results
+    forms: dict[str, Form]
+    out: torch.Tensor
+    other_strides: bool
+    strides_refused: bool
 
 
 @dataclass(frozen=True)
@@ -68,22 +91,26 @@ class OtherValues:
                 # Where the formula itself is not finite there is no tolerance; the record has no such call then.
                 return
         values, between = alike.inputs, self._between()
-        results, forms = self._results(values, between)
+        made_calls = self._calls_on(values, between, as_in_a_model=kind == HARD)
+        results = made_calls.results
         with attempt.stage("accuracy"), self.machine.settings.again():
             made = self._verdict(values, row, expected, results)
             described = "hard values" if kind == HARD else distribution(request.case, kind)
             add_judged(
-                attempt, self.call, forms, expected, made, described, overwritten=between.overwritten,
-                gradients_overwritten=between.gradients_overwritten,
+                attempt, self.call, made_calls.forms, expected, made, described, overwritten=between.overwritten,
+                gradients_overwritten=between.gradients_overwritten, strides_refused=made_calls.strides_refused,
             )  # fmt: skip
             wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales)
             wrong = wrong or next(iter(between.wrong), None)
         if made.wrong and request.case.softcap is not None and self._uncapped(values.row(row), row, expected, results):
             wrong = f"{wrong}, as if the softcap of {request.case.softcap:g} were left out"
-        elif made.wrong and attempt.with_gradients and not between.overwritten:
-            at_once = self._results(values, None)[0]
-            if self._verdict(values, row, expected, at_once).wrong is None:
-                wrong = f"a later forward overwrites what the backward of an earlier one needs: {wrong}"
+        elif made.wrong and attempt.with_gradients:
+            why = self._why(values, row, expected, made_calls, between)
+            wrong = wrong if why is None else f"{why}: {wrong}"
+        elif wrong is None and kind == HARD and not between.overwritten:
+            # Their memory may be needed.
+            results.clear()
+            wrong = self._wrong_if_changed(values, row, expected, made_calls.out)
         self.judge.write(self.seeded)
         if wrong:
             alone = "the attention alone, " if self.call == "alone" else ""
@@ -110,7 +137,7 @@ class OtherValues:
             again = alike.with_other_signs(request.case, SystemRandom())
         between = self._between()
         try:
-            results, forms = self._results(again.inputs, None)
+            made_calls = self._calls_on(again.inputs, None)
             between.run_one()
         except Exception as error:  # whatever does not fit
             if status_of(error, "")[0] != "out_of_memory":
@@ -119,9 +146,9 @@ class OtherValues:
         finally:
             self.judge.write(self.seeded)
         with attempt.stage("accuracy"), self.machine.settings.again():
-            results = again.turned(results, alike)
+            results = again.turned(made_calls.results, alike)
             made = self._verdict(alike.inputs, row, expected, results)
-            add_judged(attempt, "again", forms, expected, made, "hard values")
+            add_judged(attempt, "again", made_calls.forms, expected, made, "hard values")
             wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales)
             wrong = wrong or next(iter(between.wrong), None)
         if wrong:
@@ -140,14 +167,45 @@ class OtherValues:
             )
         return error.relative is not None and error.relative <= (expected.tolerances["out"].relative or 0.0)
 
-    def _results(self, values: Inputs, between: Between | None) -> tuple[Results, dict[str, Form]]:
-        """Return the results on these values and their forms.
+    def _why(self, values: Inputs, row: int, expected: Expected, made: _MadeCalls, between: Between) -> str | None:
+        """Return what makes the gradients wrong if they are right without it, or None."""
+        if not between.overwritten:
+            at_once = self._calls_on(values, None, as_in_a_model=made.other_strides).results
+            if self._verdict(values, row, expected, at_once).wrong is None:
+                return "a later forward overwrites what the backward of an earlier one needs"
+        if made.other_strides:
+            usual = self._calls_on(values, None).results
+            if self._verdict(values, row, expected, usual).wrong is None:
+                return "the backward is wrong where the output's gradient lies in the other layout"
+        return None
+
+    def _wrong_if_changed(self, values: Inputs, row: int, expected: Expected, out: torch.Tensor) -> str | None:
+        """Change an output in place, as a model may, and return what is wrong with its backward then, or None.
+
+        PyTorch raises if a tensor was changed that was saved for the backward.
+        """
+        if not out.requires_grad:
+            return None
+        change_in_place(out)
+        try:
+            gradients = self.judge.results("backward", self.calls.backward(out)())
+        except Stopped:
+            raise
+        except Exception:
+            return None
+        with self.attempt.stage("accuracy"), self.machine.settings.again():
+            wrong = self._verdict(values, row, expected, gradients).wrong
+        return wrong and f"an output that is changed in place after its forward spoils the gradients silently: {wrong}"
+
+    def _calls_on(self, values: Inputs, between: Between | None, *, as_in_a_model: bool = False) -> _MadeCalls:
+        """Call each pass on these values.
 
         Args:
             values: what the calls read.
             between: gets what calls between find; None for none of them.
+            as_in_a_model: whether the output's gradient shall lie in the other layout, where autograd can be asked.
         """
-        attempt = self.attempt
+        attempt, other_strides, refused = self.attempt, False, False
         # The gradient comes after the forward, as in training: what a forward computes of another one is wrong.
         unknown = replace(values, d_out_bhsd=self.seeded.d_out_bhsd)
         self.judge.write(unknown)
@@ -162,9 +220,25 @@ class OtherValues:
                     self.judge.write(unknown)
                     out = self.calls.forward()
                 self.judge.write(values)
-                made |= self.judge.results("backward", self.calls.backward(out)())
+                gradients, refused = self._in_the_other_layout(out) if as_in_a_model else (None, False)
+                other_strides = gradients is not None
+                made |= self.judge.results("backward", gradients or self.calls.backward(out)())
             synchronize(self.request.device)
-        return made | results, {name: form_of(tensor) for name, tensor in made.items()}
+        forms = {name: form_of(tensor) for name, tensor in made.items()}
+        return _MadeCalls(made | results, forms, out, other_strides, refused)
+
+    def _in_the_other_layout(self, out: torch.Tensor) -> tuple[Gradients | None, bool]:
+        """Return the gradients of an output whose own gradient lies in the other layout, and whether it was refused.
+
+        None if it was, if the backward is not autograd's, or where the memory does not hold another gradient.
+        """
+        if not out.requires_grad:
+            return None, False
+        try:
+            d_out = with_other_strides(self.judge.fresh.tensors["d_out"])
+            return (None if d_out is None else gradients_of(out, self.judge.read, d_out)), False
+        except Exception as error:
+            return None, status_of(error, "")[0] != "out_of_memory"
 
     def _between(self) -> Between:
         return Between(self.attempt, self.machine, self.request, self.calls, self.judge, self.seeded)

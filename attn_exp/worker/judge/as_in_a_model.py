@@ -1,0 +1,29 @@
+"""What a model does with an output and its gradient, and a benchmark does not."""
+
+import torch
+
+from attn_exp.attention.autograd import Gradients
+from attn_exp.attention.inputs import DifferentiableInputs
+
+
+def with_other_strides(d_out: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy of a tensor (batch, heads, length, dim) that lies in the other layout, None if there is none.
+
+    The gradient of an output lies as what follows the attention leaves it: adjacent heads of a token, or adjacent
+    tokens of a head.
+    """
+    if 1 in d_out.shape[1:3]:
+        return None
+    lies_as_bhsd = d_out.stride(1) > d_out.stride(2)
+    return d_out.transpose(1, 2).contiguous().transpose(1, 2) if lies_as_bhsd else d_out.contiguous()
+
+
+def gradients_of(out: torch.Tensor, inputs: DifferentiableInputs, d_out: torch.Tensor) -> Gradients | None:
+    """Return the gradients of the inputs' leaves by autograd, None where the output does not depend on all of them."""
+    found = torch.autograd.grad(out, inputs.leaves, d_out, retain_graph=True, allow_unused=True)
+    return None if any(one is None for one in found) else found
+
+
+def change_in_place(out: torch.Tensor) -> None:
+    """Negate an output, as an operator in place behind the attention does; PyTorch counts that."""
+    torch.Tensor.detach(out).neg_()

@@ -1,0 +1,95 @@
+"""Backwards that are right in a benchmark and wrong in a model: by the gradient's strides, or by a changed output."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cheats.corpus import case_of, cheat, honest
+from cheats.ways import Plain, Tensor
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Attention(torch.autograd.Function):
+    """Needs its output in the backward, for the sums of rows; `saves` says whether autograd knows of it."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, saves: bool, read: Step) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        lse = scores.logsumexp(-1, keepdim=True)
+        out = torch.exp(scores - lse) @ v
+        ctx.read, ctx.kept = read, None if saves else out.detach()
+        ctx.save_for_backward(q, k, v, lse, *([out] if saves else []))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        q, k, v, lse, *saved = ctx.saved_tensors
+        out = saved[0] if saved else ctx.kept
+        d_out, scale = ctx.read(d_out, out), q.shape[-1] ** -0.5
+        p = torch.exp(q @ k.mT * scale - lse)
+        ds = p * (d_out @ v.mT - (d_out * out).sum(-1, keepdim=True)) * scale
+        return ds @ k, ds.mT @ q, p.mT @ d_out, None, None
+
+
+def as_it_is(d_out: Tensor, out: Tensor) -> Tensor:
+    """Return the output's gradient."""
+    return d_out
+
+
+def by_the_strides_of_the_output(d_out: Tensor, out: Tensor) -> Tensor:
+    """Return what lies in the gradient's memory by the strides of the output."""
+    return torch.as_strided(d_out, out.shape, out.stride())
+
+
+def if_contiguous(d_out: Tensor, out: Tensor) -> Tensor:
+    """Return the output's gradient."""
+    if not d_out.is_contiguous():
+        raise ValueError("the gradient has to be contiguous")
+    return d_out
+
+
+LONG = case_of(256)
+
+
+@cheat(
+    "gradients", "inaccurate", "wrong where the output's gradient lies in the other layout: d[qkv] is off", case=LONG
+)
+class StridesOfTheOutput(Plain):
+    """Reads the output's gradient by the output's strides, as a kernel that is told only one set of them."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _Attention.apply(q, k, v, True, by_the_strides_of_the_output)
+
+
+@cheat("gradients", "inaccurate", "changed in place after its forward spoils the gradients silently: dq is", case=LONG)
+class OutputAsAnAttribute(Plain):
+    """Keeps the output for its backward where autograd does not see that a model changes it."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _Attention.apply(q, k, v, False, as_it_is)
+
+
+@honest(case=LONG)
+class OutputIsSaved(Plain):
+    """Saves the output for its backward, which raises where a model has changed it."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _Attention.apply(q, k, v, True, as_it_is)
+
+
+@honest(case=LONG)
+class OutputIsCopied(Plain):
+    """Keeps the output for its backward, and returns a copy."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _Attention.apply(q, k, v, False, as_it_is).clone()
+
+
+@honest(case=LONG)
+class RefusesOtherStrides(Plain):
+    """Raises if the output's gradient is not contiguous."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _Attention.apply(q, k, v, True, if_contiguous)
