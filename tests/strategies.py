@@ -7,6 +7,31 @@ NUMBER_DTYPES = sorted(DTYPE_BYTES.keys() - {E4M3})
 
 
 @st.composite
+def packed_cases(draw: st.DrawFn, *, longest: int = 12) -> Case:
+    """Small cases of packed sequences: with as many keys as queries, or requests with more of them."""
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    requests = draw(st.lists(st.tuples(st.integers(1, longest), st.integers(0, longest)), min_size=1, max_size=5))
+    ragged, causal = draw(st.booleans()), draw(st.booleans())
+    lengths = tuple(queries for queries, _ in requests)
+    kv_lengths = tuple(queries + more for queries, more in requests) if ragged else None
+    mask = draw(st.sampled_from([None, "window", "prefix", "chunk"])) if causal else None
+    return Case(
+        batch=1,
+        q_heads=kv_heads * group,
+        kv_heads=kv_heads,
+        q_len=sum(lengths),
+        kv_len=sum(kv_lengths or lengths),
+        head_dim=draw(st.integers(1, 8)),
+        value_dim=draw(st.integers(1, 8)),
+        dtype="float32",
+        causal=causal,
+        lengths=lengths,
+        kv_lengths=kv_lengths,
+        **({} if mask is None else {mask: draw(st.integers(1, longest + 2))}),
+    )
+
+
+@st.composite
 def cases(draw: st.DrawFn, *, longest: int = 24, largest_dim: int = 16, equal_dims: bool = False) -> Case:
     """Small cases of every kind: both alignments, q longer and shorter than kv, q of 1, grouped heads, two dims."""
     kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))

@@ -6,13 +6,13 @@ import torch
 from fakes import CASE
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from strategies import NUMBER_DTYPES, cases
+from strategies import NUMBER_DTYPES, cases, packed_cases
 
 from attn_exp.attention import reference as reference_module
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import hidden_keys
-from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.inputs import Inputs, make_inputs
 from attn_exp.attention.reference import reference
 from attn_exp.backends import base
 from attn_exp.backends.base import load_backend
@@ -73,6 +73,26 @@ def test_the_reference_equals_autograd_in_float64_in_slices_of_any_size(case, se
     assert list(found) == ["out", "dq", "dk", "dv"]
     assert all(tensor.dtype == torch.float32 for tensor in found.values())
     assert close(found.values(), autograd_in_float64(case, inputs))
+
+
+@settings(max_examples=40)
+@given(packed_cases(), st.integers(0, 2**31), st.sampled_from([1, 64, 1 << 26]), st.sampled_from([2, 5, 1024]))
+def test_packed_sequences_and_requests_are_each_by_itself(case, seed, slice_bytes, causal_rows):
+    inputs = make_inputs(case, "cpu", seed, with_gradients=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference_module, "SLICE_BYTES", {"cpu": slice_bytes})
+        patch.setattr(reference_module, "CAUSAL_ROWS", {"cpu": causal_rows})
+        whole = reference(case, inputs, with_gradients=True)
+    row = key = 0
+    for queries, keys in zip(case.lengths, case.kv_lengths or case.lengths, strict=True):
+        rows, seen = slice(row, row + queries), slice(key, key + keys)
+        cut = [(inputs.q_bhsd, rows), (inputs.k_bhsd, seen), (inputs.v_bhsd, seen), (inputs.d_out_bhsd, rows)]
+        own = Inputs(*(tensor[:, :, where].detach().clone().requires_grad_() for tensor, where in cut))
+        alone = autograd_in_float64(replace(case, lengths=None, kv_lengths=None, q_len=queries, kv_len=keys), own)
+        places = (rows, rows, seen, seen)
+        found = [whole[name][:, :, where] for name, where in zip(("out", "dq", "dk", "dv"), places, strict=True)]
+        assert close(found, alone)
+        row, key = row + queries, key + keys
 
 
 def test_the_reference_slices_heads_and_rows_each_once(monkeypatch):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import cases
 
-from attn_exp.core.case import Case, case_columns, case_from_config
+from attn_exp.core.case import Case, case_columns, case_from_config, typed_fields
 from attn_exp.core.errors import UserError, how_it_ended, last_message, nearest
 
 SIZES = {"batch": 2, "q_heads": 4, "kv_heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 16, "value_dim": 16}
@@ -22,6 +22,7 @@ def config(**changes):
         "chunk": None,
         "softcap": None,
         "lengths": None,
+        "kv_lengths": None,
         "layout": "bhsd",
         "workload": "attention",
         "mlp_dim": None,
@@ -172,3 +173,62 @@ def test_how_a_process_ended_is_told_for_every_code(code, how):
 )
 def test_last_words_are_the_exception_and_not_the_hints_below(output, words):
     assert last_message(output) == words
+
+
+@pytest.mark.parametrize(
+    ("typed", "lengths", "kv_lengths"),
+    [
+        ("2q2k_3q1s1k", (2048, 2048, 1, 1, 1), (2048, 2048, 1024, 1024, 1024)),
+        ("q7", (7,), None),
+        ("2q16", (16, 16), None),
+        ("q4s9_q2", (4, 2), (9, 2)),
+    ],
+)
+def test_requests_are_written_as_in_vllm(typed, lengths, kv_lengths):
+    made = case_from_config(
+        config(lengths=typed, batch=1, q_len=8, kv_len=8, align="bottom_right", model={"seq_len": 8})
+    )
+    assert (made.lengths, made.kv_lengths) == (lengths, kv_lengths)
+    assert (made.q_len, made.kv_len) == (sum(lengths), sum(kv_lengths or lengths))
+    assert typed_fields(made, square=made.square)["lengths"] == typed
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": "2q"}, "lengths=2q is no batch of requests: write lengths=2q2k_32q1s1k"),
+        ({"lengths": "2q2k,4q1"}, "is no batch of requests"),
+        ({"lengths": ""}, "is no batch of requests"),
+        ({"lengths": "0q5"}, "has 0 requests: from 1 to 65,536"),
+        ({"lengths": "999999q5"}, "has 999999 requests"),
+        ({"lengths": "q5s3"}, "a request has 5 queries and only 3 keys"),
+        ({"lengths": "q0s3"}, "lengths=q0s3 has a request without a query"),
+        ({"lengths": "q3s0"}, "has a request without a key"),
+        ({"lengths": "q2s3", "kv_lengths": [3]}, "has the keys of its requests: set kv_lengths=null"),
+        ({"lengths": [2], "kv_lengths": 3}, "kv_lengths=3 is no list"),
+        ({"lengths": [2, 3], "kv_lengths": [3]}, "kv_lengths has 1 numbers, and lengths 2"),
+        ({"lengths": [2], "kv_lengths": [0]}, r"kv_lengths=\[0\] must be whole positive numbers"),
+        ({"lengths": None, "kv_lengths": [3]}, "set lengths too, or kv_lengths=null"),
+        ({"lengths": "q2s3", "align": "top_left"}, "set align=bottom_right"),
+    ],
+)
+def test_a_batch_of_requests_that_cannot_be_is_refused(changes, message):
+    rest = {"batch": 1, "q_len": 8, "kv_len": 8, "align": "bottom_right", "model": {"seq_len": 8}}
+    with pytest.raises(UserError, match=message):
+        case_from_config(config(**rest | changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prefix": 4}, "prefix=4 adds keys to a causal mask: set causal=true, or prefix=null"),
+        ({"chunk": 4}, "chunk=4 cuts a causal mask"),
+        ({"causal": True, "chunk": 0}, "chunk=0 is not a positive number of keys; null is no chunk"),
+        ({"causal": True, "prefix": True}, "prefix=True is not a positive number"),
+        ({"causal": True, "prefix": 2, "chunk": 4}, "are two masks: set"),
+        ({"causal": True, "window": 2, "chunk": 4}, "are two masks: set"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        Case(**GOOD | change)

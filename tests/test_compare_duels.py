@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import sweeps
 from hypothesis import HealthCheck, given, settings
-from strategies import cases
+from strategies import cases, packed_cases
 
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import COMMAND, main, rivals_of
@@ -39,10 +39,23 @@ def command(folder, one, other, direction="forward"):
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cases())
+@given(cases() | packed_cases())
 def test_any_case_composes_to_itself(case):
     request = request_from_config(resolved_config(compose_config(case_words(case, "of my own"), "a")), [GPU])
     assert request.case == case
+
+
+@pytest.mark.parametrize("model", ["mistral_7b", "gemma2", "llama4_scout"])
+def test_a_case_without_its_model_s_mask_or_softcap_composes_to_itself(model):
+    own = request_from_config(resolved_config(compose_config([f"model={model}"], "a")), [GPU]).case
+    for case in (
+        own,
+        replace(own, window=None, chunk=None, softcap=None),
+        replace(own, causal=False, window=None, chunk=None),
+    ):
+        words = case_words(case, model)
+        assert f"model={model}" in words
+        assert request_from_config(resolved_config(compose_config(words, "a")), [GPU]).case == case
 
 
 def test_a_model_that_brings_the_sizes_is_named():

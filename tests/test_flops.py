@@ -1,9 +1,11 @@
 from dataclasses import replace
 
 import numpy as np
+import torch
 from hypothesis import given, settings
-from strategies import cases
+from strategies import cases, packed_cases
 
+from attn_exp.attention.formula import hidden_keys
 from attn_exp.core.case import DTYPE_BYTES, Case
 from attn_exp.core.flops import compulsory_bytes, flops, flops_sdpa_convention, seen_keys, unmasked_pairs
 
@@ -33,6 +35,17 @@ def visible(case: Case) -> np.ndarray:
     return mask
 
 
+def visible_of_packed(case: Case) -> np.ndarray:
+    """The masks of the sequences by themselves, in their places."""
+    mask = np.zeros((case.q_len, case.kv_len), dtype=bool)
+    row = key = 0
+    for queries, keys in zip(case.lengths, case.kv_lengths or case.lengths, strict=True):
+        own = replace(case, lengths=None, kv_lengths=None, q_len=queries, kv_len=keys)
+        mask[row : row + queries, key : key + keys] = visible(own)
+        row, key = row + queries, key + keys
+    return mask
+
+
 def bytes_of(case: Case, direction: str) -> int:
     return compulsory_bytes(case, direction, saves_lse=True)
 
@@ -47,6 +60,15 @@ def test_pairs_equal_a_count_of_the_mask(case):
 @given(cases())
 def test_seen_keys_equal_the_columns_of_the_mask_that_are_not_empty(case):
     assert seen_keys(case) == visible(case).any(axis=0).sum()
+
+
+@settings(max_examples=400)
+@given(packed_cases())
+def test_packed_sequences_and_requests_have_the_masks_of_each(case):
+    mask = visible_of_packed(case)
+    assert unmasked_pairs(case) == mask.sum()
+    assert seen_keys(case) == mask.any(axis=0).sum()
+    assert np.array_equal(~hidden_keys(case, 0, case.q_len, torch.device("cpu")).numpy(), mask)
 
 
 @settings(max_examples=300)

@@ -56,6 +56,8 @@ CASES = {
     "packed causal window": case(causal=True, window=9, q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
     "packed prefix": case(causal=True, prefix=5, q_len=80, kv_len=80, lengths=(13, 1, 40, 26), q_heads=4),
     "packed chunks float16": case(causal=True, chunk=16, q_len=80, kv_len=80, lengths=(50, 30), dtype="float16"),
+    "requests": case(q_len=22, kv_len=97, lengths=(1, 20, 1), kv_lengths=(40, 20, 37), causal=True, q_heads=4),
+    "requests with a window": case(q_len=9, kv_len=60, lengths=(4, 5), kv_lengths=(20, 40), causal=True, window=7),
     "grouped queries": case(q_heads=4, kv_heads=2, causal=True, batch=2),
     "one key-value head": case(q_heads=4, kv_heads=1, q_len=33, kv_len=50),
     "one query": case(q_heads=4, kv_heads=2, q_len=1, kv_len=53, causal=True),

@@ -9,7 +9,7 @@ from attn_exp.core.case import TYPED_DTYPES
 from attn_exp.core.errors import UserError
 
 # Keys whose value is a list. Of all others a list is several choices.
-_LISTS = ("passes", "lengths", "columns", "stop_on", "timer.also", "isolation.variables", "profiler")
+_LISTS = ("passes", "lengths", "kv_lengths", "columns", "stop_on", "timer.also", "isolation.variables", "profiler")
 _SHORT = {f"torch.{name}": short for name, short in TYPED_DTYPES.items()}
 
 

@@ -22,15 +22,18 @@ def seen_keys(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
     It sees all between them; the last precedes the first if it sees none. Neither decreases from a query to the next.
     """
-    first, last = torch.zeros_like(rows), torch.full_like(rows, case.kv_len - 1)
+    first, last, own = torch.zeros_like(rows), torch.full_like(rows, case.kv_len - 1), rows + case.offset
     if case.lengths is not None:
-        lengths = torch.tensor(case.lengths, device=rows.device)
-        ends = lengths.cumsum(0)
+        lengths, kv_lengths = (
+            torch.tensor(several, device=rows.device) for several in (case.lengths, case.kv_lengths or case.lengths)
+        )
+        ends, kv_ends = lengths.cumsum(0), kv_lengths.cumsum(0)
         sequence = torch.searchsorted(ends, rows.contiguous(), right=True)
-        first, last = (ends - lengths)[sequence], ends[sequence] - 1
+        first, last = (kv_ends - kv_lengths)[sequence], kv_ends[sequence] - 1
+        # Its last query sees its last key.
+        own = last - (ends[sequence] - 1 - rows)
     if not case.causal:
         return first, last
-    own = rows + case.offset
     up_to_own = torch.minimum(last, own)
     if case.prefix is not None:
         return first, torch.maximum(up_to_own, torch.minimum(last, first + case.prefix - 1))

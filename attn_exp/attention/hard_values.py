@@ -210,7 +210,7 @@ def _keys(case: Case, heads: int, kind: Kind, channels: Channels, generator: tor
     starts = torch.zeros(case.kv_len, device=device)
     starts[0] = 1.0
     if case.lengths is not None:
-        starts[torch.tensor(case.lengths, device=device).cumsum(0)[:-1]] = 1.0
+        starts[torch.tensor(case.kv_lengths or case.lengths, device=device).cumsum(0)[:-1]] = 1.0
     shared = channels.offset.mask + level[:, None] * channels.ramp.mask + starts[:, None] * channels.sink.mask
     return (shared + signs * channels.signs.mask) * channels.size
 

@@ -37,10 +37,14 @@ def part_of(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
     q_len, kv_len = case.q_len, case.kv_len
     if q_len * kv_len > scores:
         q_len, kv_len = min(q_len, max(side, scores // kv_len)), min(kv_len, max(side, scores // q_len))
+    lengths, kv_lengths = _first(case.lengths, q_len), None
+    if case.lengths is not None and case.kv_lengths is not None:
+        lengths, kv_lengths = _first_requests(case.lengths, case.kv_lengths, q_len, kv_len)
+        q_len, kv_len = sum(lengths), sum(kv_lengths)
     heads = max(1, min(case.kv_heads, scores // (q_len * kv_len)))
     # One query head for each key-value head: a group's sum is rounded once more, never less.
     part = replace(
-        case, batch=1, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, lengths=_first(case.lengths, q_len)
+        case, batch=1, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, lengths=lengths, kv_lengths=kv_lengths
     )
     if part.keyless:
         part = replace(part, align="top_left", window=None, chunk=None)
@@ -74,3 +78,15 @@ def _first(lengths: tuple[int, ...] | None, tokens: int) -> tuple[int, ...] | No
             kept.append(min(length, left))
             left -= kept[-1]
     return tuple(kept)
+
+
+def _first_requests(
+    lengths: tuple[int, ...], kv_lengths: tuple[int, ...], queries: int, keys: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return as many requests as have these queries and keys together, at least the first one, which is then cut."""
+    kept = [(min(lengths[0], queries, keys), min(kv_lengths[0], keys))]
+    for request in zip(lengths[1:], kv_lengths[1:], strict=True):
+        if sum(own for own, _ in kept) + request[0] > queries or sum(own for _, own in kept) + request[1] > keys:
+            break
+        kept.append(request)
+    return tuple(own for own, _ in kept), tuple(own for _, own in kept)

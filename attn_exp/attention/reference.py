@@ -152,8 +152,7 @@ def _last_seen_key(case: Case, rows: slice) -> int:
     if not case.causal:
         return case.kv_len
     end: int = rows.stop + case.offset
-    if case.prefix is not None:
-        # Of packed sequences the prefix of the last one that these rows belong to.
+    if case.prefix is not None or case.kv_lengths is not None:
         end = int(seen_keys(case, torch.tensor([rows.stop - 1]))[1]) + 1
     return max(1, min(case.kv_len, end))
 

@@ -20,6 +20,7 @@ class Eager(DeclarativeBackend):
         chunk=True,
         softcap=True,
         packed=True,
+        ragged=True,
         value_dims="any",
     )
     transparent = True

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from attn_exp.attention.autograd import Attention
-from attn_exp.attention.formula import sequence_ids
+from attn_exp.attention.formula import seen_keys, sequence_ids
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.bshd import starts_of
@@ -24,7 +24,7 @@ class Flex(DeclarativeBackend):
 
     supports = Supports(
         dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True,
-        packed=True, value_dims="any", capability=(8, 0),
+        packed=True, ragged=True, value_dims="any", capability=(8, 0),
     )  # fmt: skip
     generates_triton = True
     claimed_share = FUSED_SHARE
@@ -73,6 +73,9 @@ def flex_function(case: Case, device: torch.device, kernel_options: dict[str, An
 
 def _mask(case: Case, device: torch.device) -> Any:
     """Return a function that says whether query index `q` sees key index `k`, for `create_block_mask`."""
+    if case.kv_lengths is not None:
+        first, last = seen_keys(case, torch.arange(case.q_len, device=device))
+        return lambda b, h, q, k: (k >= first[q]) & (k <= last[q])
     causal, offset, window, prefix, chunk = case.causal, case.offset, case.window, case.prefix, case.chunk
     sequence = start = None
     if case.lengths is not None:

@@ -31,6 +31,7 @@ class Supports:
         chunk: chunks of positions that see only their own keys.
         softcap: capped scores.
         packed: packed sequences of different lengths.
+        ragged: packed sequences with more keys than queries.
         keyless: zeros for queries that see no key.
         head_dims: all head dimensions there are; None for every multiple of `head_dim_multiple` up to
             `largest_head_dim`.
@@ -50,6 +51,7 @@ class Supports:
     chunk: bool = False
     softcap: bool = False
     packed: bool = False
+    ragged: bool = False
     keyless: bool = False
     head_dims: tuple[int, ...] | None = None
     largest_head_dim: int | None = None
@@ -76,7 +78,7 @@ class Supports:
             words.append(pairs)
         words += ["grouped heads"] if self.grouped else []
         words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
-        words += [name for name in ("window", "prefix", "chunk", "softcap", "packed") if getattr(self, name)]
+        words += [name for name in ("window", "prefix", "chunk", "softcap", "packed", "ragged") if getattr(self, name)]
         words += ["forward only"] if self.passes == ("forward",) else []
         words += [f"{TYPED_DTYPES.get(name, name)} forward only" for name in self.forward_only]
         if self.capability or self.capabilities:
@@ -91,7 +93,7 @@ class Supports:
             (case.dtype in self.dtypes, f"computes {_words(self.dtypes)}, not {case.dtype}"),
             (self.grouped or case.q_heads == case.kv_heads, "has no grouped heads: set model.kv_heads=null"),
             (
-                case.dense or case.square or case.align in self.align,
+                case.dense or case.square or case.align in self.align or case.kv_lengths is not None,
                 f"aligns a causal mask {_words(self.align)}: set align={self.align[0] if self.align else ''}",
             ),
             *(
@@ -105,6 +107,10 @@ class Supports:
             (
                 self.packed or case.lengths is None,
                 f"has no packed sequences: set lengths=null, {_OTHERS}",
+            ),
+            (
+                self.ragged or case.kv_lengths is None,
+                f"has as many keys as queries in packed sequences: set kv_lengths=null, {_OTHERS}",
             ),
         )
         for fits, otherwise in checks:

@@ -18,9 +18,18 @@ class Triton(DeclarativeBackend):
     """Our own fused attention in Triton, forward and backward, autotuned."""
 
     supports = Supports(
-        dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True, packed=True,
-        keyless=True, largest_head_dim=256, value_dims="any", capability=(8, 0),
-    )  # fmt: skip
+        dtypes=("bfloat16", "float16", "float32"),
+        window=True,
+        prefix=True,
+        chunk=True,
+        softcap=True,
+        packed=True,
+        ragged=True,
+        keyless=True,
+        largest_head_dim=256,
+        value_dims="any",
+        capability=(8, 0),
+    )
     generates_triton = True
     package = Package("triton", "triton", "pip install triton")
     claims = {("cuda", "forward"): r"^forward_kernel", ("cuda", "backward"): r"^(dkdv_kernel|dq_kernel)"}

@@ -26,6 +26,7 @@ class Varlen(DeclarativeBackend):
         align=("bottom_right",),
         window=True,
         packed=True,
+        ragged=True,
         largest_head_dim=256,
         head_dim_multiple=8,
         capability=(8, 0),
@@ -46,7 +47,8 @@ class Varlen(DeclarativeBackend):
             raise Unavailable(f"varlen_attn of torch {torch.__version__} has no window_size: {self.package.install}")
         # Before torch 2.12 it takes grouped heads without being told.
         grouped = {"enable_gqa": case.q_heads != case.kv_heads} if "enable_gqa" in takes else {}
-        q_lengths, kv_lengths = case.lengths or (case.q_len,) * case.batch, case.lengths or (case.kv_len,) * case.batch
+        q_lengths = case.lengths or (case.q_len,) * case.batch
+        kv_lengths = case.kv_lengths or case.lengths or (case.kv_len,) * case.batch
         device = inputs.q_bhsd.device
         attention = partial(
             function,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from attn_exp.core.case import NORMAL, PASSES, TYPED_DTYPES, Case
+from attn_exp.core.case import NORMAL, PASSES, TYPED_DTYPES, Case, typed_fields
 from attn_exp.core.conf import choice
 from attn_exp.core.request import Compile
 from attn_exp.core.text import flat, word
@@ -102,17 +102,21 @@ def _compile_words(compiled: Compile, added: str = "") -> list[str]:
 
 def case_words(case: Case, model: str) -> list[str]:
     """Return the overrides that compose to a case: its model's name if that defines its sizes, else the sizes."""
-    words = [f"dtype={TYPED_DTYPES[case.dtype]}"]
-    if _sizes(choice("model", model)) == {name: getattr(case, name) for name in _OF_MODEL}:
+    # A model may bring a mask or a softcap, which the case is perhaps without. The width of a block's MLP is no part of
+    # other cases.
+    words, own = [f"dtype={TYPED_DTYPES[case.dtype]}"], {**choice("model", model), "mlp_dim": None}
+    if _sizes(own) == {name: getattr(case, name) for name in _OF_MODEL}:
         words.append(f"model={model}")
     else:
         # Relative to the default model, whose value_dim follows head_dim and which has no embedding.
         names = _OF_MODEL[:3] if case.value_dim == case.head_dim else _OF_MODEL
         words += [f"model.{name}={getattr(case, name)}" for name in names]
+        own = {}
+    typed = typed_fields(case, square=False)
     for field in fields(Case):
-        value = getattr(case, field.name)
+        value = typed[field.name]
         # Booleans are always given, because the configuration's default may differ from the dataclass's.
-        given = field.default is MISSING or value != field.default or isinstance(value, bool)
+        given = field.default is MISSING or value != own.get(field.name, field.default) or isinstance(value, bool)
         if field.name in (*_OF_MODEL, "dtype", "q_len", "kv_len") or not given:
             continue
         words.append(f"{field.name}={word(value)}")

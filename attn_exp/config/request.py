@@ -25,7 +25,7 @@ L2_STATES = ("cold", "written")
 # Options that are younger than the identity, as `stopping=default` has them.
 _LATER = {"patience_s": 5.0, "settle_s": 3.0}
 # Fields of a case that are younger than the identity, which has them where they are set.
-_LATER_MASKS = ("prefix", "chunk")
+_LATER_MASKS = ("prefix", "chunk", "kv_lengths")
 # Every configuration has these groups and keys.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
@@ -46,6 +46,7 @@ _KEYS = (
     "chunk",
     "softcap",
     "lengths",
+    "kv_lengths",
     "layout",
     "workload",
     "mlp_dim",

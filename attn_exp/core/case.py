@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.packed import packed_lengths, typed_lengths
 
 E4M3 = "float8_e4m3fn"
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
@@ -68,6 +69,8 @@ class Case:
         softcap: bounds the scores before the mask: softcap * tanh(scores / softcap).
         lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,
             and masks count within it, prefixes and chunks too.
+        kv_lengths: how many keys each of these sequences has, as many as queries or more: the requests of a batch in
+            serving, whose last queries are new. None: as many as queries.
         layout: the memory layout of tensors: `bhsd`, or `bshd` with the heads of a token adjacent.
         workload: the transformer block around the attention, q_heads x head_dim wide; None for attention without a
             block.
@@ -94,6 +97,7 @@ class Case:
     chunk: int | None = None
     softcap: float | None = None
     lengths: tuple[int, ...] | None = None
+    kv_lengths: tuple[int, ...] | None = None
     layout: str = "bhsd"
     workload: str | None = None
     mlp_dim: int | None = None
@@ -123,7 +127,9 @@ class Case:
         if self.layout not in LAYOUTS:
             raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.lengths is not None:
-            self._check_lengths(self.lengths)
+            self._check_lengths(self.lengths, self.kv_lengths)
+        elif self.kv_lengths is not None:
+            raise UserError("kv_lengths are those of packed sequences: set lengths too, or kv_lengths=null")
         if self.workload is not None:
             self._check_workload(self.workload)
         largest_bytes = (
@@ -148,14 +154,30 @@ class Case:
             if other != name and getattr(self, other) is not None:
                 raise UserError(f"{name}={keys} and {other}={getattr(self, other)} are two masks: set {other}=null")
 
-    def _check_lengths(self, lengths: tuple[int, ...]) -> None:
-        whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
-        if not lengths or not whole:
-            raise UserError(f"lengths={list(lengths)} must be whole positive numbers, for example lengths=[512,1536]")
-        if self.batch != 1 or not self.q_len == self.kv_len == sum(lengths):
+    def _check_lengths(self, lengths: tuple[int, ...], kv_lengths: tuple[int, ...] | None) -> None:
+        for name, own in (("lengths", lengths), ("kv_lengths", kv_lengths)):
+            if own is None:
+                continue
+            whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in own)
+            if not own or not whole:
+                raise UserError(f"{name}={list(own)} must be whole positive numbers, for example {name}=[512,1536]")
+        if kv_lengths is not None:
+            self._check_requests(lengths, kv_lengths)
+        if self.batch != 1 or self.q_len != sum(lengths) or self.kv_len != sum(kv_lengths or lengths):
             raise UserError(
                 f"lengths={list(lengths)} pack {sum(lengths)} tokens into one row: set batch=1 and leave seq_len out"
             )
+
+    def _check_requests(self, lengths: tuple[int, ...], kv_lengths: tuple[int, ...]) -> None:
+        if len(kv_lengths) != len(lengths):
+            raise UserError(
+                f"kv_lengths has {len(kv_lengths)} numbers, and lengths {len(lengths)}: one for each request"
+            )
+        for queries, keys in zip(lengths, kv_lengths, strict=True):
+            if keys < queries:
+                raise UserError(f"a request has {queries} queries and only {keys} keys, which include its own")
+        if self.align != "bottom_right":
+            raise UserError("requests end with their last key: set align=bottom_right")
 
     def _check_workload(self, workload: str) -> None:
         if workload not in WORKLOADS[1:]:
@@ -198,7 +220,7 @@ class Case:
     @property
     def square(self) -> bool:
         """Whether both alignments are the same mask."""
-        return self.q_len == self.kv_len
+        return self.q_len == self.kv_len and self.kv_lengths is None
 
     @property
     def offset(self) -> int:
@@ -231,7 +253,7 @@ class Case:
     @property
     def most_keys(self) -> int:
         """Return how many keys a query sees at most: the last one of the longest sequence."""
-        longest = max(self.lengths or (self.kv_len,))
+        longest = max(self.kv_lengths or self.lengths or (self.kv_len,))
         return min(longest, self.window or longest, self.chunk or longest)
 
     def label(self) -> str:
@@ -263,7 +285,8 @@ class Case:
 
     def _more(self) -> list[str]:
         more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
-        more += [f"{len(self.lengths)} packed"] if self.lengths is not None else []
+        if self.lengths is not None:
+            more.append(f"{len(self.lengths)} {'packed' if self.kv_lengths is None else 'requests'}")
         more += [self.layout] if self.layout != LAYOUTS[0] else []
         return [*more, *([f"{self.workload} mlp{self.mlp_dim}"] if self.workload is not None else [])]
 
@@ -296,13 +319,12 @@ def case_from_config(config: dict[str, Any]) -> Case:
             f"embedding={model['embedding']} is not q_heads x head_dim = {model['q_heads']} x {head_dim}: "
             "set model.head_dim=null, or leave the embedding out"
         )
-    lengths = config["lengths"]
-    if lengths is not None and not isinstance(lengths, list | tuple):
-        raise UserError(f"lengths={lengths} is no list: write lengths=[512,1536]")
-    if lengths and all(isinstance(length, int) for length in lengths):
-        # The length of a packed case is the sum of its sequences; an explicit length has to agree.
-        model_len = model.get("seq_len")
-        config = config | {key: sum(lengths) for key in ("q_len", "kv_len") if config[key] == model_len}
+    lengths, kv_lengths = packed_lengths(config["lengths"], config["kv_lengths"])
+    # The length of a packed case is the sum of its sequences; an explicit length has to agree.
+    model_len = model.get("seq_len")
+    for key, own in (("q_len", lengths), ("kv_len", kv_lengths or lengths)):
+        if own and all(isinstance(length, int) and length > 0 for length in own) and config[key] == model_len:
+            config = config | {key: sum(own)}
     seq_len = config.get("seq_len")
     if not _is_length(seq_len) and seq_len == config["q_len"] == config["kv_len"]:
         # Typed once as seq_len; the case would refuse q_len, which was not typed.
@@ -323,7 +345,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "prefix": config["prefix"],
         "chunk": config["chunk"],
         "softcap": config["softcap"],
-        "lengths": None if lengths is None else tuple(lengths),
+        "lengths": lengths,
+        "kv_lengths": kv_lengths,
         "layout": config["layout"],
         "workload": None if no_block else str(config["workload"]),
         "mlp_dim": None if no_block else config["mlp_dim"],
@@ -340,10 +363,14 @@ def case_columns() -> tuple[str, ...]:
 def typed_fields(case: Case, *, square: bool) -> dict[str, Any]:
     """Return a case's fields as a command line has them: `dtype` bf16, and if `square` one `seq_len` for both lengths.
 
+    Packed sequences are one word, such as 2q2k_32q1s1k, with the keys that they have.
+
     Files and records have the fields of `case_columns`, and PyTorch's names of dtypes.
     """
     values = {name: getattr(case, name) for name in case_columns() if not (square and name == "kv_len")}
     values["dtype"] = TYPED_DTYPES[case.dtype]
+    if case.lengths is not None:
+        values |= {"lengths": typed_lengths(case.lengths, case.kv_lengths), "kv_lengths": None}
     return {"seq_len" if square and name == "q_len" else name: value for name, value in values.items()}
 
 

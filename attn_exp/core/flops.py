@@ -32,7 +32,9 @@ def unmasked_pairs(case: Case) -> int:
 
 def seen_keys(case: Case) -> int:
     """Return how many keys at least one query sees."""
-    if case.lengths is not None or not case.causal:
+    if case.lengths is not None:
+        return sum(seen_keys(one) for one in _sequences(case))
+    if not case.causal:
         return case.kv_len
     offset, first = case.offset, 0
     if case.window is not None:
@@ -45,7 +47,12 @@ def seen_keys(case: Case) -> int:
 
 def _sequences(case: Case) -> list[Case]:
     """Return the sequences of a packed case, each as a case of its own."""
-    return [replace(case, lengths=None, q_len=length, kv_len=length) for length in case.lengths or ()]
+    lengths = case.lengths or ()
+    whole = replace(case, lengths=None, kv_lengths=None)
+    return [
+        replace(whole, q_len=queries, kv_len=keys)
+        for queries, keys in zip(lengths, case.kv_lengths or lengths, strict=True)
+    ]
 
 
 def _pairs_up_to(case: Case, offset: int) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # MLflow's pages become slow with more than about a hundred runs.
 _MOST = 40
 _METRICS = ("tflops", "time_us")
-_OF_LENGTH = ("q_len", "kv_len", "lengths")
+_OF_LENGTH = ("q_len", "kv_len", "lengths", "kv_lengths")
 
 
 def curves(results: "Sequence[Result]") -> list[Curve]:

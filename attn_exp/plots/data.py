@@ -36,7 +36,7 @@ def length(case: Case) -> int:
 def family(result: "Result") -> tuple[Any, ...]:
     """Return what results on one curve over length share: all sizes but the lengths, the model, the method."""
     case = result.case
-    sizes = [getattr(case, name) for name in case_columns() if name not in ("q_len", "kv_len", "lengths")]
+    sizes = [getattr(case, name) for name in case_columns() if name not in ("q_len", "kv_len", "lengths", "kv_lengths")]
     # In a decoding step only the keys grow.
     shape = "square" if case.square else ("q_len", case.q_len) if case.q_len < case.kv_len else ("kv_len", case.kv_len)
     way = result.measuring

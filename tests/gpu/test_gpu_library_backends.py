@@ -52,6 +52,8 @@ CASES = [
     replace(PACKED, causal=True, window=100, kv_heads=2),
     replace(CASE, dtype="float32", q_len=200),
 ]
+REQUESTS = replace(CASE, batch=1, q_len=602, kv_len=3900, lengths=(1, 300, 1, 300), kv_lengths=(2000, 300, 600, 1000))
+CASES += [replace(REQUESTS, causal=True), replace(REQUESTS, causal=True, kv_heads=2, window=200), REQUESTS]
 # Masks that backends of ours and of PyTorch take as data or as a function.
 MASKS = [
     replace(CASE, causal=True, prefix=300),
@@ -65,6 +67,8 @@ MASKS = [
     replace(PACKED, causal=True, window=100),
     replace(PACKED, causal=True, prefix=50, head_dim=192),
     replace(PACKED, causal=True, chunk=90, head_dim=64, value_dim=64),
+    replace(REQUESTS, causal=True),
+    replace(REQUESTS, causal=True, kv_heads=2, window=200),
     replace(CASE, causal=True, window=200, kv_heads=2),
     replace(CASE, causal=True, q_len=1, kv_len=4096),
 ]
