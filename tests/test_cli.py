@@ -62,6 +62,7 @@ BAD = {
     "--dry-run": "keys have no dashes: write dry_run=VALUE",
     # hints that lead on
     "sweep=größe": "sweep=größe cannot name a folder: begin with a letter or digit",
+    "tracker.uri=sqlite:///~/x.db": "letters such as those stand in quotes, tracker.uri='\"sqlite:///~/x.db\"'",
     "model=größe": "the value of model cannot be read: letters such as those stand in quotes, model='\"größe\"'",
     "backend=flash backend.rows=64": "the chosen backend has no key 'backend.rows': if its class takes rows, write ++",
     "timer=cuda": "timer=cuda does not exist: `device`, the default on a GPU, times a call's work there; the choices",

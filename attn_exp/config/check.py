@@ -201,6 +201,10 @@ def _sweep(text: str) -> str | None:
     return None
 
 
+# What Hydra reads in quotes only: https://hydra.cc/docs/advanced/override_grammar/basic/#unquoted-values.
+_QUOTED = re.compile(r"""^[^'"]*[^\w\s/\\+.$%*@?|:=,()[\]{}'"-][^'"]*$""", re.ASCII)
+
+
 def _grammar(text: str) -> str | None:
     example = "for example backend=flash or batch=1,8,16"
     if "Config group override" in text:
@@ -215,7 +219,7 @@ def _grammar(text: str) -> str | None:
             check_name("sweep", value)
         except UserError as error:
             return str(error)
-    if key and not match[1].isascii():
+    if key and _QUOTED.search(value):
         return f"the value of {key[1]} cannot be read: letters such as those stand in quotes, {key[1]}='\"{value}\"'"
     if key:
         return f"the value of {key[1]} cannot be read: write batch=1,8 or batch='range(1,9)'"
