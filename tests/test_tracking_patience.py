@@ -196,6 +196,27 @@ def test_a_store_that_answers_within_a_second_is_never_given_up() -> None:
     thread.stop()
 
 
+def test_what_a_store_has_answered_of_a_long_item_is_not_counted() -> None:
+    """As the end of a sweep of many jobs: parts of a tenth of a second, then one that takes too long."""
+    thread = Background("test", patience_s=0.5)
+    stored: list[int] = []
+
+    def end(part_s: float, parts: int) -> None:
+        for part in range(parts):
+            time.sleep(part_s)
+            stored.append(part)
+            thread.answered()
+
+    thread.put_always(lambda: end(0.1, 30))
+    assert thread.settle()
+    assert len(stored) == 30
+    thread.put_always(lambda: end(0.5, 30))
+    began = time.monotonic()
+    assert not thread.settle()
+    assert time.monotonic() - began < 5
+    thread.stop()
+
+
 def test_work_of_our_own_is_waited_for_and_a_stuck_store_is_not() -> None:
     thread = Background("test", patience_s=0.2)
     done, freed = [], threading.Event()
@@ -255,5 +276,5 @@ def test_a_patience_that_is_no_number_of_seconds_is_refused(given: object, tmp_p
 def test_any_store_is_waited_for_as_long_whichever_choice_names_it(choice: str) -> None:
     config = msgspec.yaml.decode((conf_folder() / "tracker" / f"{choice}.yaml").read_bytes())
     for uri in ("http://127.0.0.1:5000", "sqlite:///x.db"):
-        assert MlflowPlace({**config, "uri": uri}).patience_s == 6
+        assert MlflowPlace({**config, "uri": uri}).patience_s == 7
         assert MlflowPlace({**config, "uri": uri, "patience_s": 3}).patience_s == 3

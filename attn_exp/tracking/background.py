@@ -16,10 +16,12 @@ _PAUSE_S = 30.0
 _PAUSE_PER_FAILURE = 10.0
 # A store that answers takes milliseconds for an item: one that takes longer than this, or fails, counts as waiting.
 _FREE_S = 1.0
+# The same for a part of an item that has more of them the more jobs there are: a request or two.
+_FREE_PART_S = 0.3
 # What is left of the patience for `ask_again`, in case the store is back.
 _LAST_SHARE = 0.2
 # Work of our own counts up to this share of the patience: on a busy machine it would take all, and no store were tried.
-_OWN_SHARE = 0.5
+_OWN_SHARE = 0.4
 _STEP_S = 0.1
 
 
@@ -28,9 +30,11 @@ class Background:
 
     The first and the last exception are kept in `errors`: each may quote a whole answer of a server.
 
+    An item that has parts, of which the number grows with that of jobs, calls `answered` after each of them.
+
     Args:
         name: the thread's.
-        patience_s: how long `settle` waits in all for work of our own, up to half of it, and for items that take
+        patience_s: how long `settle` waits in all for work of our own, up to two fifths of it, and for items that take
             longer than a second each or fail. After four fifths of it, it waits no more, and items are skipped until
             `ask_again`. While the thread waits for a processor with an item, as on a busy machine, no time counts: the
             store does not see the item then.
@@ -64,6 +68,15 @@ class Background:
     def put_own(self, action: Callable[[], object]) -> None:
         """Queue work of this process, such as an import: it runs in any case, and `settle` waits for it."""
         self._tasks.put(lambda: self._ours(action))
+
+    def answered(self) -> None:
+        """Count what follows in the present item apart from what came before, which the store has answered."""
+        with self._count:
+            if self._began is not None:
+                now = self._clock()
+                if now - self._began > _FREE_PART_S:
+                    self._pay()
+                self._began, self._uncounted_s = now, 0.0
 
     def settle(self, timeout_s: float | None = None, kept_s: float = 0.0) -> bool:
         """Wait until everything queued so far was tried, and return whether that was within limit and patience.

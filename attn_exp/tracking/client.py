@@ -102,14 +102,17 @@ def moved_artifacts(client: "MlflowClient", experiment: str) -> str | None:
     )
 
 
-def search(client: "MlflowClient", experiment: str, wanted: Mapping[str, str]) -> "list[Run]":
-    """Return all active runs that have these tags, the newest first."""
+def search(
+    client: "MlflowClient", experiment: str, wanted: Mapping[str, str], answered: Callable[[], None] = lambda: None
+) -> "list[Run]":
+    """Return all active runs that have these tags, the newest first; `answered` is called after each page of them."""
     condition = " and ".join(f"tags.`{key}` = {quoted(value)}" for key, value in wanted.items())
     runs: list[Run] = []
     token = None
     while True:
         page = client.search_runs([experiment], condition, max_results=_PAGE, page_token=token)
         runs += page
+        answered()
         token = page.token
         if not token:
             return runs

@@ -34,7 +34,7 @@ from attn_exp.tracking.trouble import refusal, trouble
 
 # How long a sweep waits in all for importing MLflow and for a store that answers slowly or not at all, unless
 # `tracker.patience_s` says so. A sick store may cost a sweep 10 s.
-_PATIENCE_S = 6.0
+_PATIENCE_S = 7.0
 # Share of the patience that the start leaves for the jobs, besides what is kept for the end.
 _KEPT_SHARE = 0.15
 # Share of the time limit at the end that records get; the rest is for the sweep's run.
@@ -101,6 +101,7 @@ class MlflowTracker:
         """
         self._runs = self._place.runs(sweep)
         thread = self._thread = Background("mlflow", self._place.patience_s)
+        self._runs.answered = thread.answered
         began, kept_s = time.monotonic(), _KEPT_SHARE * self._place.patience_s
         state: list[State | None] = []
         # In the thread, because a look at a file waits as long as its disk hangs.

@@ -12,7 +12,7 @@ import importlib
 import json
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -131,8 +131,17 @@ def _store_file(client: "MlflowClient", run: str, file: Path, place: str | None)
         raise ArtifactError(str(error)) from error
 
 
-def keep_curves(client: "MlflowClient", experiment: str, parent: "Run", curves: Sequence[Curve]) -> None:
-    """Store the curves of a sweep; those that are there stay, outdated ones are deleted."""
+def keep_curves(
+    client: "MlflowClient",
+    experiment: str,
+    parent: "Run",
+    curves: Sequence[Curve],
+    answered: Callable[[], None] = lambda: None,
+) -> None:
+    """Store the curves of a sweep; those that are there stay, outdated ones are deleted.
+
+    `answered` is called after each of them.
+    """
     wanted = {_digest(curve): curve for curve in curves}
     of_parent = {"mlflow.parentRunId": parent.info.run_id, "attn_exp.kind": "curve"}
     for run in search(client, experiment, of_parent):
@@ -142,6 +151,7 @@ def keep_curves(client: "MlflowClient", experiment: str, parent: "Run", curves: 
             client.delete_run(run.info.run_id)
     for digest, curve in wanted.items():
         _create(client, experiment, parent, curve, digest)
+        answered()
 
 
 def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve, digest: str) -> None:
@@ -202,6 +212,8 @@ class Runs:
         self.fresh = False
         # What happened to the database, as a sentence.
         self.note: str | None = None
+        # Called whenever the store has answered a part of what takes as many requests as there are jobs.
+        self.answered: Callable[[], None] = lambda: None
         # That the store's files are not where it looks for them, as a sentence.
         self.moved: str | None = None
         self._uri, self._artifacts, self._experiment_name = uri, artifacts, experiment
@@ -300,18 +312,21 @@ class Runs:
             store_summary(client, parent, summary, names)
             for file, place in places.items():
                 _store_file(client, self._parent, file, place)
+                self.answered()
             for result in summary.results:
                 for run, _ in self._runs.get(result.job, ())[-1:]:
                     store_standing(client, run, result, summary, run_page(self._experiment, self._parent))
+                    self.answered()
             for job, own_files in of_jobs.items():
                 own = self.sweep.folder / job
                 for run, _ in self._runs.get(job, ())[-1:]:
                     for file in own_files:
                         if file.is_file() and is_inside(file, own):
                             _store_file(client, run, file, _place(file, own))
+                            self.answered()
             if curves:
                 with self._writers.exclusive("curves"):
-                    keep_curves(client, self._experiment, parent, curves)
+                    keep_curves(client, self._experiment, parent, curves, self.answered)
         finally:
             client.set_terminated(self._parent, status, moment_ms)
         if (path := database_file(self._uri)) is not None:
@@ -350,7 +365,7 @@ class Runs:
 
     def _search_jobs(self, client: "MlflowClient", wanted: dict[str, str]) -> list[StoredRun]:
         of_parent = {"mlflow.parentRunId": self._parent, "attn_exp.kind": "job"}
-        stored = search(client, self._experiment, of_parent | wanted)
+        stored = search(client, self._experiment, of_parent | wanted, self.answered)
         return [StoredRun(run.info.run_id, run.info.status, run.data.tags) for run in stored]
 
     def _remember(self, runs: Sequence[StoredRun]) -> None:
