@@ -91,6 +91,9 @@ def test_a_token_that_an_error_quotes_is_cut(token: str) -> None:
         ("Cookie: sid=0a1b2c3d; a=b\nHost: h", "Cookie: ***\nHost: h"),
         ("mysql --password hush -h host", "mysql --password *** -h host"),
         ("MYSQL_PWD=hush mysql", "MYSQL_PWD=*** mysql"),
+        ("{'token': 'of-a-dict'}", "{'token': '***'}"),
+        ('{"pwd" : "of-json"}', '{"pwd" : "***"}'),
+        ("machine host login me password of-netrc", "machine host login me password ***"),
         ("DefaultEndpointsProtocol=https;AccountKey=0a1b2c==", "DefaultEndpointsProtocol=https;AccountKey=***"),
         ("connect to postgresql://me:two words@host/db", "connect to postgresql://host/db"),
         ("connect to postgresql://me:a\"b'c@host/db", "connect to postgresql://host/db"),
@@ -111,6 +114,8 @@ def test_what_is_given_for_a_password_is_cut(text: str, shown: str) -> None:
         "2026-11-23_04-21-38-abcd/flash-0123456789",
         "task-oriented-disk-scheduling-of-blocks",
         "a key: value, and a password that nobody gave",
+        "the login page, and its password field",
+        "{'token': 12345678, 'pass': 'fwd', 'auth': None}",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -263,7 +263,7 @@ def test_values_of_secret_variables_are_never_shown() -> None:
 @pytest.mark.parametrize(
     "name",
     ["DB_PASS", "SMTP_PASS", "GITHUB_PAT", "GH_PAT", "JWT", "COOKIE", "AUTH", "BASIC_AUTH", "X_BEARER",
-     "AZURE_STORAGE_CONNECTION_STRING", "SESSION_ID"],
+     "DOCKER_AUTH_CONFIG", "AZURE_STORAGE_CONNECTION_STRING", "SESSION_ID"],
 )  # fmt: skip
 def test_these_names_are_of_secrets(name: str) -> None:
     assert redacted("it is much-too-long-to-guess", {name: "much-too-long-to-guess"}) == "it is ***"

@@ -18,6 +18,7 @@ _FORMS = (
     ("hf_", r"[A-Za-z0-9]{30,}"),  # Hugging Face
     ("sk-", r"[\w-]{20,}"),  # OpenAI, Anthropic
     *((begin, r"[A-Za-z0-9]{16,}") for begin in ("sk_live_", "rk_live_", "sk_test_", "rk_test_")),  # Stripe
+    ("whsec_", r"[A-Za-z0-9+/=]{16,}"),
     ("sq0", r"[a-z]{3}-[\w\\-]{22,}"),  # Square
     ("xox", r"[a-z]-[\w-]{10,}"),  # Slack
     ("hooks.slack.com/services/", r"[\w/]+"),
@@ -48,9 +49,11 @@ _NAMED = (
     r"(?i)(?P<name>(?:password|passwd|passphrase|secret|_pwd|(?:api|access|account)[_-]?key"
     r"|(?:access|auth|bearer|private|refresh|security|session)[_-]?token|aws\w{0,20}(?:key|token|pwd))"
     r"['\"]?(?:=['\"]?|\s{0,9}[=:]\s{0,9}['\"]?(?=[^\s'\",;&]{6}))"
+    r"|['\"](?:token|pwd|pass|auth|jwt)['\"]\s{0,9}:\s{0,9}['\"](?=[^\s'\",;&]{6})"
+    r"|\blogin\s{1,9}\S{1,300}\s{1,9}password\s{1,9}"
     r"|(?<![\w-])--(?:password|passwd|token|secret|api-key)\s{1,9}['\"]?)(?!\*\*\*)(?![\d.]+\b)[^\s'\",;&]+"
 )
-_NAMES = re.compile(r"pass(?:w|phrase)|secret|key|token|aws|_pwd", re.IGNORECASE)
+_NAMES = re.compile(r"pass(?:w|phrase)|secret|key|token|aws|_pwd|['\"](?:pwd|pass|auth|jwt)['\"]", re.IGNORECASE)
 
 
 def without_tokens(text: str) -> str:
