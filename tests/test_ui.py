@@ -176,7 +176,8 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
     process = subprocess.Popen(
         [sys.executable, "-m", "attn_exp", "ui", "first", f"uri={uri}", f"port={port}"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        # A proxy, which is not there, has nothing to do with a server on this machine.
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "http_proxy": "http://127.0.0.1:9"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
