@@ -209,11 +209,14 @@ def test_settle_runs_the_duels_that_the_comparison_proposes(tmp_path, capsys, mo
     # 1 is a regression.
     assert compare_main(["s", "folder=.", "settle=true"]) == 4
     # What a GPU left open no CPU settles.
-    assert [[*words[:2], *words[-2:]] for words in ran] == [
-        ["a=cudnn", "b=flash", "seq_len=512", "device=cuda"],
-        ["a=cudnn", "b=flash", "seq_len=1024", "device=cuda"],
+    # Beside the sweep comparisons find them.
+    where = f"folder='{tmp_path}/${{sweep}}'"
+    assert [[*words[:2], *words[-3:]] for words in ran] == [
+        ["a=cudnn", "b=flash", "seq_len=512", "device=cuda", where],
+        ["a=cudnn", "b=flash", "seq_len=1024", "device=cuda", where],
     ]
     err = capsys.readouterr().err
+    assert err.endswith("the answer with what the duels decided: attn-exp compare s folder=.\n")
     assert "[1/2] attn-exp duel a=cudnn b=flash" in err and "1 of 2 duels could not be measured" in err
     # Before anything is measured: what, and how long it takes.
     said = "settle=true measures now: 2 duels for 4 undecided passes, about 30 s at most; Ctrl-C ends it"

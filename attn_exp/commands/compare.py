@@ -21,6 +21,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
 from attn_exp.core.text import WIDTH, colours, terminal_width
 from attn_exp.core.ticker import Ticker
+from attn_exp.results.there import HOME
 
 if TYPE_CHECKING:
     from attn_exp.compare.choice import Choice
@@ -75,6 +76,7 @@ def run(given: Arguments) -> int:
 def _settle(rivals: "Rivals") -> int:
     """Run the duels that a comparison proposes; return the exit code, which is not that of a regression."""
     from attn_exp.commands.duel import COMMAND as DUEL
+    from attn_exp.compare.again import comparing
     from attn_exp.core.text import duration
     from attn_exp.run.duel import longest_s
     from attn_exp.run.many_duels import run_many
@@ -83,7 +85,8 @@ def _settle(rivals: "Rivals") -> int:
     for command in commands:
         if command.startswith("#"):
             print(f"no duel: {command.lstrip('# ')}", file=sys.stderr)
-    duels = [shlex.split(command)[2:] for command in commands if not command.startswith("#")]
+    beside = _beside(Path(rivals.sweeps[0].place))
+    duels = [[*shlex.split(command)[2:], *beside] for command in commands if not command.startswith("#")]
     if not duels:
         print("nothing is undecided: there is no duel to run", file=sys.stderr)
         return 0
@@ -92,7 +95,19 @@ def _settle(rivals: "Rivals") -> int:
     count = "1 duel" if len(duels) == 1 else f"{len(duels)} duels"
     said = f"settle=true measures now: {count} for {rivals.answer.undecided} undecided passes, about {duration(most_s)}"
     print(f"{said} at most; Ctrl-C ends it, and keeps what is measured", file=sys.stderr, flush=True)
-    return UNSETTLED if run_many(duels, DUEL.main) else 0
+    code = UNSETTLED if run_many(duels, DUEL.main) else 0
+    if again := comparing(rivals.sweeps):
+        print(f"the answer with what the duels decided: {again}", file=sys.stderr)
+    return code
+
+
+def _beside(sweep: Path) -> list[str]:
+    """Return the words that let a duel's folder lie beside a sweep's, where comparisons find it; none if it does."""
+    home = sweep.resolve().parent
+    # Hydra takes the other characters of a path between quotes.
+    if not sweep.is_dir() or home == Path(HOME).resolve() or re.search(r"['\\\\$]", str(home)):
+        return []
+    return [f"folder='{home}/${{sweep}}'"]
 
 
 def choice_of(given: Arguments) -> "Choice":

@@ -14,12 +14,14 @@ from attn_exp.compare.history import History, compare_history
 from attn_exp.compare.published import Published, compare_published
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.rivals import Rivals, compare_rivals
+from attn_exp.compare.settled import Settlements
 from attn_exp.compare.where import chosen
 from attn_exp.core.errors import UserError
 from attn_exp.core.paired_test import MARGIN_FLOOR
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.cell import Cell, cells_of, metric_of
-from attn_exp.results.fields import fields, getter, sortable
+from attn_exp.results.duels import read_duels
+from attn_exp.results.fields import distinct, fields, getter, sortable
 from attn_exp.results.read import Sweep, read_folder, sweep_folders
 from attn_exp.results.result import Result, by_options, by_source
 
@@ -115,7 +117,14 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
         )
     else:
         comparison = compare_rivals(
-            new, cells_new, metric, spreads, baseline=choice.baseline, by=choice.by, notes=_basis(spreads, results)
+            new,
+            cells_new,
+            metric,
+            spreads,
+            baseline=choice.baseline,
+            by=choice.by,
+            notes=_basis(spreads, results),
+            duels_of=lambda: Settlements(read_duels(_homes(new))),
         )
     return sorted_rows(comparison, choice.sort) if choice.sort else comparison
 
@@ -191,6 +200,11 @@ def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
         "95 % intervals: both rows' across rounds (+-%), and the usual difference of equal rows "
         f"({100 * min(map(spreads.margin, results), default=MARGIN_FLOOR):.1f} % and more)"
     ]
+
+
+def _homes(sweeps: Sequence[Sweep]) -> list[Path]:
+    """Return the folders that sweeps lie in, where their duels are, too; none of sweeps from MLflow."""
+    return distinct(path.parent for path in (Path(one.place).resolve() for one in sweeps) if path.is_dir())
 
 
 def _first(sweeps: Sequence[Sweep]) -> str:

@@ -102,7 +102,8 @@ def _over_the_next(group: Sequence[Ranking], first: Ranking, rivals: Rivals) -> 
     if not others:
         return ""
     next_best = min(others, key=lambda row: rank(row.cell, rivals.metric))
-    times = next_best.behind
+    duel, times = first.duels.get(next_best.cell.result.label), next_best.behind
     assert times is not None
-    value, low, high = (times_text(1 / one) for one in (times.value, times.high, times.low))
+    over = (duel.value, duel.low, duel.high) if duel else (1 / times.value, 1 / times.high, 1 / times.low)
+    value, low, high = map(times_text, over)
     return safe(f"{value} [{low}, {high}] {next_best.cell.result.label}")

@@ -77,8 +77,10 @@ def _rule(
 
     label, *others = sorted(part.best, key=lambda one: (-lead(one), one))
     same = tuple(one for one in others if all(one in case[label].same for case in cases))
-    ties = tuple(one for one in others if one not in same)
-    rest = {one for case in cases for one, row in case.items() if row.cell.value is not None} - {label, *same}
+    equal = tuple(one for one in others if one not in same and all(one in case[label].equal for case in cases))
+    ties = tuple(one for one in others if one not in (*same, *equal))
+    every = {one for case in cases for one, row in case.items() if row.cell.value is not None}
+    rest = every - {label, *same, *equal} or every - {label, *same}
     next_best = sorted(rest - set(ties) or rest)
     found = [(over, known) for over in next_best if (known := _over(label, over, cases, metric, spreads)) is not None]
     # The best of the others is the one over which the lead is smallest; of those that were measured in most cases.
@@ -88,6 +90,7 @@ def _rule(
         undecided,
         label=label,
         same=same,
+        equal=equal,
         ties=ties,
         over=over,
         over_next=len(next_best) > 1,
@@ -175,12 +178,16 @@ def _over(
 ) -> _Lead | None:
     """Return by how much `label` is better than `over`, None if that is known in no case.
 
-    For a row in doubt stands another one that ran its kernel, and one that is surely worse counts if only its interval
-    is wide.
+    What a duel decided counts in place of the two rows. For a row in doubt stands another one that ran its kernel, and
+    one that is surely worse counts if only its interval is wide.
     """
     logs, own, spread = defaultdict[str, list[float]](list), list[Uncertainty](), 0.0
     for case in cases:
         row, other = case[label], case.get(over)
+        if (duel := row.duels.get(over)) is not None:
+            logs[row.cell.direction].append(math.log(duel.value))
+            own.append(Uncertainty((math.log(duel.high) - math.log(duel.low)) / 2))
+            continue
         row = next((case[one] for one in (label, *row.same) if one in case and not case[one].doubt), row)
         if other is None or row.doubt or over in row.same:
             continue

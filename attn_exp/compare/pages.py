@@ -34,6 +34,7 @@ def rivals_page(rivals: Rivals) -> Page:
         rivals.sheet(),
         *_means_sheet(rivals),
         *_answer_sheet(rivals.answer),
+        *_settled_sheet(rivals),
         *duels_sheet(rivals.ties, "ties", "undecided; a duel would decide:"),
     ]
     about = about_part(rivals) | {
@@ -132,6 +133,30 @@ def _answer_sheet(answer: Answer) -> list[Sheet]:
         for rule in answer.rules
     ]
     return [Sheet("answer", "pick this", columns, tuple(rows))]
+
+
+def _settled_sheet(rivals: Rivals) -> list[Sheet]:
+    if not rivals.settled:
+        return []
+    columns = (
+        Column("case", "case"),
+        Column("pass", "pass"),
+        Column("a", "backend"),
+        Column("times", "times as fast", "ratio"),
+        Column("low", ""),
+        Column("high", ""),
+        Column("interval", "95 %", joined=interval("low", "high", instead=None)),
+        Column("b", "as"),
+        Column("verdict", "verdict"),
+        Column("duel", "duel", spare=1),
+    )
+    rows = [
+        (one.row.cell.result.case.label(), one.row.cell.direction, one.row.cell.result.label)
+        + (one.found.value, one.found.low, one.found.high, None, one.other.cell.result.label)
+        + ("equivalent" if one.found.equal else "faster", one.found.duel)
+        for one in rivals.settled
+    ]
+    return [Sheet("settled", "decided by duels", columns, tuple(rows))]
 
 
 def changes_page(changes: Changes) -> Page:

@@ -1,11 +1,12 @@
 """Rank the backends of one case and pass: which are among the best, and which rows decide nothing."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from attn_exp.compare.ratio import Ratio, Spreads, ratio
+from attn_exp.compare.settled import Settled, Settlements
 from attn_exp.core.flags import doubts
 from attn_exp.core.multiple_tests import worse_than_best
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -25,6 +26,9 @@ class Ranking:
     is not the best, nor worse than it. Such a row has a `challenge` if it may be better than the best of the others, or
     than the fastest where all are in doubt: how many times better, with an interval that does not lie wholly below 1.
     `same` are the labels of the backends that ran the same kernel: they are one rival, and differ by noise.
+
+    `contends` marks the rows that may be the best: those that no duel found slower. `duels` has what duels decided
+    about the row and others of its case, by label; a row in doubt of which a duel decided may be `best`.
     """
 
     cell: Cell
@@ -35,6 +39,34 @@ class Ranking:
     doubt: str = ""
     same: tuple[str, ...] = ()
     challenge: Ratio | None = None
+    contends: bool = False
+    duels: Mapping[str, Settled] = field(default_factory=dict)
+
+    @property
+    def equal(self) -> frozenset[str]:
+        """The labels of the backends that duels found equivalent."""
+        return frozenset(label for label, one in self.duels.items() if one.equal)
+
+
+@dataclass(frozen=True, slots=True)
+class SettledPair:
+    """Two rows of which a duel decided; the first is the faster one, or the two are equivalent."""
+
+    row: Ranking
+    other: Ranking
+    found: Settled
+
+
+def settled_pairs(rows: Iterable[Ranking]) -> tuple[SettledPair, ...]:
+    """Return what duels decided about rows that may be the best of their case and pass, each pair once."""
+    return tuple(
+        SettledPair(row, other, found)
+        for group in by_group(rows)
+        for index, row in enumerate(group)
+        for at, other in enumerate(group)
+        if (found := row.duels.get(other.cell.result.label)) is not None
+        and (index < at if found.equal else found.value > 1)
+    )
 
 
 # What the rows of one case and pass decide: `sure` if one is better than all others beyond doubt, `close` if several
@@ -81,12 +113,18 @@ def by_group(rows: Iterable[Ranking]) -> list[list[Ranking]]:
 
 
 def ranked(
-    group: Sequence[Cell], index: int, metric: ChosenMetric, spreads: Spreads, baseline: str | None
+    group: Sequence[Cell],
+    index: int,
+    metric: ChosenMetric,
+    spreads: Spreads,
+    baseline: str | None,
+    settlements: Settlements,
 ) -> list[Ranking]:
     """Rank the cells of one group, which may be compared with each other.
 
     Cells in doubt are beside the ranking: without them there is a best one, and it is what others are worse than.
-    Backends that ran the same kernel count as one, whose fastest row stands for it.
+    Backends that ran the same kernel count as one, whose fastest row stands for it. What that leaves open,
+    `settlements` may decide.
     """
     doubts = [doubt_about(cell, metric) for cell in group]
     valued = [cell for cell in group if cell.value is not None]
@@ -104,6 +142,16 @@ def ranked(
     # What is the best is open where a row in doubt may be better.
     is_open = best is None or any(challenges)
     among = _among_the_best(best, sure, metric, spreads) if best is not None and not is_open else set()
+    contenders = [
+        cell
+        for cell, challenge in zip(group, challenges, strict=True)
+        if (cell is first or challenge is not None if is_open else id(cell) in among)
+    ]
+    left = settlements.left(contenders)
+    contended, contend = ({id(cell) for cell in cells} for cells in (contenders, left))
+    if not is_open or (len(contenders) > 1 and settlements.are_one(left)):
+        among, challenges = contend, [None] * len(group)
+    challenges = [one if id(cell) in contend else None for cell, one in zip(group, challenges, strict=True)]
     return [
         Ranking(
             cell,
@@ -118,6 +166,12 @@ def ranked(
                 if other is not cell and same_kernel(cell.result, other.result, cell.direction)
             ),
             challenge,
+            id(cell) in contend,
+            {
+                other.result.label: over_other
+                for other in contenders
+                if id(cell) in contended and (over_other := settlements.over(cell, other)) is not None
+            },
         )
         for cell, doubt, challenge, over, over_best in zip(group, doubts, challenges, gains, behind, strict=True)
     ]
@@ -155,10 +209,14 @@ def _may_be_better(cell: Cell, first: Cell | None, over: Ratio) -> bool:
 
 
 def leader(group: Sequence[Ranking], metric: ChosenMetric) -> Ranking | None:
-    """Return the best row that is not in doubt, or the best of all where each is; None without a value."""
+    """Return the best row that is not in doubt, or the best of all where each is; None without a value.
+
+    What duels decided comes before values.
+    """
     valued = [row for row in group if row.cell.value is not None]
-    sure = [row for row in valued if not row.doubt]
-    return min(sure or valued, key=lambda row: rank(row.cell, metric), default=None)
+    among = [row for row in valued if row.best] or [row for row in valued if row.contends] or valued
+    sure = [row for row in among if not row.doubt]
+    return min(sure or among, key=lambda row: rank(row.cell, metric), default=None)
 
 
 def challengers(group: Sequence[Ranking]) -> list[Ranking]:
@@ -172,10 +230,13 @@ def outcome(group: Sequence[Ranking]) -> Outcome:
     valued = [row for row in group if row.cell.value is not None]
     if len({row.cell.result.label for row in valued}) < 2:
         return "single"
-    if all(row.doubt for row in valued) or any(row.challenge for row in group):
+    best = [row for row in group if row.best]
+    if not best:
         return "open"
-    first, *others = (row for row in group if row.best)
-    return "sure" if all(row.cell.result.label in first.same for row in others) else "close"
+    # Names of one kernel, and those that duels found equivalent, are one rival.
+    one = {best[0].cell.result.label, *best[0].same, *best[0].equal}
+    one.update(*(row.same for row in best if row.cell.result.label in best[0].equal))
+    return "sure" if all(row.cell.result.label in one for row in best) else "close"
 
 
 def open_pair(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[Ranking, Ranking] | None:
@@ -188,10 +249,10 @@ def open_pair(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[Ranking, 
     if leading is None or outcome(group) not in ("close", "open"):
         return None
     valued = [row for row in group if row.cell.value is not None]
-    rivals = challengers(group) or [row for row in valued if row.best or leading.doubt]
+    rivals = challengers(group) or [row for row in valued if row.best or (leading.doubt and not leading.duels)]
     several = [leading, *(row for row in rivals if row is not leading)]
     first, *others = sorted(several, key=lambda row: rank(row.cell, metric))
-    other = next((row for row in others if row.cell.result.label not in first.same), None)
+    other = next((row for row in others if row.cell.result.label not in (*first.same, *first.duels)), None)
     if other is None:
         return None
     # The same order for both passes, so that one duel serves both.

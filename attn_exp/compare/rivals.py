@@ -11,8 +11,19 @@ from attn_exp.compare.comparison import Comparison, summarize_sweep
 from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.join import comparable_groups, latest
 from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
-from attn_exp.compare.ranking import Ranking, by_group, doubt_notes, is_label, open_pair, outcome, ranked
+from attn_exp.compare.ranking import (
+    Ranking,
+    SettledPair,
+    by_group,
+    doubt_notes,
+    is_label,
+    open_pair,
+    outcome,
+    ranked,
+    settled_pairs,
+)
 from attn_exp.compare.ratio import Spreads, gain, geometric_mean
+from attn_exp.compare.settled import Settlements
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.compare.takeaway import Answer, answer_of
 from attn_exp.core.case import PASSES
@@ -155,7 +166,7 @@ class Rivals(Comparison):
 
     `rows` are grouped by case and pass, cases in the order of their sizes. `ties` are, of each group that is not
     decided, the two best that are too close to call, or the best and a row in doubt that may be better, with the duel
-    that would decide; those first in which most is at stake.
+    that would decide; those first in which most is at stake. `settled` are the pairs of which duels decided.
     """
 
     baseline: str | None
@@ -164,6 +175,7 @@ class Rivals(Comparison):
     by: tuple[str, ...]
     answer: Answer
     ties: tuple[Duel, ...]
+    settled: tuple[SettledPair, ...] = ()
 
     def sheet(self) -> Sheet:
         """Return a row for each cell: its value, and its gain over the baseline or the best."""
@@ -222,8 +234,11 @@ def compare_rivals(
     baseline: str | None = None,
     by: tuple[str, ...] = (),
     notes: Sequence[str] = (),
+    duels_of: Callable[[], Settlements] = Settlements,
 ) -> Rivals:
     """Rank the backends of one or several sweeps by the selected cells.
+
+    What these leave open by a time or rate, duels may have decided; `duels_of` reads them.
 
     Raises:
         UserError: there is no such baseline.
@@ -238,10 +253,21 @@ def compare_rivals(
     # Means are not taken over groups that are not comparable.
     ways = {name: {get(cell.result) for cell in cells} for name, get in _WAYS.items() if name not in by}
     by = (*by, *(name for name, seen in ways.items() if len(seen) > 1))
-    rows = [row for index, group in enumerate(groups) for row in ranked(group, index, metric, spreads, baseline)]
+
+    def ranking(settlements: Settlements) -> list[Ranking]:
+        ranks = (ranked(group, at, metric, spreads, baseline, settlements) for at, group in enumerate(groups))
+        return [row for rows in ranks for row in rows]
+
+    rows = ranking(Settlements())
     summaries = tuple(summarize_sweep(sweep) for sweep in sweeps)
     ties = _ties(rows, metric)
-    answer = answer_of(rows, metric, spreads, ties, settle_all=settling(summaries), comparing=comparing(summaries))
+    if ties and metric.kind.has_time_interval and metric.kind.follows_clock:
+        rows = ranking(duels_of())
+        ties = _ties(rows, metric)
+    settled = settled_pairs(rows)
+    answer = answer_of(
+        rows, metric, spreads, ties, settled=settled, settle_all=settling(summaries), comparing=comparing(summaries)
+    )
     if answer.warning and not answer.rules:
         answer = replace(answer, again=again(summaries, longer=answer.longer))
     return Rivals(
@@ -263,6 +289,7 @@ def compare_rivals(
         by=by,
         answer=answer,
         ties=ties,
+        settled=settled,
     )
 
 

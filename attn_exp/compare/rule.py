@@ -14,7 +14,8 @@ class Rule:
     """The backend to take for some cases.
 
     `where` says which in words, empty for all. `label` is empty if it is open in each of the cases. `same` are backends
-    that ran the same kernel as `label` there, and `ties` those that are too close to it to call in each of the cases.
+    that ran the same kernel as `label` there, `equal` those that duels found equivalent, and `ties` those that are too
+    close to it to call in each of the cases.
     `ratio` is how many times better it is than `over`, the best of the others (of several where `over_next`), as a
     geometric mean over the `n` passes of all `cases`, with its 95 % interval; None without others. In `without` of the
     passes `over` has no result, and `compared` are in the mean: all others but those in doubt. `by_pass` has the mean
@@ -33,6 +34,7 @@ class Rule:
     cases: int
     label: str = ""
     same: tuple[str, ...] = ()
+    equal: tuple[str, ...] = ()
     ties: tuple[str, ...] = ()
     over: str | None = None
     over_next: bool = False
@@ -70,6 +72,7 @@ class Rule:
 
     def _picked(self, metric: ChosenMetric, level: str) -> str:
         who = f"{self.label} (same kernel: {', '.join(self.same)})" if self.same else self.label
+        who += f" (equivalent in a duel: {', '.join(self.equal)})" if self.equal else ""
         surely = "surely in " if self.wins < self.n else ""
         sure = f"{surely}{of_all_passes(self.wins, self.n, self.cases)}"
         if self.over is None or self.ratio is None or self.low is None or self.high is None:

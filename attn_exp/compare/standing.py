@@ -124,6 +124,8 @@ def _no_rank(row: Ranking, group: Sequence[Ranking]) -> str:
     if row.cell.value is None:
         status = row.cell.result.status
         return "no value" if status == "ok" else status
+    if row.best:
+        return ""
     if row.doubt or outcome(group) != "open":
         return row.doubt
     return f"{', '.join(f'{one.cell.result.label} ({one.doubt})' for one in challengers(group))} may be the best"

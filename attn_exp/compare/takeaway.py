@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from attn_exp.compare.cautions import Caution, cautions_of
 from attn_exp.compare.choosing import case_of, rules_of
 from attn_exp.compare.duel_command import Duel
-from attn_exp.compare.ranking import WIDE, Ranking, by_group, deciding_nothing, outcome, picks
+from attn_exp.compare.ranking import WIDE, Ranking, SettledPair, by_group, deciding_nothing, outcome, picks
 from attn_exp.compare.ratio import Spreads
-from attn_exp.compare.rule import Rule, and_text, counted
+from attn_exp.compare.rule import Rule, and_text, counted, times_text
 from attn_exp.core.case import PASSES
 from attn_exp.results.cell import ChosenMetric
 
@@ -22,6 +22,7 @@ RULES_SHOWN = 8
 # With more rules, a sentence for each pass before them counts in how many cases a backend is the best, the first few of
 # them.
 _COUNTED_FROM, _COUNTED_MOST = 4, 4
+_DUELS_SHOWN = 3
 _DECIDED = "is decided: nothing needs to be measured again"
 
 
@@ -70,14 +71,16 @@ class Answer:
     """Which backend to take where: `rules`, the fewest that say it. `warning` says why there are none, or fewer.
 
     `tallies` count each pass of the `cases` once; the `wins`, `close` and `open` of the rules add up to the same
-    numbers. `cautions` are what flags of rows mean for the picks. `settle` is the duel that would decide the undecided
-    pass in which most is at stake, and `settle_all` the command that runs all such duels. `longer` says that without a
-    pick more time would help, and `again` is the command that then measures the sweep once more.
+    numbers. `by_duels` are the passes that duels decided, a sentence each, and `cautions` what flags of rows mean for
+    the picks. `settle` is the duel that would decide the undecided pass in which most is at stake, and `settle_all` the
+    command that runs all such duels. `longer` says that without a pick more time would help, and `again` is the command
+    that then measures the sweep once more.
     """
 
     metric: ChosenMetric
     rules: tuple[Rule, ...] = ()
     warning: str = ""
+    by_duels: tuple[str, ...] = ()
     cautions: tuple[Caution, ...] = ()
     tallies: tuple[Tally, ...] = ()
     cases: int = 0
@@ -132,7 +135,13 @@ class Answer:
             *(one.sentence(self.metric) for one in (self.tallies if len(self.rules) >= _COUNTED_FROM else ())),
             *(rule.sentence(self.metric, level=rule is first) for rule in shown),
             *([f"... and {len(hidden)} more such rules ({decides})"] if hidden else []),
+            *([f"decided by duels: {'; '.join(duels)}"] if (duels := self._duels(most)) else []),
         ]
+
+    def _duels(self, most: int | None) -> list[str]:
+        shown = self.by_duels[: None if most is None else _DUELS_SHOWN]
+        rest = len(self.by_duels) - len(shown)
+        return [*shown, *([f"and {rest} more"] if rest else [])]
 
     def next_step(self) -> tuple[str, str]:
         """Return what is open, and the command that would settle it; the latter is empty if nothing is.
@@ -158,6 +167,7 @@ def answer_of(
     spreads: Spreads,
     open_duels: Sequence[Duel],
     *,
+    settled: Sequence[SettledPair] = (),
     settle_all: str = "",
     comparing: str = "",
 ) -> Answer:
@@ -168,7 +178,8 @@ def answer_of(
         metric: what they are ranked by.
         spreads: how much equal rows differ.
         open_duels: what would decide the undecided ones; first where most is at stake.
-        settle_all: the command that runs all of them; empty if it is unknown, as is `comparing`.
+        settled: what duels decided.
+        settle_all: the command that runs all open ones; empty if it is unknown, as is `comparing`.
         comparing: the command that compares these rows.
     """
     valued = [row for row in rows if row.cell.value is not None]
@@ -181,6 +192,7 @@ def answer_of(
         metric=metric,
         rules=() if most else rules_of([group for group, found in groups if found != "single"], metric, spreads),
         warning=_warning(valued, doubtful, most),
+        by_duels=tuple(map(_by_duel, settled)),
         cautions=() if most else cautions_of([group for group, found in groups if found == "sure"], metric, comparing),
         longer=most and _wants_time(doubtful),
         tallies=tuple(
@@ -200,6 +212,18 @@ def _tally(direction: str, groups: Sequence[tuple[Sequence[Ranking], str]]) -> T
     sure = (group for group, found in groups if found == "sure")
     won = Counter("=".join(sorted(picks(group))) for group in sure)
     return Tally(direction, dict(won), counts["close"], counts["open"], counts["single"])
+
+
+def _by_duel(pair: SettledPair) -> str:
+    one, found = pair.row.cell, pair.found
+    times = f"{times_text(found.value)} [{times_text(found.low)}, {times_text(found.high)}]"
+    label, other = one.result.label, pair.other.cell.result.label
+    said = (
+        f"{label} and {other} are equivalent, {times}"
+        if found.equal
+        else f"{label} is {times} times as fast as {other}"
+    )
+    return f"{one.result.case.brief()} {one.direction}: {said}"
 
 
 def _warning(valued: Sequence[Ranking], doubtful: Sequence[Ranking], most: bool) -> str:

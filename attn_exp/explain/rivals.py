@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from attn_exp.compare.answer import spreads_for
 from attn_exp.compare.join import method_key
 from attn_exp.compare.ranking import doubt_about, ranked
+from attn_exp.compare.settled import Settlements
 from attn_exp.core.flags import flag_marks
 from attn_exp.core.text import SHORT, figures
 from attn_exp.results.cell import ChosenMetric, cells_of
@@ -59,7 +60,7 @@ def _doubt(several: Sequence[Result], slow: Result, direction: str) -> str:
     # Another one that is in doubt says nothing about these two.
     first, *others = cells_of(several, metric)
     cells = [first, *(cell for cell in others if cell.result is slow or not doubt_about(cell, metric))]
-    rows = ranked(cells, 0, metric, spreads, None)
+    rows = ranked(cells, 0, metric, spreads, None, Settlements())
     own = next(row for row in rows if row.cell.result is slow)
     doubts = {row.doubt: row.cell.result.label for row in (rows[0], own) if row.doubt}
     if doubts:
