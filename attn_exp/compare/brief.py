@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from attn_exp.compare.page_parts import shared_line, shared_values
 from attn_exp.compare.ranking import Ranking, by_group, challengers, leader, outcome, picks, rank
+from attn_exp.compare.ratio import ratio
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.rule import times_text
 from attn_exp.compare.sheet import of_all, written
@@ -97,13 +98,16 @@ def _best_row(group: Sequence[Ranking], rivals: Rivals) -> dict[str, str]:
 def _over_the_next(group: Sequence[Ranking], first: Ranking, rivals: Rivals) -> str:
     """Return how many times better the best row is than the next one, with its 95 % interval; empty if unknown."""
     others = [
-        row for row in group if row.behind is not None and row is not first and row.cell.result.label not in first.same
+        row
+        for row in group
+        if row.cell.value is not None and row is not first and row.cell.result.label not in first.same
     ]
     if not others:
         return ""
     next_best = min(others, key=lambda row: rank(row.cell, rivals.metric))
-    duel, times = first.duels.get(next_best.cell.result.label), next_best.behind
-    assert times is not None
-    over = (duel.value, duel.low, duel.high) if duel else (1 / times.value, 1 / times.high, 1 / times.low)
-    value, low, high = map(times_text, over)
+    spread = rivals.spreads.between_rows(first.cell.result, next_best.cell.result)
+    over = first.duels.get(next_best.cell.result.label) or ratio(first.cell, next_best.cell, rivals.metric, spread)
+    if over is None:
+        return ""
+    value, low, high = map(times_text, (over.value, over.low, over.high))
     return safe(f"{value} [{low}, {high}] {next_best.cell.result.label}")

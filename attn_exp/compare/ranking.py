@@ -20,12 +20,12 @@ LARGE = 0.05
 class Ranking:
     """One cell among the backends of its case and pass.
 
-    `gain` is how many times better it is than the baseline, or without a baseline than the best, which `behind` is in
-    any case. They are None if the cell, or what it is compared with, has no value. `best` marks the best and all that
-    are too close to it to call; no row where one in doubt may be better. `doubt` says why the row decides nothing: it
-    is not the best, nor worse than it. Such a row has a `challenge` if it may be better than the best of the others, or
-    than the fastest where all are in doubt: how many times better, with an interval that does not lie wholly below 1.
-    `same` are the labels of the backends that ran the same kernel: they are one rival, and differ by noise.
+    `gain` is how many times better it is than the baseline, or without a baseline than the best. It is None if the cell
+    or the baseline has no value. `best` marks the best and all that are too close to it to call; no row where one in
+    doubt may be better. `doubt` says why the row decides nothing: it is not the best, nor worse than it. Such a row
+    has a `challenge` if it may be better than the best of the others, or than the fastest where all are in doubt: how
+    many times better, with an interval that does not lie wholly below 1. `same` are the labels of the backends that ran
+    the same kernel: they are one rival, and differ by noise.
 
     `contends` marks the rows that may be the best: those that no duel found slower. `duels` has what duels decided
     about the row and others of its case, by label; a row in doubt of which a duel decided may be `best`.
@@ -34,7 +34,6 @@ class Ranking:
     cell: Cell
     group: int
     gain: Ratio | None
-    behind: Ratio | None
     best: bool
     doubt: str = ""
     same: tuple[str, ...] = ()
@@ -130,14 +129,11 @@ def ranked(
     valued = [cell for cell in group if cell.value is not None]
     sure = [cell for cell, doubt in zip(group, doubts, strict=True) if cell.value is not None and not doubt]
     best = min(sure, key=lambda cell: rank(cell, metric), default=None)
-    first = best or min(valued, key=lambda cell: rank(cell, metric), default=None)
-    gains = behind = [_gain(cell, first, metric, spreads) for cell in group]
+    first = base = best or min(valued, key=lambda cell: rank(cell, metric), default=None)
     if baseline:
         base = next((cell for cell in valued if is_label(cell.result.label, baseline)), None)
-        gains = [_gain(cell, base, metric, spreads) for cell in group]
     challenges = [
-        over if doubt and over is not None and _may_be_better(cell, first, over) else None
-        for cell, doubt, over in zip(group, doubts, behind, strict=True)
+        _challenge(cell, first, metric, spreads) if doubt else None for cell, doubt in zip(group, doubts, strict=True)
     ]
     # What is the best is open where a row in doubt may be better.
     is_open = best is None or any(challenges)
@@ -148,7 +144,7 @@ def ranked(
         if (cell is first or challenge is not None if is_open else id(cell) in among)
     ]
     left = settlements.left(contenders)
-    contended, contend = ({id(cell) for cell in cells} for cells in (contenders, left))
+    contend = {id(cell) for cell in left}
     if not is_open or (len(contenders) > 1 and settlements.are_one(left)):
         among, challenges = contend, [None] * len(group)
     challenges = [one if id(cell) in contend else None for cell, one in zip(group, challenges, strict=True)]
@@ -156,8 +152,7 @@ def ranked(
         Ranking(
             cell,
             index,
-            over,
-            over_best,
+            _gain(cell, base, metric, spreads),
             id(cell) in among,
             doubt,
             tuple(
@@ -167,13 +162,9 @@ def ranked(
             ),
             challenge,
             id(cell) in contend,
-            {
-                other.result.label: over_other
-                for other in contenders
-                if id(cell) in contended and (over_other := settlements.over(cell, other)) is not None
-            },
+            _of_duels(cell, contenders, settlements),
         )
-        for cell, doubt, challenge, over, over_best in zip(group, doubts, challenges, gains, behind, strict=True)
+        for cell, doubt, challenge in zip(group, doubts, challenges, strict=True)
     ]
 
 
@@ -193,6 +184,14 @@ def _among_the_best(best: Cell, sure: Sequence[Cell], metric: ChosenMetric, spre
     return {id(cell) for one in (leading, *close) for cell in one}
 
 
+def _of_duels(cell: Cell, contenders: Sequence[Cell], settlements: Settlements) -> dict[str, Settled]:
+    """Return what duels decided about a cell and others that may be the best, by label."""
+    if not settlements or not any(cell is one for one in contenders):
+        return {}
+    found = ((other.result.label, settlements.over(cell, other)) for other in contenders if other is not cell)
+    return {label: one for label, one in found if one is not None}
+
+
 def _gain(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
     if over is None or cell.value is None:
         return None
@@ -201,11 +200,12 @@ def _gain(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads)
     return ratio(cell, over, metric, spreads.between_rows(cell.result, over.result))
 
 
-def _may_be_better(cell: Cell, first: Cell | None, over: Ratio) -> bool:
-    """Return whether a cell that is so many times better than the first is not surely worse, nor the same."""
+def _challenge(cell: Cell, first: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
+    """Return how many times better a cell in doubt is than the first, or None if it is surely worse, or the same."""
     if first is None or cell is first or same_kernel(cell.result, first.result, cell.direction):
-        return False
-    return over.high > 1
+        return None
+    over = _gain(cell, first, metric, spreads)
+    return over if over is not None and over.high > 1 else None
 
 
 def leader(group: Sequence[Ranking], metric: ChosenMetric) -> Ranking | None:

@@ -166,7 +166,8 @@ class Rivals(Comparison):
 
     `rows` are grouped by case and pass, cases in the order of their sizes. `ties` are, of each group that is not
     decided, the two best that are too close to call, or the best and a row in doubt that may be better, with the duel
-    that would decide; those first in which most is at stake. `settled` are the pairs of which duels decided.
+    that would decide; those first in which most is at stake. `settled` are the pairs of which duels decided. `spreads`
+    are what equal rows were taken to differ by.
     """
 
     baseline: str | None
@@ -175,6 +176,7 @@ class Rivals(Comparison):
     by: tuple[str, ...]
     answer: Answer
     ties: tuple[Duel, ...]
+    spreads: Spreads
     settled: tuple[SettledPair, ...] = ()
 
     def sheet(self) -> Sheet:
@@ -261,8 +263,8 @@ def compare_rivals(
     rows = ranking(Settlements())
     summaries = tuple(summarize_sweep(sweep) for sweep in sweeps)
     ties = _ties(rows, metric)
-    if ties and metric.kind.has_time_interval and metric.kind.follows_clock:
-        rows = ranking(duels_of())
+    if ties and metric.kind.has_time_interval and metric.kind.follows_clock and (settlements := duels_of()):
+        rows = ranking(settlements)
         ties = _ties(rows, metric)
     settled = settled_pairs(rows)
     answer = answer_of(
@@ -289,6 +291,7 @@ def compare_rivals(
         by=by,
         answer=answer,
         ties=ties,
+        spreads=spreads,
         settled=settled,
     )
 

@@ -40,14 +40,20 @@ class Settlements:
                 found = Settled(times, low, high, equal, one.duel) if decided else None
                 self._pairs[_side(a), _side(b), one.direction] = found
 
+    def __bool__(self) -> bool:
+        """Whether there was any duel."""
+        return bool(self._pairs)
+
     def over(self, cell: Cell, other: Cell) -> Settled | None:
         """Return what a duel decided about a cell and another of its case and pass, None if none did."""
-        if not self._pairs or machine(cell.result) is None or machine(other.result) is None:
+        if machine(cell.result) is None or machine(other.result) is None:
             return None
         return self._pairs.get((_side(cell.result), _side(other.result), cell.direction))
 
     def left(self, contenders: Sequence[Cell]) -> list[Cell]:
         """Return the cells that no duel found slower than another of them; all, if duels contradict each other."""
+        if not self:
+            return list(contenders)
 
         def beaten(cell: Cell) -> bool:
             over = (self.over(cell, other) for other in contenders)
