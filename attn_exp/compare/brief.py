@@ -22,8 +22,8 @@ def answer_in_brief(rivals: Rivals) -> str:
     decided = [*answer.said(), *filter(None, [answer.warning])]
     # One paragraph: MLflow shows 100 pixels of a description, which is five lines of one, and folds the rest.
     parts = ["  \n".join(f"**{safe(line)}**" for line in decided)]
-    for said, command in (*((one.said, one.command) for one in answer.cautions), answer.next_step()):
-        parts += [safe(said), code(command) if command else ""]
+    for said, *commands in (*(one.lines() for one in answer.cautions), answer.next_step()):
+        parts += [safe(said), *(code(command) for command in commands if command)]
     return "\n\n".join(filter(None, parts))
 
 

@@ -53,7 +53,7 @@ def rivals_page(rivals: Rivals) -> Page:
         *reasons([row.cell for row in rivals.rows]),
     ]
     found = rivals.answer
-    cautions = (line for one in found.cautions for line in one.lines())
+    cautions = (" ".join(one.lines()) for one in found.cautions)
     headline = Headline(tuple(found.said()), tuple(filter(None, [found.warning, *cautions])), *found.next_step())
     lines = (*found.lines(), *head_lines(rivals), *_pooled(rivals), shared_line(shared))
     return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
@@ -141,19 +141,19 @@ def _settled_sheet(rivals: Rivals) -> list[Sheet]:
     columns = (
         Column("case", "case"),
         Column("pass", "pass"),
-        Column("a", "backend"),
-        Column("times", "times as fast", "ratio"),
+        Column("a", ""),
+        Column("times", ""),
         Column("low", ""),
         Column("high", ""),
-        Column("interval", "95 %", joined=interval("low", "high", instead=None)),
-        Column("b", "as"),
-        Column("verdict", "verdict"),
+        Column("b", ""),
+        Column("verdict", ""),
+        Column("said", "verdict"),
         Column("duel", "duel", spare=1),
     )
     rows = [
         (one.row.cell.result.case.label(), one.row.cell.direction, one.row.cell.result.label)
-        + (one.found.value, one.found.low, one.found.high, None, one.other.cell.result.label)
-        + ("equivalent" if one.found.equal else "faster", one.found.duel)
+        + (one.found.value, one.found.low, one.found.high, one.other.cell.result.label)
+        + ("equivalent" if one.found.equal else "faster", one.said, one.found.duel)
         for one in rivals.settled
     ]
     return [Sheet("settled", "decided by duels", columns, tuple(rows))]

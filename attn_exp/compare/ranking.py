@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attn_exp.compare.ratio import Ratio, Spreads, ratio
+from attn_exp.compare.rule import times_text
 from attn_exp.compare.settled import Settled, Settlements
 from attn_exp.core.flags import doubts
 from attn_exp.core.multiple_tests import worse_than_best
@@ -54,6 +55,15 @@ class SettledPair:
     row: Ranking
     other: Ranking
     found: Settled
+
+    @property
+    def said(self) -> str:
+        """What the duel decided, as `flash is 1.01 [1.01, 1.02] times as fast as cudnn`."""
+        value, low, high = map(times_text, (self.found.value, self.found.low, self.found.high))
+        label, other = self.row.cell.result.label, self.other.cell.result.label
+        if self.found.equal:
+            return f"{label} and {other} are equivalent, {value} [{low}, {high}]"
+        return f"{label} is {value} [{low}, {high}] times as fast as {other}"
 
 
 def settled_pairs(rows: Iterable[Ranking]) -> tuple[SettledPair, ...]:

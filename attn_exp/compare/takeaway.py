@@ -13,7 +13,7 @@ from attn_exp.compare.choosing import case_of, rules_of
 from attn_exp.compare.duel_command import Duel
 from attn_exp.compare.ranking import WIDE, Ranking, SettledPair, by_group, deciding_nothing, outcome, picks
 from attn_exp.compare.ratio import Spreads
-from attn_exp.compare.rule import Rule, and_text, counted, times_text
+from attn_exp.compare.rule import Rule, and_text, counted
 from attn_exp.core.case import PASSES
 from attn_exp.results.cell import ChosenMetric
 
@@ -192,7 +192,9 @@ def answer_of(
         metric=metric,
         rules=() if most else rules_of([group for group, found in groups if found != "single"], metric, spreads),
         warning=_warning(valued, doubtful, most),
-        by_duels=tuple(map(_by_duel, settled)),
+        by_duels=tuple(
+            f"{(cell := pair.row.cell).result.case.brief()} {cell.direction}: {pair.said}" for pair in settled
+        ),
         cautions=() if most else cautions_of([group for group, found in groups if found == "sure"], metric, comparing),
         longer=most and _wants_time(doubtful),
         tallies=tuple(
@@ -212,18 +214,6 @@ def _tally(direction: str, groups: Sequence[tuple[Sequence[Ranking], str]]) -> T
     sure = (group for group, found in groups if found == "sure")
     won = Counter("=".join(sorted(picks(group))) for group in sure)
     return Tally(direction, dict(won), counts["close"], counts["open"], counts["single"])
-
-
-def _by_duel(pair: SettledPair) -> str:
-    one, found = pair.row.cell, pair.found
-    times = f"{times_text(found.value)} [{times_text(found.low)}, {times_text(found.high)}]"
-    label, other = one.result.label, pair.other.cell.result.label
-    said = (
-        f"{label} and {other} are equivalent, {times}"
-        if found.equal
-        else f"{label} is {times} times as fast as {other}"
-    )
-    return f"{one.result.case.brief()} {one.direction}: {said}"
 
 
 def _warning(valued: Sequence[Ranking], doubtful: Sequence[Ranking], most: bool) -> str:

@@ -33,12 +33,13 @@ def html(page: Page, pictures: Iterable[Picture] = (), *, limit: int | None = No
     """Return the report, with at most `limit` rows of the first sheet."""
     first, *others = page.sheets
     headline = page.headline
-    said = {*headline.answer, *headline.warnings, headline.remains, headline.command}
+    said = (*headline.answer, *headline.warnings, headline.remains, headline.command)
     script = _asset("report.js")
     return template("attn_exp.compare", "report.html.jinja").render(
         title=f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {page.about['kind']}",
         headline=headline,
-        lines=[line for line in page.lines if line and line not in said],
+        # A warning has its command in the same line.
+        lines=[line for line in page.lines if line and not any(line in one for one in said)],
         made_by=page.made_by,
         notes=[note for note in page.notes if note not in page.detailed],
         rows=_section("s0", first, limit),
