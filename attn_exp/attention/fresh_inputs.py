@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from attn_exp.attention.bits import bits_of
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.core.case import NORMAL
 
 # Drawn once: drawing signs on the device would take a kernel for each call. Rows are many, and few patterns combine to
 # many states.
 _PATTERNS, _PATTERNS_OF_ROWS = 64, 16
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # What is changed of each tensor as the bits of a number: by the tensor's name bit c stands for channel c, by `rows_of`
 # its name bit r for row r.
@@ -37,13 +37,13 @@ def rows_of(name: str) -> str:
 def flip_signs(tensor: torch.Tensor, bits: int, dim: int = -1) -> None:
     """Change in place the signs where bits are set: of channels, or of what else lies along `dim`, -1 or -2."""
     if bits:
-        integers = _integers(tensor)
+        integers = bits_of(tensor)
         integers.bitwise_xor_(_along(_masks([bits], integers, dim)[0], dim))
 
 
 def flip_rows(tensor: torch.Tensor, bits: Sequence[int]) -> None:
     """Change in place the signs of channels of each row of the batch where its bits are set."""
-    integers = _integers(tensor)
+    integers = bits_of(tensor)
     integers.bitwise_xor_(_masks(bits, integers, -1)[:, None, None])
 
 
@@ -55,12 +55,6 @@ def every_channel(tensor: torch.Tensor) -> int:
 def _place(tensor: torch.Tensor) -> tuple[int, int]:
     """Return where a tensor lies, and the bytes of the memory that it lies in."""
     return tensor.data_ptr(), tensor.untyped_storage().nbytes()
-
-
-def _integers(tensor: torch.Tensor) -> torch.Tensor:
-    # `data` has no version: no graph is told that a tensor it saved changed, just as when a serving engine writes a new
-    # request into the tensors that a CUDA graph reads.
-    return tensor.data.view(_INTEGERS[tensor.element_size()])
 
 
 def sign_factors(several: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
@@ -95,7 +89,7 @@ class _Changeable:
 
     def __init__(self, tensor: torch.Tensor, dice: random.Random, dim: int = -1, bits: Sequence[int] = ()) -> None:
         self.length = tensor.shape[dim]
-        self._integers = _integers(tensor)
+        self._integers = bits_of(tensor)
         count = _PATTERNS if dim == -1 else _PATTERNS_OF_ROWS
         self.bits = bits or [dice.getrandbits(self.length) or 1 for _ in range(count)]
         # Made now: a copy to a GPU between timed calls would make the host wait for it.
@@ -267,7 +261,7 @@ class FreshInputs:
         for (name, tensor), like in zip(self.tensors.items(), (*seeded.operands, seeded.d_out), strict=True):
             wanted = like.detach().clone()
             apply_signs(wanted, state, name)
-            if tensor.shape != wanted.shape or not torch.equal(_integers(tensor), _integers(wanted)):
+            if tensor.shape != wanted.shape or not torch.equal(bits_of(tensor), bits_of(wanted)):
                 return name
         return None
 

@@ -22,8 +22,8 @@ from attn_exp.core.status import STATUSES
 REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
-# Options that are younger than the identity, as `stopping=default` has them.
-_LATER = {"patience_s": 5.0, "settle_s": 3.0}
+# Options that are younger than the identity, as every job has them that does not set them.
+_LATER = {"patience_s": 5.0, "settle_s": 3.0, "determinism": False}
 # Fields of a case that are younger than the identity, which has them where they are set.
 _LATER_MASKS = ("prefix", "chunk", "kv_lengths")
 # Every configuration has these groups and keys.
@@ -37,6 +37,7 @@ _KEYS = (
     "passes",
     "device",
     "seed",
+    "determinism",
     "sweep",
     "folder",
     "regime",
@@ -258,8 +259,11 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         "regime": config["regime"],
         "l2": config["l2"] if device == "cuda" else "warm",
         "inputs": _inputs(config),
+        "determinism": config["determinism"],
         **config["stopping"],
     }
+    if not isinstance(config["determinism"], bool):
+        raise UserError(f"determinism={config['determinism']} is neither true nor false")
     if config["regime"] not in REGIMES:
         raise UserError(f"regime={config['regime']} is not one of {', '.join(REGIMES)}")
     if config["l2"] not in L2_STATES:

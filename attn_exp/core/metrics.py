@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from attn_exp.core.bitwise import OF_THE_BATCH, holds
 from attn_exp.core.case import Case
 from attn_exp.core.flops import compulsory_bytes, flops, flops_sdpa_convention
 from attn_exp.core.hardware import Peak
@@ -100,6 +101,8 @@ def named(name: str, part: str) -> str:
 
 
 METRICS: dict[str, Metric] = {}
+# The unit of facts: 1 is yes, 0 is no, and tables have the words.
+YES_OR_NO = "yes or no"
 _FOLLOW_CLOCK = ("us", "TFLOP/s", "GB/s")
 
 
@@ -381,6 +384,24 @@ def outside_memory_bytes(timed: TimedPass) -> Value:
 def workspace_bytes(timed: TimedPass) -> Value:
     """Workspace of a backend that names its size."""
     return timed.measured.workspace_bytes
+
+
+@metric(YES_OR_NO, higher_is_better=True)
+def deterministic(timed: TimedPass) -> Value:
+    """Whether 100 calls on the same inputs had [the same bits](accuracy.md#same-bits): 1 is yes, 0 is no."""
+    return holds(timed.measured.bitwise, "calls")
+
+
+@metric(YES_OR_NO, higher_is_better=True)
+def batch_invariant(timed: TimedPass) -> Value:
+    """Whether a row has the same bits at other positions in the batch and in batches of other sizes."""
+    return holds(timed.measured.bitwise, *OF_THE_BATCH)
+
+
+@metric(YES_OR_NO, higher_is_better=True)
+def split_invariant(timed: TimedPass) -> Value:
+    """Whether results have the same bits over numbers of kv splits; only of backends with an option `num_splits`."""
+    return holds(timed.measured.bitwise, "kv_splits")
 
 
 @metric("s")

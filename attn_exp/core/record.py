@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from attn_exp.core.bitwise import Bitwise
 from attn_exp.core.judged import Judged, TensorError
 from attn_exp.core.profile import Profile
 from attn_exp.core.request import Request, backend_label
@@ -142,6 +143,8 @@ class PassRecord:
         window: clock, power and energy while the ranking timer's blocks ran.
         rest_s: seconds since the device was last timed or put under load; it prepared, judged or idled meanwhile.
         first_backward: of the backward, whether the first one of a forward takes longer than repeated ones; else None.
+        bitwise: whether results have the same bits, by what changes between them: `calls`, `positions`, `batch_sizes`,
+            `kv_splits`. Empty unless `determinism=true` asked for it; what a case or backend does not have is absent.
     """
 
     first_call_s: float | None = None
@@ -159,6 +162,7 @@ class PassRecord:
     window: Window | None = None
     rest_s: float | None = None
     first_backward: FirstBackward | None = None
+    bitwise: dict[str, Bitwise] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

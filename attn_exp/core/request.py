@@ -39,6 +39,7 @@ class Measuring:
         passes: `forward`, `backward`, `step`.
         seed: of the inputs.
         inputs: `normal`, or a kind of hard values (attn_exp/attention/hard_values.py).
+        determinism: whether the bits of results are compared after the timing.
         l2: what a GPU's caches hold before each call: `cold`, clean lines without the call's data, or `written`, dirty
             lines of other data. On a CPU it is `warm`, what the previous call left.
     """
@@ -56,6 +57,7 @@ class Measuring:
     inputs: str = NORMAL
     patience_s: float = 0.0
     settle_s: float = 0.0
+    determinism: bool = False
 
     @property
     def with_gradients(self) -> bool:

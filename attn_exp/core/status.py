@@ -12,6 +12,7 @@ Status = Literal[
     "unsupported",
     "wrong_kernel",
     "inaccurate",
+    "nondeterministic",
     "implausible",
     "out_of_memory",
     "unavailable",
@@ -76,6 +77,13 @@ STATUSES: dict[Status, StatusInfo] = {
             "worker/judge/other_values.py",
         ),
         why="the first call, or a call after the timing, exceeds a tolerance or is wrong at the mask's boundary",
+    ),
+    "nondeterministic": StatusInfo(
+        "its option `deterministic` promises equal results of equal calls, and they differ",
+        final=True,
+        set_by=("worker/determinism.py",),
+        why="`determinism=true` compared 100 calls on the same inputs",
+        short="nondet.",
     ),
     "implausible": StatusInfo(
         "faster than this machine can be, timed without a part of its work, or with a clock that was replaced",

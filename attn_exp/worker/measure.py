@@ -21,6 +21,7 @@ from attn_exp.timers.loop import Entry, RivalFailed, Timer, sample, sample_rival
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.timers.timed_call import TimedCall, as_timed
 from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.determinism import measure_determinism
 from attn_exp.worker.judge.first_backward import check_first_backward
 from attn_exp.worker.judge.forwards import count_forwards, time_forwards
 from attn_exp.worker.judge.judge import Judge
@@ -108,9 +109,11 @@ def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) ->
 def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
     """Compare the results of timed calls with a reference of their inputs, and a timed backward with first ones.
 
+    If requested, compare the bits of further results with each other.
+
     Raises:
-        Stopped: a result is inaccurate, a clock was replaced, or first backwards take longer than the one that was
-            timed.
+        Stopped: a result is inaccurate, a clock was replaced, first backwards take longer than the one that was timed,
+            or a backend is not deterministic as it promises.
     """
     if attempt.guard is not None:
         attempt.guard.check("while it was timed")
@@ -122,6 +125,10 @@ def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) 
             told = check_first_backward(attempt, machine, prepared.judge, prepared.calls)
             prepared.judgements.later(told)
         prepared.judgements.again()
+    if attempt.request.measuring.determinism:
+        measure_determinism(attempt, machine, prepared)
+        for direction in attempt.request.measuring.passes:
+            _store_metrics(attempt, machine, direction)
 
 
 def _time_one(
@@ -246,7 +253,6 @@ def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: 
     Raises:
         Stopped: the time is shorter than any right result's.
     """
-    case = attempt.request.case
     measured, window = attempt.passes[direction], machine.watch.window(timings[0])
     apart = disagreements(timings, measured.kernels)
     flags = timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
@@ -262,10 +268,18 @@ def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: 
     )
     attempt.passes[direction] = measured
     attempt.flags |= flags
-    peak = datasheet_peak(machine.environment.get("gpu", ""))
-    check_limits(attempt, machine, direction, peak)
+    check_limits(attempt, machine, direction, datasheet_peak(machine.environment.get("gpu", "")))
+    _store_metrics(attempt, machine, direction)
+
+
+def _store_metrics(attempt: Attempt, machine: Machine, direction: str) -> None:
     attempt.metrics |= pass_metrics(
-        case, direction, measured, saves_lse=attempt.with_gradients, ceilings=attempt.ceilings, peak=peak
+        attempt.request.case,
+        direction,
+        attempt.passes[direction],
+        saves_lse=attempt.with_gradients,
+        ceilings=attempt.ceilings,
+        peak=datasheet_peak(machine.environment.get("gpu", "")),
     )
 
 

@@ -1,0 +1,268 @@
+"""Find out whether results have the same bits: over calls, positions in the batch, batch sizes and kv splits."""
+
+import inspect
+import random
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from attn_exp.attention.bits import Compared, difference, first_differences, index_of
+from attn_exp.attention.inputs import Inputs
+from attn_exp.backends.base import Backend, Calls, load_backend, step
+from attn_exp.core.bitwise import Bitwise
+from attn_exp.core.request import Request
+from attn_exp.timers.sync import synchronize
+from attn_exp.worker.attempt import Attempt, status_of
+from attn_exp.worker.judge.judge import Judge
+from attn_exp.worker.judge.timed_pass import Results
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.other_batches import OtherBatch, other_positions, other_sizes
+from attn_exp.worker.prepare import PreparedBackend, calls_for
+from attn_exp.worker.stopped import Stopped
+from attn_exp.worker.unrest import Unrest
+
+# Calls of each pass on the same inputs, and the seconds after which no further call of a job is compared.
+CALLS, BUDGET_S = 100, 120.0
+# A GPU is waited for after so many calls, so that the budget is that of the calls and not of their launches.
+_WAITS_AFTER = 10
+# An option of this name is the number of parts into which a backend splits the keys; it is compared with these.
+_SPLITS_OPTION, _SPLITS = "num_splits", (1, 2, 4, 8)
+_DIFFER_ALREADY = "calls on the same inputs differ already"
+# What another batch may end in without being a mistake.
+_NOT_POSSIBLE = ("out_of_memory", "unsupported", "unavailable")
+
+
+def measure_determinism(attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
+    """Compare the bits of results of each requested pass, and keep what was found.
+
+    Raises:
+        Stopped: a call failed, or calls differ although the backend's option `deterministic` is set.
+    """
+    with attempt.stage("determinism"):
+        # Its graph would lie beside another one.
+        prepared.calls.pop("backward", None)
+        comparing = _Comparing(attempt, machine, prepared)
+        try:
+            facts = comparing.run()
+        finally:
+            prepared.judge.write(prepared.judgements.seeded())
+    for direction, of_pass in facts.items():
+        attempt.passes[direction] = replace(attempt.passes[direction], bitwise=of_pass)
+    if attempt.request.backend.get("deterministic") is not True:
+        return
+    for direction, of_pass in facts.items():
+        if of_pass["calls"].same is False:
+            raise Stopped("nondeterministic", f"{direction}: deterministic=true, and {of_pass['calls'].first}")
+
+
+@dataclass
+class _Tally:
+    """Comparisons of results of one pass with its usual results.
+
+    Attributes:
+        compared: the number of the result, its tensor's name, the comparison, and what names the result by an index.
+        results: how many results were compared.
+        why: why others were not.
+        cut: whether the time was over before all were.
+    """
+
+    compared: list[tuple[int, str, Compared, Callable[[Sequence[int]], str]]] = field(default_factory=list)
+    results: int = 0
+    why: list[str] = field(default_factory=list)
+    cut: bool = False
+
+    def add(self, results: Results, usual: Results, name: Callable[[Sequence[int]], str]) -> None:
+        """Compare the tensors of one more result."""
+        for tensor, one in results.items():
+            self.compared.append((self.results, tensor, Compared.of(one, usual[tensor]), name))
+        self.results += 1
+
+    def fact(self, least: int = 1) -> Bitwise:
+        """Return what the comparisons say, `yes` only of so many results at least; waits for the device."""
+        numbers = first_differences([one for _, _, one, _ in self.compared])
+        several = [(*entry, found) for entry, found in zip(self.compared, numbers, strict=True) if found[0]]
+        why = "; ".join(dict.fromkeys(self.why)) or None
+        if not several:
+            same = True if self.results >= least and not self.cut else None
+            return Bitwise(same=same, compared=self.results, why=why)
+        _, tensor, one, name, found = several[0]
+        place = index_of(found[1], one.shape)
+        return Bitwise(
+            same=False,
+            compared=self.results,
+            differing=len({result for result, *_ in several}),
+            first=difference(one, found, tensor, name(place)),
+            why=why,
+        )
+
+
+class _Comparing:
+    """The comparisons of one job. What it is doing is kept for the reason of a failure."""
+
+    def __init__(self, attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
+        self._attempt, self._request, self._device = attempt, attempt.request, machine.device
+        self._prepared, self._judge, self._calls = prepared, prepared.judge, prepared.judgements.calls
+        self._passes = attempt.request.measuring.passes
+        self._until = time.monotonic() + BUDGET_S
+        self._dice = random.Random()
+        self._usual: dict[str, Results] = {}
+        self._doing = ""
+
+    def run(self) -> dict[str, dict[str, Bitwise]]:
+        """Return what was found by pass and way."""
+        fresh = self._judge.fresh
+        fresh.renew(every=True)
+        fresh.renew_gradient()
+        facts: dict[str, dict[str, Bitwise]] = {name: {} for name in self._passes}
+        with self._prepared.scope():
+            for direction in self._passes:
+                facts[direction]["calls"] = self._over_calls(direction)
+        if self._request.case.workload is None and not self._attempt.given and self._usual.keys() == set(self._passes):
+            self._over_batches(facts)
+        return facts
+
+    def _over_calls(self, direction: str) -> Bitwise:
+        tally = _Tally()
+
+        def compare() -> None:
+            self._doing = f"{direction}, call 1 of {CALLS} on the same inputs"
+            call = _pass_of(self._calls, direction)
+            first = self._judge.results(direction, call())
+            self._usual[direction] = usual = {name: tensor.clone() for name, tensor in first.items()}
+            del first
+            unrest = Unrest(usual, self._judge.fresh.tensors["d_out"].device)
+            try:
+                for number in range(2, CALLS + 1):
+                    if number % _WAITS_AFTER == 0:
+                        synchronize(self._device)
+                    if self._late(tally):
+                        return
+                    self._doing = f"{direction}, call {number} of {CALLS} on the same inputs"
+                    unrest.before(number)
+                    tally.add(self._judge.results(direction, call()), usual, partial(_named, f"call {number}"))
+            finally:
+                unrest.end()
+
+        self._try(compare, tally)
+        return tally.fact(CALLS - 1)
+
+    def _over_batches(self, facts: dict[str, dict[str, Bitwise]]) -> None:
+        """Compare with other positions, batch sizes and kv splits; passes whose calls differ are not compared."""
+        case, backend = self._request.case, self._prepared.backend
+        usual = self._present()
+        splits = [{_SPLITS_OPTION: count} for count in _SPLITS if count != self._request.backend.get(_SPLITS_OPTION)]
+        ways: dict[str, list[Callable[[dict[str, _Tally]], None]]] = {
+            "positions": [
+                partial(self._elsewhere if one.case == case else self._apart, one, usual)
+                for one in other_positions(case, self._dice)
+            ],
+            "batch_sizes": [partial(self._apart, one, usual) for one in other_sizes(case, self._dice)],
+            "kv_splits": [partial(self._split, one, usual) for one in splits] if _can_split(backend) else [],
+        }
+        for way, comparisons in ways.items():
+            if not comparisons:
+                continue
+            tallies = {name: _Tally() for name in self._passes if facts[name]["calls"].first is None}
+            for compare in comparisons:
+                if not tallies or self._late(*tallies.values()):
+                    break
+                self._try(partial(compare, tallies), *tallies.values())
+            for direction in self._passes:
+                differs = Bitwise(same=False, why=_DIFFER_ALREADY)
+                facts[direction][way] = tallies[direction].fact() if direction in tallies else differs
+
+    def _present(self) -> Inputs:
+        """Return copies of what the calls read now."""
+        read = self._judge.fresh.tensors
+        q, k, v, d_out = (read[name].detach().clone() for name in ("q", "k", "v", "d_out"))
+        for one in (q, k, v):
+            one.requires_grad_(self._attempt.with_gradients)
+        seeded = self._prepared.judgements.seeded()
+        return Inputs(q, k, v, d_out, seeded.scales, seeded.kind)
+
+    def _elsewhere(self, other: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
+        """Compare the calls themselves on the rows at other positions."""
+        self._doing = other.names[0]
+        self._judge.write(other.inputs(usual))
+        with self._prepared.scope():
+            self._compare(self._calls, self._judge, other, tallies)
+
+    def _apart(self, other: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
+        """Compare what the backend prepares for another batch."""
+        self._doing = f"{other.case.label()}, of which {other.names[0]}"
+        request = replace(self._request, case=other.case)
+        self._compare_prepared(request, other.inputs(usual), other, tallies)
+
+    def _split(self, option: dict[str, int], usual: Inputs, tallies: dict[str, _Tally]) -> None:
+        """Compare what the backend prepares with another number of splits."""
+        self._doing = f"{_SPLITS_OPTION}={option[_SPLITS_OPTION]}"
+        request = replace(self._request, backend=self._request.backend | option)
+        self._compare_prepared(request, usual, None, tallies)
+
+    def _compare_prepared(
+        self, request: Request, inputs: Inputs, other: OtherBatch | None, tallies: dict[str, _Tally]
+    ) -> None:
+        backend = load_backend(request.backend)
+        if reason := backend.unsupported(request.case, self._device):
+            raise Stopped("unsupported", reason)
+        calls = calls_for(request, self._prepared.judgements.workload, backend, inputs)
+        judge = Judge(request.case, calls, inputs)
+        with calls.scope():
+            self._compare(calls, judge, other, tallies)
+
+    def _compare(self, calls: Calls, judge: Judge, other: OtherBatch | None, tallies: dict[str, _Tally]) -> None:
+        for direction, tally in tallies.items():
+            results = judge.results(direction, _pass_of(calls, direction)())
+            usual = self._usual[direction]
+            if calls.scales:
+                raise Stopped("unsupported", "the scales of results in codes are those of a whole batch")
+            if other is not None:
+                usual = {name: other.picked(tensor) for name, tensor in usual.items()}
+            tally.add(results, usual, partial(_named, self._doing) if other is None else other.name)
+        synchronize(self._device)
+
+    def _late(self, *tallies: _Tally) -> bool:
+        if time.monotonic() < self._until:
+            return False
+        for tally in tallies:
+            tally.cut = True
+            tally.why.append(f"{BUDGET_S:g} s were over")
+        return True
+
+    def _try(self, compare: Callable[[], None], *tallies: _Tally) -> None:
+        """Compare, or note why it is not possible.
+
+        Raises:
+            Stopped: a call failed.
+        """
+        try:
+            compare()
+        except Exception as error:  # a backend may raise anything
+            if isinstance(error, Stopped):
+                status, reason = error.status, error.reason
+            else:
+                status, reason = status_of(error, str(self._request.backend["name"]))
+            if status not in _NOT_POSSIBLE:
+                if status == "error":
+                    traceback.print_exc()
+                raise Stopped(status, f"{self._doing}: {reason}") from error
+            for tally in tallies:
+                tally.why.append(f"{self._doing}: {reason}")
+
+
+def _pass_of(calls: Calls, direction: str) -> Callable[[], Any]:
+    """Return a call of a pass; a backward's forward is made now."""
+    if direction == "forward":
+        return calls.forward
+    return partial(step, calls) if direction == "step" else calls.backward(calls.forward())
+
+
+def _named(name: str, index: Sequence[int]) -> str:
+    return name
+
+
+def _can_split(backend: Backend) -> bool:
+    return _SPLITS_OPTION in inspect.signature(type(backend)).parameters
