@@ -1,6 +1,9 @@
 """Layouts and masks for libraries with tensors (batch, length, heads, dim)."""
 
+import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -37,12 +40,17 @@ def starts_of(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
     return torch.nn.functional.pad(ends, (1, 0)).to(device)
 
 
-def bshd_calls(attention: BshdAttention, inputs: Inputs, notes: dict[str, float] | None = None) -> Calls:
+def bshd_calls(
+    attention: BshdAttention,
+    inputs: Inputs,
+    notes: dict[str, float] | None = None,
+    scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Calls:
     """Return the calls of a function of BSHD tensors.
 
     The layout conversion is not timed; transposed views cost nothing.
     """
-    return calls_of(transposed(attention), inputs.laid_out("bshd"), notes=notes)
+    return calls_of(transposed(attention), inputs.laid_out("bshd"), scope, notes)
 
 
 def transposed(attention: BshdAttention) -> Attention:

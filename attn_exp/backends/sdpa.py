@@ -1,8 +1,9 @@
 """PyTorch's `scaled_dot_product_attention`, with its own choice of kernel or one of its backends forced."""
 
+import contextlib
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
+from attn_exp.backends.deterministic import deterministic_algorithms
 from attn_exp.backends.package import WrongOption
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
@@ -42,12 +44,20 @@ class Sdpa(DeclarativeBackend):
         devices=("cuda", "cpu"), dtypes=("bfloat16", "float16", "float32"), align=("top_left",), value_dims="any"
     )
 
+    def __init__(self, name: str, deterministic: bool = False) -> None:
+        super().__init__(name)
+        self.deterministic = deterministic
+
     def unsupported(self, case: Case, device: str) -> str | None:
         """Return what SDPA cannot express, else why PyTorch refuses, in its own words.
 
-        SDPA aligns a causal mask top-left.
+        SDPA aligns a causal mask top-left. A deterministic one is refused by backends that have none.
         """
-        return super().unsupported(case, device) or self._refusal(case, device)
+        refusal = super().unsupported(case, device)
+        if refusal is not None:
+            return refusal
+        with deterministic_algorithms(self.deterministic):
+            return self._refusal(case, device)
 
     def _refusal(self, case: Case, device: str) -> str | None:
         """Return why PyTorch refuses the forced backend; None here, where none is forced."""
@@ -60,7 +70,12 @@ class Sdpa(DeclarativeBackend):
         )
         return calls_of(attention, inputs, self._scope)
 
-    def _scope(self) -> AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[None]:
+        with self._choice(), deterministic_algorithms(self.deterministic):
+            yield
+
+    def _choice(self) -> AbstractContextManager[Any]:
         # Not nullcontext: a choice made outside must not change SDPA's own.
         return sdpa_kernel(list(CHOICES.values()))
 
@@ -83,7 +98,7 @@ class Priority(Sdpa):
             raise WrongOption(f"order={list(order)} must name some of {', '.join(CHOICES)}")
         self.order = [CHOICES[choice] for choice in order]
 
-    def _scope(self) -> AbstractContextManager[Any]:
+    def _choice(self) -> AbstractContextManager[Any]:
         return sdpa_kernel(self.order, set_priority=True)
 
 
@@ -93,7 +108,7 @@ class Forced(Sdpa):
     choice: SDPBackend
     claimed_share = FUSED_SHARE
 
-    def _scope(self) -> AbstractContextManager[Any]:
+    def _choice(self) -> AbstractContextManager[Any]:
         return sdpa_kernel(self.choice)
 
 

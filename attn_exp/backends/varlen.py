@@ -8,6 +8,7 @@ import torch
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import bshd_calls, flash_window, starts_of, unbatched
+from attn_exp.backends.deterministic import deterministic_algorithms
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.sdpa import Flash
 from attn_exp.backends.supports import Supports
@@ -35,6 +36,10 @@ class Varlen(DeclarativeBackend):
     claimed_share = FUSED_SHARE
     claims = {key: claim for key, claim in Flash.claims.items() if key[0] == "cuda"}
 
+    def __init__(self, name: str, deterministic: bool = False) -> None:
+        super().__init__(name)
+        self.deterministic = deterministic
+
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Build the sequence starts once, untimed.
 
@@ -59,4 +64,4 @@ class Varlen(DeclarativeBackend):
             window_size=flash_window(causal=case.causal, window=case.window),
             **grouped,
         )
-        return bshd_calls(unbatched(attention), inputs)
+        return bshd_calls(unbatched(attention), inputs, scope=partial(deterministic_algorithms, self.deterministic))

@@ -9,9 +9,11 @@ from typing import Any
 
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.duel_command import Duel
-from attn_exp.compare.sheet import Column, Page, Sheet, Tone, written
+from attn_exp.compare.sheet import Column, Page, Sheet, Tone, of_all, written
+from attn_exp.core.bitwise import yes_or_no
 from attn_exp.core.case import Case, case_columns
 from attn_exp.core.flags import FLAGS, flag_notes
+from attn_exp.core.metrics import METRICS
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import counted_of
 from attn_exp.results.result import Result
@@ -21,7 +23,7 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     """Return the page with its details and the notes that they make redundant."""
     results = list({id(cell.result): cell.result for cell in cells}.values())
     flags = [flag for result in results for flag in result.flags]
-    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(comparison)]
+    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_same_bits(cells), *_environments(comparison)]
     redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
     warnings = (
         *page.headline.warnings,
@@ -79,6 +81,31 @@ def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
     rows = [(status, label, counts[status, label, reason], reason) for status, label, reason in order]
     tones: list[Tone] = ["" if status == "ok" else "bad" for status, *_ in rows]
     return [Sheet("statuses", "statuses", columns, tuple(rows), tuple(tones))]
+
+
+def _same_bits(cells: Sequence[Cell]) -> list[Sheet]:
+    """A row per backend and pass: whether results had the same bits, where that was measured."""
+    facts = [one for one in METRICS.values() if one.is_fact]
+    known: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for cell in cells:
+        values = {one.name: cell.result.metrics.get(f"{cell.direction}/{one.name}") for one in facts}
+        for name, value in values.items():
+            if value is not None:
+                of_row = known.setdefault((cell.result.label, cell.direction), {})
+                of_row.setdefault(name, []).append(value)
+    columns = (
+        Column("backend", "backend"),
+        Column("pass", "pass"),
+        *(Column(one.name, one.name.replace("_", " ")) for one in facts),
+    )
+    rows = [(*place, *(_yes_in(known[place].get(one.name, ())) for one in facts)) for place in sorted(known)]
+    return [Sheet("same_bits", "same bits", columns, tuple(rows))] if rows else []
+
+
+def _yes_in(values: Sequence[float]) -> str:
+    """Return `yes`, `no`, or in how many of the cases it is yes; empty if none was measured."""
+    words = list(dict.fromkeys(map(yes_or_no, values)))
+    return "".join(words) if len(words) < 2 else f"yes in {of_all(int(sum(values)), len(values))}"
 
 
 def _environments(comparison: Comparison) -> list[Sheet]:

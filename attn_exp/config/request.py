@@ -11,7 +11,14 @@ import msgspec
 
 from attn_exp.config.kept import kept_config
 from attn_exp.core.case import NORMAL, PASSES, WORKLOADS, Case, case_from_config
-from attn_exp.core.catalogue import TimerChoice, about_backend, backend_options, input_kinds, timer_choice, timers
+from attn_exp.core.catalogue import (
+    TimerChoice,
+    about_backend,
+    backend_options,
+    input_kinds,
+    timer_choice,
+    timers,
+)
 from attn_exp.core.conf import choice
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.nvml import GpuInfo
@@ -207,7 +214,13 @@ def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
         name = re.split(r"[.:]", target)[-1].lower()
     check_name("backend.name", name)
     # `about` describes the backend: it is not an option, and not part of the job's identity.
-    return {key: value for key, value in backend.items() if key != "about"} | {"name": name}
+    about = backend.get("about")
+    later = about.get("later") if isinstance(about, dict) else None
+    # Younger than records: a job without it is the one that it was. And `deterministic=false,true` may be swept over
+    # backends of ours that have no such option.
+    younger = {*(later or ()), *({"deterministic"} - backend_options().get(target, frozenset({"deterministic"})))}
+    left_out = {"about", *(key for key in younger if not backend.get(key))}
+    return {key: value for key, value in backend.items() if key not in left_out} | {"name": name}
 
 
 def _check_options(backend: dict[str, Any]) -> None:

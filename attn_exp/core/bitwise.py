@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attn_exp.core.text import figures
-
 # What changes between the results that are compared, in the order in which they are measured and told.
 WAYS = {
     "calls": "over calls",
@@ -12,6 +10,8 @@ WAYS = {
     "batch_sizes": "over batch sizes",
     "kv_splits": "over kv splits",
 }
+# Calls of each pass on the same inputs, and the seconds after which no further result of a job is compared.
+CALLS, BUDGET_S = 100, 120.0
 # The ways that make a backend batch-invariant.
 OF_THE_BATCH = ("positions", "batch_sizes")
 
@@ -42,7 +42,7 @@ class Difference:
 
     def __str__(self) -> str:
         place = ", ".join(map(str, self.index))
-        by = "" if self.max_abs is None else f", by {figures(self.max_abs)} at most"
+        by = "" if self.max_abs is None else f", by {self.max_abs:.3g} at most"
         return (
             f"{self.result}: {self.tensor}[{place}] is {self.value} and not {self.usual}; "
             f"{self.elements:,} of {self.elements_of:,} elements differ{by}"
@@ -92,3 +92,8 @@ def holds(known: Mapping[str, Bitwise], *ways: str) -> float | None:
     if False in facts:
         return 0.0
     return None if not facts or None in facts else 1.0
+
+
+def told(known: Mapping[str, Bitwise]) -> str:
+    """Return all facts of a pass in words, in the order of `WAYS`."""
+    return "; ".join(f"{words} {known[way]}" for way, words in WAYS.items() if way in known)

@@ -31,12 +31,15 @@ class About:
         colour: `#RRGGBB` in plots; derived from the name by default.
         marker: a matplotlib marker in plots; derived from the name by default.
         published_as: names under which published figures list what this backend runs, in lower case.
+        later: options that are younger than records of the backend: a request has one only if it is not false, null or
+            0, as it is by default.
     """
 
     packages: tuple[str, ...] = ()
     colour: str | None = None
     marker: str | None = None
     published_as: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,13 @@ def backend_options() -> dict[str, frozenset[str]]:
     """Return the options that each of the package's backends declares in its YAML, by its `_target_`."""
     files = (read_yaml(path) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
     return {str(keys["_target_"]): frozenset(keys) - {"_target_", "name", "about"} for keys in files}
+
+
+@cache
+def later_options() -> dict[str, dict[str, Any]]:
+    """Return the defaults of the options that are younger than records of the package's backends, by `_target_`."""
+    files = (read_yaml(path) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
+    return {str(keys["_target_"]): {name: keys[name] for name in read_about(keys.get("about")).later} for keys in files}
 
 
 @cache

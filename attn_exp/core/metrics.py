@@ -60,6 +60,8 @@ class TimedPass:
         return None if issued or self.window.call_share < CALL_SHARE else self.window.power_w
 
 
+# The unit of facts: 1 is yes, 0 is no.
+YES_OR_NO = "yes or no"
 Value = float | Mapping[str, float | None] | None
 
 
@@ -94,6 +96,11 @@ class Metric:
         """Whether the median time's confidence interval, as a relative one, is this metric's too."""
         return self.rate or self.name in ("time_us", "joules_per_call")
 
+    @property
+    def is_fact(self) -> bool:
+        """Whether tables show yes and no in place of its numbers."""
+        return self.unit == YES_OR_NO
+
 
 def named(name: str, part: str) -> str:
     """Return the name of a family (`error_{tensor}`) with its placeholder filled: `error_dq`."""
@@ -101,8 +108,6 @@ def named(name: str, part: str) -> str:
 
 
 METRICS: dict[str, Metric] = {}
-# The unit of facts: 1 is yes, 0 is no, and tables have the words.
-YES_OR_NO = "yes or no"
 _FOLLOW_CLOCK = ("us", "TFLOP/s", "GB/s")
 
 
@@ -386,19 +391,19 @@ def workspace_bytes(timed: TimedPass) -> Value:
     return timed.measured.workspace_bytes
 
 
-@metric(YES_OR_NO, higher_is_better=True)
+@metric(YES_OR_NO, higher_is_better=True, head="determ.")
 def deterministic(timed: TimedPass) -> Value:
     """Whether 100 calls on the same inputs had [the same bits](accuracy.md#same-bits): 1 is yes, 0 is no."""
     return holds(timed.measured.bitwise, "calls")
 
 
-@metric(YES_OR_NO, higher_is_better=True)
+@metric(YES_OR_NO, higher_is_better=True, head="batch inv.")
 def batch_invariant(timed: TimedPass) -> Value:
     """Whether a row has the same bits at other positions in the batch and in batches of other sizes."""
     return holds(timed.measured.bitwise, *OF_THE_BATCH)
 
 
-@metric(YES_OR_NO, higher_is_better=True)
+@metric(YES_OR_NO, higher_is_better=True, head="split inv.")
 def split_invariant(timed: TimedPass) -> Value:
     """Whether results have the same bits over numbers of kv splits; only of backends with an option `num_splits`."""
     return holds(timed.measured.bitwise, "kv_splits")

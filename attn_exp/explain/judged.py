@@ -1,7 +1,8 @@
-"""What was judged, in at most four lines: calls and inputs, rows and results, streams and kernels, and the source."""
+"""What was judged: calls and inputs, rows and results, streams and kernels, the source, and each pass's bits."""
 
 from collections.abc import Sequence
 
+from attn_exp.core.bitwise import told
 from attn_exp.core.judged import Form, Judged
 from attn_exp.core.record import Record
 from attn_exp.core.source import commit, short
@@ -12,7 +13,7 @@ def judged_lines(record: Record) -> list[str]:
     """Return what is known about how a job was judged; nothing of records from before that was kept."""
     if not record.judged:
         return []
-    lines = [_calls(record.judged), _looked_at(record.judged), _kernels(record), _source(record)]
+    lines = [_calls(record.judged), _looked_at(record.judged), _kernels(record), _source(record), *_bits(record)]
     return [line for line in lines if line]
 
 
@@ -71,6 +72,12 @@ def _kernels(record: Record) -> str:
         return ""
     on = f"stream{'s' * (len(streams) > 1)} {', '.join(map(str, streams))}"
     return f"kernels on {on}: sum, union and span {'; '.join(parts)}"
+
+
+def _bits(record: Record) -> list[str]:
+    """A line for each pass: `same bits, fwd: over calls yes (99 compared); over batch sizes no (...)`."""
+    return [f"same bits, {SHORT[name]}: {told(measured.bitwise)}" for name, measured in record.passes.items()
+            if measured.bitwise]  # fmt: skip
 
 
 def _source(record: Record) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.case import Case
-from attn_exp.core.catalogue import About, recorded_about
+from attn_exp.core.catalogue import About, later_options, recorded_about
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
 from attn_exp.core.flags import flags_in
 from attn_exp.core.record import SCHEMA, Disagreement, Record
@@ -304,9 +304,10 @@ def _compile(raw: bytes) -> tuple[Compile, tuple[Any, ...]]:
 
 @lru_cache(_KEPT)
 def _options(raw: bytes) -> tuple[dict[str, Any], str]:
-    """Return a backend with its options, and what they are in a `Result.key`."""
+    """Return a backend with its options, and what they are in a `Result.key`, which has none that are younger."""
     found = msgspec.json.decode(raw, type=dict[str, Any])
-    return found, json.dumps(found, sort_keys=True)
+    younger = later_options().get(str(found.get("_target_")), {})
+    return younger | found, json.dumps(found, sort_keys=True)
 
 
 @lru_cache(_KEPT)

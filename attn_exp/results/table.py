@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_exp.core.bitwise import yes_or_no
 from attn_exp.core.case import NORMAL, case_columns, typed_fields
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import write_whole
@@ -185,7 +186,8 @@ def _row(result: Result, passes: Sequence[str], columns: Sequence[str], *, squar
     for column in columns:
         for side in passes:
             value = result.metrics.get(f"{side}/{column}")
-            row[f"{SHORT[side]}\n{_head(column)}"] = "" if value is None else figures(value)
+            text = yes_or_no if metric_named(column).is_fact else figures
+            row[f"{SHORT[side]}\n{_head(column)}"] = "" if value is None else text(value)
     row["marks"] = flag_marks(result.flags)
     return row
 

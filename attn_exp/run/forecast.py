@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from attn_exp.core.bitwise import BUDGET_S, CALLS
 from attn_exp.core.case import DTYPE_BYTES
 from attn_exp.core.flops import flops
 from attn_exp.core.hardware import datasheet_peak
@@ -110,6 +111,7 @@ def _seconds(request: Request, gpu: GpuInfo | None, cpu_flops_per_s: float | Non
         call_s = flops(case, side) / (_SHARE * rate)
         settled_s = min(way.settle_s, _SETTLED_S) if request.device == "cuda" and way.regime == "sustained" else 0.0
         total += settled_s + max(way.budget_s, way.min_rounds * call_s) + _JUDGING * call_s
+        total += min(BUDGET_S, CALLS * call_s) if way.determinism else 0.0
     return total
 
 

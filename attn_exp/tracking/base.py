@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from attn_exp.core.bitwise import told
 from attn_exp.core.case import typed_fields
 from attn_exp.core.catalogue import colour_of, recorded_about
 from attn_exp.core.record import Record
@@ -164,6 +165,7 @@ def params(job: Request | Result) -> dict[str, str]:
     values |= flat(job.compile.options, "compile.") | flat(job.source, "source.")
     for name in ("precision", "min_rounds", "max_rounds", "budget_s", "patience_s", "settle_s"):
         values[f"stopping.{name}"] = getattr(measuring, name)
+    values["determinism"] = measuring.determinism or None
     values |= {"regime": measuring.regime, "l2": measuring.l2, "inputs": measuring.inputs}
     return {key: str(value) for key, value in values.items() if value not in (None, "")}
 
@@ -207,6 +209,7 @@ def tags(record: Record) -> dict[str, str]:
             values[f"kernel_{direction}"] = longest.name[:_LONGEST_KERNEL_NAME]
         roof = roof_of(record, direction)
         values[f"bound_{direction}"] = roof.bound if roof else None
+        values[f"same_bits_{direction}"] = told(measured.bitwise)
         values[f"timers_disagree_{direction}"] = "; ".join(map(str, measured.disagreements))
     for profiler, profile in record.profiles.items():
         values[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))

@@ -12,7 +12,7 @@ from typing import Any
 from attn_exp.attention.bits import Compared, difference, first_differences, index_of
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Backend, Calls, load_backend, step
-from attn_exp.core.bitwise import Bitwise
+from attn_exp.core.bitwise import BUDGET_S, CALLS, Bitwise
 from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, status_of
@@ -24,8 +24,6 @@ from attn_exp.worker.prepare import PreparedBackend, calls_for
 from attn_exp.worker.stopped import Stopped
 from attn_exp.worker.unrest import Unrest
 
-# Calls of each pass on the same inputs, and the seconds after which no further call of a job is compared.
-CALLS, BUDGET_S = 100, 120.0
 # A GPU is waited for after so many calls, so that the budget is that of the calls and not of their launches.
 _WAITS_AFTER = 10
 # An option of this name is the number of parts into which a backend splits the keys; it is compared with these.

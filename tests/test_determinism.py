@@ -1,0 +1,307 @@
+"""Bits of results over calls, positions, batch sizes and kv splits: real backends, and ones that are unsteady."""
+
+import itertools
+from dataclasses import replace
+from random import Random
+
+import fakes
+import pytest
+import torch
+import unsteady
+from fakes import CASE, make_request
+from test_measure import CEILINGS, measured, short_rounds  # noqa: F401  (used in every test)
+
+from attn_exp.attention.bits import Compared, difference, first_differences, index_of
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.config.request import _identity
+from attn_exp.core.bitwise import Bitwise, holds
+from attn_exp.core.case import DTYPE_BYTES
+from attn_exp.core.request import Compile
+from attn_exp.worker import determinism
+from attn_exp.worker import measure as measuring
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.measure import measure_and_keep, measure_interleaved
+from attn_exp.worker.other_batches import other_positions, other_sizes
+
+# Sums of 64 keys round differently in another order.
+LONG = replace(CASE, batch=2, q_len=64, kv_len=64, causal=False)
+FORWARD = ("forward",)
+
+
+@pytest.fixture
+def machine():
+    return Machine("cpu", environment={"cpu": "fake"}, ceilings={dtype: dict(CEILINGS) for dtype in DTYPE_BYTES})
+
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch):
+    """`unsteady.CALLS` counts from when bits begin to be compared."""
+
+    def begin(*arguments):
+        unsteady.CALLS[0] = 0
+        try:
+            determinism.measure_determinism(*arguments)
+        finally:
+            unsteady.CALLS[0] = None
+
+    monkeypatch.setattr(measuring, "measure_determinism", begin)
+
+
+def found(backend, machine, tmp_path, case=CASE, passes=FORWARD):
+    """What an `ok` record says of the bits of its passes."""
+    record = measured(backend, machine, tmp_path, case, determinism=True, passes=passes)
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.stages_s["determinism"] > 0
+    return {name: one.bitwise for name, one in record.passes.items()}
+
+
+def test_nothing_is_compared_unless_it_is_asked_for(machine, tmp_path):
+    record = measured("fakes.Honest", machine, tmp_path)
+    assert [one.bitwise for one in record.passes.values()] == [{}, {}]
+    assert "determinism" not in record.stages_s
+    assert not {name for name in record.metrics if "deterministic" in name or "invariant" in name}
+
+
+@pytest.mark.parametrize(("target", "name"), [("eager.Eager", "eager"), ("sdpa.Math", "math"), ("sdpa.Flash", "flash")])
+def test_pytorchs_backends_repeat_their_bits_on_a_cpu(machine, tmp_path, target, name):
+    backend, passes = {"_target_": f"attn_exp.backends.{target}", "name": name}, ("forward", "backward", "step")
+    record = measured(backend, machine, tmp_path, LONG, determinism=True, passes=passes)
+    assert (record.status, record.reason) == ("ok", None)
+    for direction in passes:
+        facts = record.passes[direction].bitwise
+        assert facts["calls"] == Bitwise(same=True, compared=99)
+        assert list(facts) == ["calls", "positions", "batch_sizes"]
+        assert (facts["positions"].compared, facts["batch_sizes"].compared) == (1, 2)
+        assert record.metrics[f"{direction}/deterministic"] == 1.0
+        assert f"{direction}/split_invariant" not in record.metrics
+        # By the test's own means, with the same threads: whether one row alone has the bits that it has among two.
+        invariant = facts["positions"].same and facts["batch_sizes"].same
+        assert record.metrics[f"{direction}/batch_invariant"] == float(invariant)
+
+
+def test_sums_in_the_order_of_chance_differ_between_calls(machine, tmp_path):
+    record = measured("unsteady.Atomics", machine, tmp_path, LONG, determinism=True, passes=FORWARD)
+    facts = record.passes["forward"].bitwise
+    assert facts["calls"].same is False
+    first = facts["calls"].first
+    assert (first.tensor, first.result.split()[0], first.elements_of) == ("out", "call", 2 * 2 * 64 * 8)
+    assert 0 < first.max_abs < 1e-5
+    # Which of 24 orders the first call took, few others take.
+    assert facts["calls"].differing > 50
+    assert facts["positions"] == facts["batch_sizes"]
+    assert facts["positions"] == Bitwise(same=False, why="calls on the same inputs differ already")
+    assert (record.metrics["forward/deterministic"], record.metrics["forward/batch_invariant"]) == (0.0, 0.0)
+
+
+def test_a_split_that_depends_on_the_batch_shows_in_other_sizes_only(machine, tmp_path):
+    facts = found("unsteady.SplitByBatch", machine, tmp_path, LONG)["forward"]
+    assert (facts["calls"].same, facts["positions"].same, facts["batch_sizes"].same) == (True, True, False)
+    # One row, and not four.
+    assert (facts["batch_sizes"].compared, facts["batch_sizes"].differing) == (2, 1)
+    assert facts["batch_sizes"].first.result in ("row 0 in a batch of 1", "row 1 in a batch of 1")
+
+
+def test_a_row_that_depends_on_its_position_shows(machine, tmp_path):
+    case = replace(LONG, batch=3)
+    facts = found("unsteady.FirstRowOtherwise", machine, tmp_path, case)["forward"]
+    assert (facts["calls"].same, facts["positions"].same) == (True, False)
+    assert (facts["positions"].compared, facts["positions"].differing) == (2, 2)
+    assert facts["positions"].first.result == "row 1 at position 0"
+
+
+def test_splits_are_compared_where_the_backend_has_an_option(machine, tmp_path):
+    facts = found("unsteady.SplitByOption", machine, tmp_path, LONG)["forward"]
+    # Its own number is 1 by default, which the request does not say.
+    assert (facts["kv_splits"].same, facts["kv_splits"].compared, facts["kv_splits"].differing) == (False, 3, 2)
+    assert facts["kv_splits"].first.result == "num_splits=2"
+    assert facts["kv_splits"].why == "num_splits=8: no more than 4 splits"
+    assert found("unsteady.FixedSplit", machine, tmp_path, LONG)["forward"]["kv_splits"].same is True
+    own = {"_target_": "unsteady.SplitByOption", "name": "own", "num_splits": 4}
+    assert found(own, machine, tmp_path, LONG)["forward"]["kv_splits"].compared == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("OneBitInCall37", "call 37: out[0, 1, 2, 3] is "),
+        ("MinusZeroInCall37", "call 37: out[0, 0, 0, 0] is -0 (0x80000000) and not 0 (0x00000000); 1 of 256"),
+        ("OtherNanInCall37", "call 37: out[0, 0, 0, 0] is nan (0x7fc00002) and not nan (0x7fc00001); 1 of 256"),
+    ],
+)
+def test_one_bit_in_one_call_of_a_hundred_is_found(machine, tmp_path, target, told):
+    fact = found(f"unsteady.{target}", machine, tmp_path)["forward"]["calls"]
+    assert (fact.same, fact.compared, fact.differing) == (False, 99, 1)
+    assert str(fact.first).startswith(told)
+    assert (fact.first.max_abs is None) == (target == "OtherNanInCall37")
+
+
+def test_the_same_nan_is_the_same(machine, tmp_path):
+    assert found("unsteady.SameNan", machine, tmp_path)["forward"]["calls"].same is True
+
+
+def test_a_call_that_raises_ends_the_job_and_is_named(machine, tmp_path):
+    record = measured("unsteady.RaisesInCall50", machine, tmp_path, determinism=True, passes=FORWARD)
+    assert record.status == "error"
+    assert record.reason == "forward, call 50 of 100 on the same inputs: RuntimeError: the fiftieth call"
+    assert record.passes["forward"].timings
+
+
+def test_without_memory_it_is_not_known(machine, tmp_path):
+    record = measured("unsteady.NoMemoryInCall50", machine, tmp_path, LONG, determinism=True, passes=FORWARD)
+    assert record.status == "ok"
+    fact = record.passes["forward"].bitwise["calls"]
+    assert (fact.same, fact.compared) == (None, 48)
+    assert fact.why.startswith("forward, call 50 of 100 on the same inputs: OutOfMemoryError")
+    assert "forward/deterministic" not in record.metrics
+
+
+def test_batches_that_do_not_fit_leave_it_unknown(machine, tmp_path):
+    record = measured("unsteady.NoRoomForOtherBatches", machine, tmp_path, LONG, determinism=True, passes=FORWARD)
+    facts = record.passes["forward"].bitwise
+    assert (record.status, facts["positions"].same) == ("ok", True)
+    assert (facts["batch_sizes"].same, facts["batch_sizes"].compared) == (None, 0)
+    assert "b4 h2 s64 d8 fp32 full" in facts["batch_sizes"].why
+    assert "forward/batch_invariant" not in record.metrics
+
+
+def test_another_batch_that_raises_ends_the_job(machine, tmp_path):
+    record = measured("unsteady.OtherBatchesRaise", machine, tmp_path, LONG, determinism=True, passes=FORWARD)
+    assert record.status == "error"
+    assert record.reason.startswith("b1 h2 s64 d8 fp32 full, of which row ")
+    assert record.reason.endswith("RuntimeError: a batch of two is expected")
+
+
+@pytest.mark.parametrize(("late_after", "compared"), [(0, 0), (5, 5)])
+def test_the_time_is_limited_and_less_than_all_calls_prove_nothing(
+    machine, tmp_path, monkeypatch, late_after, compared
+):
+    looks = itertools.count()
+    monkeypatch.setattr(determinism.time, "monotonic", lambda: 1e9 * (next(looks) > late_after))
+    fact = found("fakes.Honest", machine, tmp_path)["forward"]["calls"]
+    assert fact == Bitwise(same=None, compared=compared, why="120 s were over")
+
+
+def test_a_promise_that_is_not_kept_has_a_status_of_its_own(machine, tmp_path):
+    backend = {"_target_": "unsteady.GradientsByChance", "name": "chance"}
+    both = ("forward", "backward")
+    record = measured(backend, machine, tmp_path, determinism=True, passes=both)
+    assert (record.status, record.metrics["backward/deterministic"]) == ("ok", 0.0)
+    assert record.metrics["forward/deterministic"] == 1.0
+    promised = measured(backend | {"deterministic": True}, machine, tmp_path, determinism=True, passes=both)
+    assert promised.status == "nondeterministic"
+    assert promised.reason.startswith("backward: deterministic=true, and call ")
+    assert "dk[0, 0, 1, 2]" in promised.reason
+    assert promised.passes["backward"].bitwise["calls"].same is False
+    # Nobody looked.
+    assert measured(backend | {"deterministic": True}, machine, tmp_path, passes=both).status == "ok"
+
+
+def test_the_calls_have_the_inputs_of_the_seed_again(machine):
+    record, prepared = measure_and_keep(make_request(case=LONG, determinism=True), machine)
+    assert record.status == "ok"
+    assert prepared.judge.fresh.written(prepared.judgements.seeded()) is None
+    assert set(prepared.calls_of(("forward", "backward"))) == {"forward", "backward"}
+
+
+def test_rivals_of_a_duel_are_compared_with_themselves(machine):
+    requests = [
+        replace(make_request(target, LONG, determinism=True, passes=FORWARD), job=target)
+        for target in ("unsteady.Chunked", "unsteady.Atomics")
+    ]
+    facts = [one.passes["forward"].bitwise["calls"].same for one in measure_interleaved(requests, machine)]
+    assert facts == [True, False]
+
+
+def test_packed_sequences_change_places_and_are_computed_alone(machine, tmp_path):
+    case = replace(CASE, lengths=(5, 4, 7))
+    facts = found("fakes.Honest", machine, tmp_path, case)["forward"]
+    assert (facts["positions"].compared, facts["batch_sizes"].compared) == (2, 2)
+    # The formula's products over 16 keys, most of them hidden, have another order over those of one sequence.
+    assert facts["calls"].same is True
+
+
+def test_of_a_block_only_calls_are_compared(machine, tmp_path):
+    case = replace(CASE, workload="decoder_layer", mlp_dim=64, kv_heads=CASE.q_heads)
+    assert list(found("fakes.Honest", machine, tmp_path, case)["forward"]) == ["calls"]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 16])
+def test_other_batches_have_each_row_elsewhere(batch):
+    case, dice = replace(CASE, batch=batch), Random(5)
+    inputs = make_inputs(case, "cpu", 1, with_gradients=True)
+    for other in other_positions(case, dice):
+        assert other.case == case
+        assert sorted(other.places) == list(range(batch))
+        assert not any(place == at for at, place in enumerate(other.places))
+    assert len(other_positions(case, dice)) == min(7, batch - 1)
+    sizes = other_sizes(case, dice)
+    assert {other.case.batch for other in sizes} == {1, 2, batch // 2, 2 * batch} - {0, batch}
+    for other in sizes:
+        made = other.inputs(inputs)
+        assert made.q_bhsd.requires_grad
+        for at, row in enumerate(other.places):
+            assert torch.equal(made.k_bhsd[at], inputs.k_bhsd[row])
+            assert other.name((at, 0, 0, 0)) == f"row {row} in a batch of {other.case.batch}"
+
+
+@pytest.mark.parametrize("lengths", [(16,), (5, 11), (5, 4, 7), (8, 8)])
+def test_other_orders_of_packed_sequences(lengths):
+    case = replace(CASE, lengths=lengths, q_len=sum(lengths), kv_len=sum(lengths))
+    inputs = make_inputs(case, "cpu", 1, with_gradients=False)
+    ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
+    for other in (*other_positions(case, Random(5)), *other_sizes(case, Random(5))):
+        made, begin = other.inputs(inputs), 0
+        assert sum(other.case.lengths) == made.q_bhsd.shape[2]
+        for length in other.case.lengths:
+            which = int(other.name((0, 0, begin, 0)).split()[1])
+            own = inputs.v_bhsd[:, :, ends[which] - lengths[which] : ends[which]]
+            assert torch.equal(made.v_bhsd[:, :, begin : begin + length], own)
+            begin += length
+    assert bool(other_positions(case, Random(5))) == bool(other_sizes(case, Random(5))) == (len(lengths) > 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_differences_are_those_of_a_search_element_by_element(dtype, transposed):
+    generator = torch.Generator().manual_seed(3)
+    one = torch.randn(2, 3, 5, 7, generator=generator).to(dtype)
+    other = one.clone()
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    changed = [(0, 2, 1, 3), (1, 0, 0, 0), (1, 2, 4, 6)]
+    for index in changed:
+        one.view(integer)[index] ^= 1
+    if transposed:
+        one, other = one.transpose(1, 2), other.transpose(1, 2)
+        changed = sorted((a, c, b, d) for a, b, c, d in changed)
+    compared = Compared.of(one, other)
+    (numbers,) = first_differences([compared])
+    told = difference(compared, numbers, "out", "call 2")
+    assert (told.elements, told.elements_of, told.index) == (3, 210, changed[0])
+    assert told.value.startswith(f"{one[changed[0]].float().item():.9g} (0x")
+    assert told.usual.startswith(f"{other[changed[0]].float().item():.9g} (0x")
+    assert told.max_abs == pytest.approx((one.float() - other.float()).abs().max().item(), rel=1e-2)
+    assert difference(compared, first_differences([Compared.of(other, other)])[0], "out", "") is None
+
+
+def test_places_are_those_of_a_flattened_tensor():
+    for place in range(24):
+        assert torch.arange(24).view(2, 3, 4)[index_of(place, (2, 3, 4))].item() == place
+
+
+@pytest.mark.parametrize(
+    ("facts", "value"),
+    [
+        ((), None), ((None,), None), ((True,), 1.0), ((False,), 0.0), ((True, None), None), ((None, False), 0.0),
+        ((True, False), 0.0), ((True, True), 1.0),
+    ],
+)  # fmt: skip
+def test_a_fact_of_several_ways_holds_if_all_do(facts, value):
+    known = {str(index): Bitwise(same=same) for index, same in enumerate(facts)}
+    assert holds(known, "0", "1", "2") == value
+
+
+def test_asking_for_it_makes_another_job_and_not_asking_leaves_the_one_that_was():
+    def identity(**options):
+        return _identity(CASE, {"_target_": "x.Y"}, replace(fakes.MEASURING, **options), Compile(), True, "cpu")
+
+    assert identity() == identity(determinism=False) != identity(determinism=True)
