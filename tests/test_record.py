@@ -136,8 +136,8 @@ def test_a_file_is_replaced_whole(tmp_path):
 
 
 def test_statuses_are_the_closed_set_and_what_another_try_may_change_is_not_final():
-    assert set(STATUSES) == {"ok", "unsupported", "unavailable", "wrong_kernel", "inaccurate", "implausible",
-                             "out_of_memory", "timeout", "crashed", "error"}  # fmt: skip
+    assert set(STATUSES) == {"ok", "unsupported", "unavailable", "wrong_kernel", "inaccurate", "nondeterministic",
+                             "implausible", "out_of_memory", "timeout", "crashed", "error"}  # fmt: skip
     retried = {status for status in STATUSES if not make_record(status=status).final}
     assert retried == {"unavailable", "timeout", "crashed", "error"}
     with pytest.raises(msgspec.ValidationError):

@@ -44,6 +44,7 @@ _KEYS = (
     "passes",
     "device",
     "seed",
+    "deterministic",
     "determinism",
     "sweep",
     "folder",
@@ -132,7 +133,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     _check_whole(config)
     case = case_from_config(config)
     device = resolve_device(str(config["device"]), gpus)[0]
-    backend = named_backend(dict(config["backend"]))
+    backend = named_backend(_chosen_backend(config))
     about_backend(backend["name"], config["backend"].get("about"))
     check_name("sweep", config["sweep"])
     measuring = _measuring(config, device)
@@ -200,6 +201,14 @@ def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]
     return "cuda", [gpus[index]]
 
 
+def _chosen_backend(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the chosen backend, of which `deterministic=true` sets the one of that name."""
+    if not isinstance(config["deterministic"], bool):
+        raise UserError(f"deterministic={config['deterministic']} is neither true nor false")
+    chosen = dict(config["backend"])
+    return chosen | {"deterministic": True} if config["deterministic"] and "deterministic" in chosen else chosen
+
+
 def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
     """Return the backend's options with its name. No other class gets the name of one of ours."""
     target = backend.get("_target_")
@@ -216,10 +225,8 @@ def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
     # `about` describes the backend: it is not an option, and not part of the job's identity.
     about = backend.get("about")
     later = about.get("later") if isinstance(about, dict) else None
-    # Younger than records: a job without it is the one that it was. And `deterministic=false,true` may be swept over
-    # backends of ours that have no such option.
-    younger = {*(later or ()), *({"deterministic"} - backend_options().get(target, frozenset({"deterministic"})))}
-    left_out = {"about", *(key for key in younger if not backend.get(key))}
+    # Younger than records: a job without it is the one that it was.
+    left_out = {"about", *(key for key in later or () if not backend.get(key))}
     return {key: value for key, value in backend.items() if key not in left_out} | {"name": name}
 
 

@@ -7,6 +7,7 @@ from attn_exp.core.case import PASSES, case_columns
 from attn_exp.core.errors import nearest, nearest_meaning
 from attn_exp.core.filter import Getter, unknown_field
 from attn_exp.core.flags import FLAGS
+from attn_exp.core.metrics import METRICS
 from attn_exp.core.source import short
 from attn_exp.core.text import word
 from attn_exp.results.cell import Cell, metric_names, metric_words
@@ -42,7 +43,8 @@ def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
     metrics, either with the pass (`forward/time_us`) or of the cell's own pass (`time_us`).
     """
     results = {id(cell.result): cell.result for cell in cells}.values()
-    metrics = metric_names(results)
+    # Facts are known even if nobody measured them: nothing has them then.
+    metrics = metric_names(results) | {one.name for one in METRICS.values() if one.is_fact}
     options = {name for result in results for name in result.backend if name not in ("_target_", "name")}
     getters: dict[str, Getter] = {f"{side}/{name}": _metric(f"{side}/{name}") for side in PASSES for name in metrics}
     getters |= {name: _own_metric(name) for name in metrics}

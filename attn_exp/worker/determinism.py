@@ -33,6 +33,10 @@ _DIFFER_ALREADY = "calls on the same inputs differ already"
 _NOT_POSSIBLE = ("out_of_memory", "unsupported", "unavailable")
 
 
+class _Impossible(Exception):
+    """There is nothing to compare with; the message says why."""
+
+
 def measure_determinism(attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
     """Compare the bits of results of each requested pass, and keep what was found.
 
@@ -205,7 +209,7 @@ class _Comparing:
     ) -> None:
         backend = load_backend(request.backend)
         if reason := backend.unsupported(request.case, self._device):
-            raise Stopped("unsupported", reason)
+            raise _Impossible(reason)
         calls = calls_for(request, self._prepared.judgements.workload, backend, inputs)
         judge = Judge(request.case, calls, inputs)
         with calls.scope():
@@ -216,7 +220,7 @@ class _Comparing:
             results = judge.results(direction, _pass_of(calls, direction)())
             usual = self._usual[direction]
             if calls.scales:
-                raise Stopped("unsupported", "the scales of results in codes are those of a whole batch")
+                raise _Impossible("the scales of results in codes are those of a whole batch")
             if other is not None:
                 usual = {name: other.picked(tensor) for name, tensor in usual.items()}
             tally.add(results, usual, partial(_named, self._doing) if other is None else other.name)
@@ -243,7 +247,9 @@ class _Comparing:
                 status, reason = error.status, error.reason
             else:
                 status, reason = status_of(error, str(self._request.backend["name"]))
-            if status not in _NOT_POSSIBLE:
+            if isinstance(error, _Impossible):
+                reason = str(error)
+            elif status not in _NOT_POSSIBLE:
                 if status == "error":
                     traceback.print_exc()
                 raise Stopped(status, f"{self._doing}: {reason}") from error
