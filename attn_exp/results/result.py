@@ -175,7 +175,8 @@ def decode(content: bytes, path: Path) -> Result:
             device=request.device,
             label=backend_label(backend["name"], compiled, [measured.took for measured in lean.passes.values()]),
             case=case,
-            backend=backend,
+            # Not in `key`: records have no option that is younger.
+            backend=later_options().get(str(backend.get("_target_")), {}) | backend,
             about=recorded_about(backend["name"], lean.request.config.backend.about),
             compile=compiled,
             measuring=measuring,
@@ -304,10 +305,9 @@ def _compile(raw: bytes) -> tuple[Compile, tuple[Any, ...]]:
 
 @lru_cache(_KEPT)
 def _options(raw: bytes) -> tuple[dict[str, Any], str]:
-    """Return a backend with its options, and what they are in a `Result.key`, which has none that are younger."""
+    """Return a backend with its options, and what they are in a `Result.key`."""
     found = msgspec.json.decode(raw, type=dict[str, Any])
-    younger = later_options().get(str(found.get("_target_")), {})
-    return younger | found, json.dumps(found, sort_keys=True)
+    return found, json.dumps(found, sort_keys=True)
 
 
 @lru_cache(_KEPT)
