@@ -70,7 +70,7 @@ NAMES: dict[str, str] = {
         "new_tensor new_zeros nonzero norm normal_ numel permute positive pow prod random_ ravel repeat "
         "repeat_interleave requires_grad requires_grad_ reshape roll rot90 round rsqrt scatter scatter_ select shape "
         "sign sin size softmax sort split sqrt square square_ squeeze std stride sub sub_ sum swapaxes t "
-        "take_along_dim tanh tile to tolist topk transpose tril triu trunc type unbind unflatten unfold unsqueeze "
+        "take take_along_dim tanh tile to tolist topk transpose tril triu trunc type unbind unflatten unfold unsqueeze "
         "untyped_storage values var view view_as where zero_"
     ),
 }
