@@ -220,6 +220,13 @@ def test_packed_sequences_change_places_and_are_computed_alone(machine, tmp_path
     assert facts["calls"].same is True
 
 
+def test_requests_with_more_keys_than_queries_change_places(machine, tmp_path):
+    case = replace(CASE, lengths=(16, 8, 8), kv_lengths=(32, 24, 40), q_len=32, kv_len=96, head_dim=32, value_dim=32)
+    facts = found("fakes.Honest", machine, tmp_path, case, passes=("forward", "backward"))
+    for of_pass in facts.values():
+        assert (of_pass["calls"].same, of_pass["positions"].compared, of_pass["batch_sizes"].compared) == (True, 2, 2)
+
+
 def test_of_a_block_only_calls_are_compared(machine, tmp_path):
     case = replace(CASE, workload="decoder_layer", mlp_dim=64, kv_heads=CASE.q_heads)
     assert list(found("fakes.Honest", machine, tmp_path, case)["forward"]) == ["calls"]
@@ -231,33 +238,44 @@ def test_other_batches_have_each_row_elsewhere(batch):
     inputs = make_inputs(case, "cpu", 1, with_gradients=True)
     for other in other_positions(case, dice):
         assert other.case == case
-        assert sorted(other.places) == list(range(batch))
-        assert not any(place == at for at, place in enumerate(other.places))
+        assert sorted(other.queries.places) == list(range(batch))
+        assert not any(place == at for at, place in enumerate(other.queries.places))
     assert len(other_positions(case, dice)) == min(7, batch - 1)
     sizes = other_sizes(case, dice)
     assert {other.case.batch for other in sizes} == {1, 2, batch // 2, 2 * batch} - {0, batch}
     for other in sizes:
         made = other.inputs(inputs)
         assert made.q_bhsd.requires_grad
-        for at, row in enumerate(other.places):
+        for at, row in enumerate(other.queries.places):
             assert torch.equal(made.k_bhsd[at], inputs.k_bhsd[row])
-            assert other.name((at, 0, 0, 0)) == f"row {row} in a batch of {other.case.batch}"
+            assert other.name("dk", (at, 0, 0, 0)) == f"row {row} in a batch of {other.case.batch}"
 
 
-@pytest.mark.parametrize("lengths", [(16,), (5, 11), (5, 4, 7), (8, 8)])
-def test_other_orders_of_packed_sequences(lengths):
-    case = replace(CASE, lengths=lengths, q_len=sum(lengths), kv_len=sum(lengths))
+@pytest.mark.parametrize(
+    ("lengths", "kv_lengths"),
+    [((16,), None), ((5, 11), None), ((5, 4, 7), None), ((8, 8), None), ((2, 1, 1), (6, 9, 4)), ((1, 1), (3, 5))],
+)
+def test_other_orders_of_packed_sequences(lengths, kv_lengths):
+    keys = kv_lengths or lengths
+    case = replace(CASE, lengths=lengths, kv_lengths=kv_lengths, q_len=sum(lengths), kv_len=sum(keys))
     inputs = make_inputs(case, "cpu", 1, with_gradients=False)
-    ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
-    for other in (*other_positions(case, Random(5)), *other_sizes(case, Random(5))):
-        made, begin = other.inputs(inputs), 0
-        assert sum(other.case.lengths) == made.q_bhsd.shape[2]
-        for length in other.case.lengths:
-            which = int(other.name((0, 0, begin, 0)).split()[1])
-            own = inputs.v_bhsd[:, :, ends[which] - lengths[which] : ends[which]]
-            assert torch.equal(made.v_bhsd[:, :, begin : begin + length], own)
-            begin += length
-    assert bool(other_positions(case, Random(5))) == bool(other_sizes(case, Random(5))) == (len(lengths) > 1)
+    others = [*other_positions(case, Random(5)), *other_sizes(case, Random(5))]
+    for other in others:
+        made = other.inputs(inputs)
+        sides = (
+            ("q", other.case.lengths, lengths, made.q_bhsd, inputs.q_bhsd),
+            ("dv", other.case.kv_lengths or other.case.lengths, keys, made.v_bhsd, inputs.v_bhsd),
+        )
+        for name, parts, of_usual, tensor, usual in sides:
+            begin = 0
+            assert sum(parts) == tensor.shape[2]
+            for length in parts:
+                which = int(other.name(name, (0, 0, begin, 0)).split()[1])
+                assert of_usual[which] == length
+                start = sum(of_usual[:which])
+                assert torch.equal(tensor[:, :, begin : begin + length], usual[:, :, start : start + length])
+                begin += length
+    assert bool(others) == (len(lengths) > 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])

@@ -24,6 +24,8 @@ from attn_exp.worker.prepare import PreparedBackend, calls_for
 from attn_exp.worker.stopped import Stopped
 from attn_exp.worker.unrest import Unrest
 
+# Names a result by the name of a tensor and the index of an element.
+Name = Callable[[str, Sequence[int]], str]
 # A GPU is waited for after so many calls, so that the budget is that of the calls and not of their launches.
 _WAITS_AFTER = 10
 # An option of this name is the number of parts into which a backend splits the keys; it is compared with these.
@@ -65,18 +67,18 @@ class _Tally:
     """Comparisons of results of one pass with its usual results.
 
     Attributes:
-        compared: the number of the result, its tensor's name, the comparison, and what names the result by an index.
+        compared: the number of the result, its tensor's name, the comparison, and what names the result.
         results: how many results were compared.
         why: why others were not.
         cut: whether the time was over before all were.
     """
 
-    compared: list[tuple[int, str, Compared, Callable[[Sequence[int]], str]]] = field(default_factory=list)
+    compared: list[tuple[int, str, Compared, Name]] = field(default_factory=list)
     results: int = 0
     why: list[str] = field(default_factory=list)
     cut: bool = False
 
-    def add(self, results: Results, usual: Results, name: Callable[[Sequence[int]], str]) -> None:
+    def add(self, results: Results, usual: Results, name: Name) -> None:
         """Compare the tensors of one more result."""
         for tensor, one in results.items():
             self.compared.append((self.results, tensor, Compared.of(one, usual[tensor]), name))
@@ -96,7 +98,7 @@ class _Tally:
             same=False,
             compared=self.results,
             differing=len({result for result, *_ in several}),
-            first=difference(one, found, tensor, name(place)),
+            first=difference(one, found, tensor, name(tensor, place)),
             why=why,
         )
 
@@ -222,7 +224,7 @@ class _Comparing:
             if calls.scales:
                 raise _Impossible("the scales of results in codes are those of a whole batch")
             if other is not None:
-                usual = {name: other.picked(tensor) for name, tensor in usual.items()}
+                usual = {name: other.picked(name, tensor) for name, tensor in usual.items()}
             tally.add(results, usual, partial(_named, self._doing) if other is None else other.name)
         synchronize(self._device)
 
@@ -264,7 +266,7 @@ def _pass_of(calls: Calls, direction: str) -> Callable[[], Any]:
     return partial(step, calls) if direction == "step" else calls.backward(calls.forward())
 
 
-def _named(name: str, index: Sequence[int]) -> str:
+def _named(name: str, tensor: str, index: Sequence[int]) -> str:
     return name
 
 

@@ -17,39 +17,60 @@ _MOST_ORDERS = 7
 
 
 @dataclass(frozen=True)
+class Side:
+    """The rearranged indices of queries, or of keys.
+
+    Attributes:
+        places: for each index the one that it has in the usual batch.
+        parts: how many indices each row or sequence has, in the other batch's order.
+    """
+
+    places: tuple[int, ...]
+    parts: tuple[int, ...]
+
+
+# The tensors that have an index for each key, and not for each query.
+_OF_KEYS = frozenset({"k", "v", "dk", "dv"})
+
+
+@dataclass(frozen=True)
 class OtherBatch:
     """Rows of a batch, or packed sequences of one row, in another batch.
 
     Attributes:
         case: the other batch's.
         dim: the dimension that is rearranged: 0, or 2 of packed sequences.
-        places: for each index of `dim` the index that it has in the usual batch.
-        parts: how many indices each row or sequence has, in the other batch's order.
-        names: what each of them is: `row 2 at position 0`.
+        queries: its indices in tensors of queries and outputs.
+        keys: its indices in tensors of keys and values.
+        names: what each row or sequence is: `row 2 at position 0`.
     """
 
     case: Case
     dim: int
-    places: tuple[int, ...]
-    parts: tuple[int, ...]
+    queries: Side
+    keys: Side
     names: tuple[str, ...]
 
-    def picked(self, tensor: torch.Tensor) -> torch.Tensor:
+    def picked(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the elements of a tensor of the usual batch in this one's order, as a new tensor."""
-        index = torch.tensor(self.places, device=tensor.device)
+        index = torch.tensor(self._side(name).places, device=tensor.device)
         # PyTorch does not select rows of codes.
         return bits_of(tensor).index_select(self.dim, index).view(tensor.dtype)
 
     def inputs(self, usual: Inputs) -> Inputs:
         """Return this batch's inputs, with gradients where the usual ones have them."""
-        q, k, v, d_out = (self.picked(tensor) for tensor in (*usual.qkv, usual.d_out_bhsd))
+        tensors = zip(("q", "k", "v", "d_out"), (*usual.qkv, usual.d_out_bhsd), strict=True)
+        q, k, v, d_out = (self.picked(name, tensor) for name, tensor in tensors)
         for one, like in zip((q, k, v), usual.qkv, strict=True):
             one.requires_grad_(like.requires_grad)
         return replace(usual, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out).laid_out(self.case.layout)
 
-    def name(self, index: Sequence[int]) -> str:
-        """Return which row or sequence an element of a result belongs to."""
-        return self.names[bisect_right((*accumulate(self.parts),), index[self.dim])]
+    def name(self, tensor: str, index: Sequence[int]) -> str:
+        """Return which row or sequence an element of a tensor belongs to."""
+        return self.names[bisect_right((*accumulate(self._side(tensor).parts),), index[self.dim])]
+
+    def _side(self, name: str) -> Side:
+        return self.keys if name in _OF_KEYS else self.queries
 
 
 def other_positions(case: Case, dice: Random) -> list[OtherBatch]:
@@ -63,7 +84,7 @@ def other_positions(case: Case, dice: Random) -> list[OtherBatch]:
         return [_rows(case, [(row + shift) % case.batch for row in range(case.batch)], "") for shift in shifts]
     usual = (*range(len(case.lengths)),)
     orders = dict.fromkeys(((*reversed(usual),), (*usual[1:], *usual[:1])))
-    return [_sequences(case, case.lengths, order, "") for order in orders if order != usual]
+    return [_sequences(case, order, "") for order in orders if order != usual]
 
 
 def other_sizes(case: Case, dice: Random) -> list[OtherBatch]:
@@ -76,7 +97,7 @@ def other_sizes(case: Case, dice: Random) -> list[OtherBatch]:
         return [_rows(case, _drawn(case.batch, size, dice), f" in a batch of {size}") for size in sizes]
     count = len(case.lengths)
     return [
-        _sequences(case, case.lengths, sorted(dice.sample(range(count), size)), told)
+        _sequences(case, sorted(dice.sample(range(count), size)), told)
         for size, told in ((1, " alone"), (2, " with one other"))
         if size < count
     ]
@@ -90,13 +111,25 @@ def _drawn(count: int, size: int, dice: Random) -> list[int]:
 
 def _rows(case: Case, rows: Sequence[int], told: str) -> OtherBatch:
     names = (f"row {row}{told or f' at position {at}'}" for at, row in enumerate(rows))
-    return OtherBatch(replace(case, batch=len(rows)), 0, (*rows,), (1,) * len(rows), (*names,))
+    side = Side((*rows,), (1,) * len(rows))
+    return OtherBatch(replace(case, batch=len(rows)), 0, side, side, (*names,))
 
 
-def _sequences(case: Case, lengths: Sequence[int], order: Sequence[int], told: str) -> OtherBatch:
+def _sequences(case: Case, order: Sequence[int], told: str) -> OtherBatch:
+    assert case.lengths is not None
+    queries, keys = _moved(case.lengths, order), _moved(case.kv_lengths or case.lengths, order)
+    names = (f"sequence {one}{told or f' at position {at}'}" for at, one in enumerate(order))
+    other = replace(
+        case,
+        lengths=queries.parts,
+        kv_lengths=None if case.kv_lengths is None else keys.parts,
+        q_len=sum(queries.parts),
+        kv_len=sum(keys.parts),
+    )
+    return OtherBatch(other, 2, queries, keys, (*names,))
+
+
+def _moved(lengths: Sequence[int], order: Sequence[int]) -> Side:
     starts = (0, *accumulate(lengths))
     places = chain.from_iterable(range(starts[one], starts[one + 1]) for one in order)
-    parts = tuple(lengths[one] for one in order)
-    names = (f"sequence {one}{told or f' at position {at}'}" for at, one in enumerate(order))
-    other = replace(case, lengths=parts, q_len=sum(parts), kv_len=sum(parts))
-    return OtherBatch(other, 2, (*places,), parts, (*names,))
+    return Side((*places,), tuple(lengths[one] for one in order))
