@@ -71,11 +71,10 @@ def test_flashs_decoding_splits_the_keys_by_the_batch(machine):
     assert facts["batch_sizes"].same is same is False
 
 
-def test_our_own_kernel_repeats_its_bits_everywhere(machine):
+def test_our_own_kernel_repeats_its_bits_in_every_call_and_position(machine):
+    # Of another size another configuration may be the fastest, and sums in another order.
     for measured_pass in measured(machine, "triton.Triton", TRAINING).passes.values():
-        assert {way: fact.same for way, fact in measured_pass.bitwise.items()} == {
-            "calls": True, "positions": True, "batch_sizes": True,
-        }  # fmt: skip
+        assert [measured_pass.bitwise[way].same for way in ("calls", "positions")] == [True, True]
 
 
 def test_what_pytorch_has_no_deterministic_algorithm_for_is_refused(machine):
