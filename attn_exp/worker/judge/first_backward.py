@@ -16,9 +16,11 @@ from attn_exp.core.record import FirstBackward
 from attn_exp.core.text import figures
 from attn_exp.timers.timed_call import Call, TimedCall
 from attn_exp.worker.attempt import Attempt, status_of
+from attn_exp.worker.judge.below import Below
 from attn_exp.worker.judge.forwards import check_forwards
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.one_call import OneCall
+from attn_exp.worker.judge.other_processes import HANDOVER_US, SHARE, check_processes
 from attn_exp.worker.judge.pairs import MOST, is_longer, nearly_all_longer
 from attn_exp.worker.judge.products import more_often, products
 from attn_exp.worker.machine.device import Machine
@@ -48,7 +50,8 @@ def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, calls
     Raises:
         Stopped: first backwards take longer than repeated ones, or forwards longer than those that were timed.
     """
-    rounds = _Rounds(attempt, machine, judge, calls)
+    below = Below()
+    rounds, below_ns = _Rounds(attempt, machine, judge, calls), below.ns()
     with attempt.stage("accuracy"):
         try:
             rounds.run()
@@ -65,6 +68,11 @@ def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, calls
             f"timed {figures(repeated_us)} us: what was computed by then was kept"
         )
         raise Stopped("implausible", reason)
+    if not rounds.clock.on_gpu:
+        below.look()
+        if (below.ns() - below_ns) / 1e3 > SHARE * rounds.spent_us + HANDOVER_US * len(rounds.of_forward):
+            with attempt.stage("accuracy"):
+                check_processes(judge, below, rounds.repeated())
     if not rounds.clock.on_gpu and repeated_us < _LONG_US["cpu"]:
         with attempt.stage("accuracy"):
             _check_products(judge)
@@ -138,6 +146,18 @@ class _Rounds:
             self._round()
 
     @property
+    def spent_us(self) -> float:
+        """The CPU time of all calls."""
+        return sum(self.of_forward) + sum(self.of_first) + sum(self.of_repeated)
+
+    def repeated(self) -> Call:
+        """Return the backward that is repeated; of a new forward, and called once, if that was freed."""
+        if "backward" not in self.calls:
+            self.calls["backward"] = self.judge.backward()
+            self.calls["backward"]()
+        return self.calls["backward"]
+
+    @property
     def repeated_us(self) -> float:
         """The median time of the repeated backward."""
         cpu = self.judge.passes["backward"].cpu
@@ -163,9 +183,8 @@ class _Rounds:
             # Freed, so that the new forward may get its addresses: what a backward keeps by these is stale then.
             kinds = [True]
             del self.calls["backward"]
-        elif "backward" not in self.calls:
-            self.calls["backward"] = judge.backward()
-            self.calls["backward"]()
+        else:
+            self.repeated()
         out, forward_us = self.clock.forward(judge)
         self.of_forward.append(forward_us)
         anew = fresh.state

@@ -108,12 +108,12 @@ class Judge:
             # Not before a call that may be drawn: memory that holds NaN would tell a backend that it is.
             if known.wants_last:
                 poison(known.like.values(), self.fresh.tensors["d_out"].device)
-            if known.cpu is not None:
+            if known.cpu is not None and not known.wants_last:
                 known.cpu.begin()
 
         def after(returned: Any) -> None:
             nonlocal first
-            if known.cpu is not None:
+            if known.cpu is not None and not known.wants_last:
                 known.cpu.end()
             known.count += 1
             if not (known.draws or known.wants_last or first):
