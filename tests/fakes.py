@@ -1,6 +1,7 @@
 """Fakes that tests share: a GPU with a deterministic clock, and backends that do wrong on purpose."""
 
 import itertools
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -193,6 +194,27 @@ class Honest(Eager):
 
     def claimed_kernels(self, direction: str, device: str) -> str | None:
         return None
+
+
+class BuildsSlowly(Honest):
+    """Builds for 0.2 s when it is `made`, `asked` or `prepared`."""
+
+    def __init__(self, name: str, where: str) -> None:
+        super().__init__(name)
+        self.where = where
+        self.build("made")
+
+    def build(self, here: str) -> None:
+        if here == self.where:
+            time.sleep(0.2)
+
+    def unsupported(self, case: Case, device: str) -> str | None:
+        self.build("asked")
+        return super().unsupported(case, device)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        self.build("prepared")
+        return super().prepare(case, inputs)
 
 
 class _Wrong(Honest):

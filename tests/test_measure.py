@@ -132,7 +132,7 @@ def test_the_tolerances_of_half_precision_catch_the_same_mistakes(machine, tmp_p
         ("no gradients", 1, r"on hard values \(docs/accuracy.md\): d[qkv] is off by 1 of"),
         (
             "no gradients",
-            2,
+            3,
             r"backward: the first call was within tolerance, call \d+ \(drawn at random\) was not: dq is off by 1 of",
         ),
     ],
@@ -165,6 +165,13 @@ def test_the_record_says_whose_gradients_the_next_backward_overwrites(machine, t
     assert (record.status, record.reason) == ("ok", None)
     hard = [(one.overwritten, one.gradients_overwritten) for one in record.judged if one.call == "hard"]
     assert hard == [(False, overwritten)]
+
+
+@pytest.mark.parametrize("where", ["made", "asked", "prepared"])
+def test_the_first_call_costs_what_is_built_before_it_wherever_that_is(machine, tmp_path, where):
+    record = measured({"_target_": "fakes.BuildsSlowly", "name": "slow", "where": where}, machine, tmp_path)
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.passes["forward"].first_call_s >= 0.2
 
 
 @pytest.mark.parametrize(("target", "refused"), [("RefusesOtherStrides", True), ("OutputIsSaved", False)])

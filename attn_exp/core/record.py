@@ -125,7 +125,8 @@ class PassRecord:
     """The result of one pass, forward or backward.
 
     Attributes:
-        first_call_s: seconds of the first call, compilation included.
+        first_call_s: seconds of the first call, compilation included; of a forward with those of the backend's import,
+            of `unsupported` and of `prepare`.
         peak_memory_bytes: the peak of the call's memory in PyTorch's allocator: inputs, what the backend keeps, what
             the call allocates, and of the backward what the forward saved.
         outside_memory_bytes: device memory taken since before the backend was loaded that PyTorch's allocator does not

@@ -94,6 +94,7 @@ STATUSES: dict[Status, StatusInfo] = {
             "worker/judge/first_backward.py",
             "worker/judge/forwards.py",
             "worker/judge/judge.py",
+            "worker/judge/other_processes.py",
             "worker/judge/steps.py",
             "worker/judge/threads.py",
             "worker/machine/guard.py",

@@ -1,10 +1,12 @@
 """Backwards that are right in a benchmark and wrong in a model: by the gradient's strides, or by a changed output."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from attn_exp.backends.base import Calls, calls_of
 from cheats.corpus import case_of, cheat, honest
 from cheats.ways import Plain, Tensor
 
@@ -90,6 +92,9 @@ class OutputIsCopied(Plain):
 @honest(case=LONG)
 class RefusesOtherStrides(Plain):
     """Raises if the output's gradient is not contiguous."""
+
+    def prepare(self, case: Any, inputs: Any) -> Calls:
+        return calls_of(partial(self.attention, case), inputs)
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _Attention.apply(q, k, v, True, if_contiguous)

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from cheats.corpus import BOTH, FORWARD, cheat
+from cheats.corpus import BOTH, FORWARD, case_of, cheat
 from cheats.ways import Plain, Run, Tensor, attend
 
+LOW = case_of(dtype="bfloat16")
 WRONG = r"result of the first call|\b(out|dq|dk|dv)\b|input"
 
 
@@ -218,3 +219,14 @@ class SharesMemoryWithItsResult(Plain):
     def forward(self, run: Run) -> Tensor:
         out = run()
         return self.inputs.v_bhsd.data.copy_(out)
+
+
+@cheat("inputs", "inaccurate", r"k of the inputs .* is float32, given was bfloat16", passes=FORWARD, case=LOW)
+class WidensKeysOnce(Plain):
+    """Converts k and v to float32 in `prepare`, and names these as what its calls read."""
+
+    def prepared(self, case: Any, inputs: Any) -> Any:
+        return replace(inputs, k_bhsd=inputs.k_bhsd.float(), v_bhsd=inputs.v_bhsd.float())
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(case, q.float(), k, v).to(q.dtype)

@@ -15,7 +15,7 @@ GROUPS = {
     "gradients": "The backward does less than a backward, or its work is done elsewhere.",
     "laziness": "What a call returns is no result yet, or no tensor of the right kind.",
     "clock": "The process that measures is changed: its clocks, its functions, its settings.",
-    "threads": "On a CPU, threads that compute beside the ones that the backend was given, or after a call.",
+    "threads": "On a CPU, threads and processes that compute beside the given ones, or after a call.",
     "streams": "Work that the call's stream does not wait for, or that is done between the calls.",
     "graphs": "Other work while a CUDA graph is captured, or inputs that a graph keeps.",
     "behaviour": "Honest only while somebody looks.",

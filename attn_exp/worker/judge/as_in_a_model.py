@@ -1,9 +1,18 @@
 """What a model does with an output and its gradient, and a benchmark does not."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 
-from attn_exp.attention.autograd import Gradients
+from attn_exp.attention.autograd import Gradients, autograd_backward
 from attn_exp.attention.inputs import DifferentiableInputs
+
+
+def is_autograd(backward: Callable[..., Any]) -> bool:
+    """Whether `Calls.backward` is PyTorch's, with nothing around it."""
+    return isinstance(backward, partial) and backward.func is autograd_backward
 
 
 def with_other_strides(d_out: torch.Tensor) -> torch.Tensor | None:

@@ -60,7 +60,15 @@ class Judgements:
         """
         other = self.judge.fresh.written(seeded)
         if other:
-            raise Stopped("inaccurate", f"{other} of the inputs that the calls read does not have the numbers given")
+            read = self.judge.fresh.tensors[other].dtype
+            given = dict(zip(self.judge.fresh.tensors, (*seeded.operands, seeded.d_out), strict=True))[other].dtype
+            form = "does not have the numbers given"
+            if read != given:
+                read_as, given_as = (str(one).removeprefix("torch.") for one in (read, given))
+                form = (
+                    f"is {read_as}, given was {given_as}: the calls have to read {given_as}, and convert it themselves"
+                )
+            raise Stopped("inaccurate", f"{other} of the inputs that the calls read {form}")
         expected = self._expected(inputs)
         made = self._verdict(inputs, expected, results)
         add_judged(self.attempt, "first", _forms(results), expected, made, self._described())

@@ -58,11 +58,11 @@ def check_processes(judge: Judge, below: Below, repeated: Call) -> None:
             times_us[is_first].append(_spent_us(below, first if is_first else again))
     if nearly_all_longer(times_us[True], times_us[False], "cpu"):
         new_us, timed_us = (figures(median(times_us[which])) for which in (True, False))
-        raise Stopped(
-            "implausible",
+        reason = (
             f"backward: with the CPU time of other processes a forward and its first backward take {new_us} us, a "
-            f"forward and the backward that was timed {timed_us} us: what was computed by then was kept",
+            f"forward and the backward that was timed {timed_us} us: what was computed by then was kept"
         )
+        raise Stopped("implausible", reason)
 
 
 def _spent_us(below: Below, call: Callable[[], None]) -> float:

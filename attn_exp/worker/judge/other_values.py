@@ -18,7 +18,7 @@ from attn_exp.core.judged import Form
 from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, status_of
-from attn_exp.worker.judge.as_in_a_model import change_in_place, gradients_of, with_other_strides
+from attn_exp.worker.judge.as_in_a_model import change_in_place, gradients_of, is_autograd, with_other_strides
 from attn_exp.worker.judge.between import Between
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.judged import add_judged, form_of
@@ -26,7 +26,8 @@ from attn_exp.worker.judge.timed_pass import Results
 from attn_exp.worker.machine.device import HARD, Machine
 from attn_exp.worker.stopped import Stopped
 
-# What reasons begin with.
+# What reasons have.
+_LAYOUT = "the backward is wrong where the output's gradient lies in the other layout"
 _ON = {HARD: "on hard values (docs/accuracy.md)", NORMAL: "on normal values"}
 
 
@@ -110,7 +111,8 @@ class OtherValues:
         elif wrong is None and kind == HARD and not between.overwritten:
             # Their memory may be needed.
             results.clear()
-            wrong = self._wrong_if_changed(values, row, expected, made_calls.out)
+            wrong = self._wrong_in_the_other_layout(values, row, expected, made_calls)
+            wrong = wrong or self._wrong_if_changed(values, row, expected, made_calls.out)
         self.judge.write(self.seeded)
         if wrong:
             alone = "the attention alone, " if self.call == "alone" else ""
@@ -138,6 +140,9 @@ class OtherValues:
         between = self._between()
         try:
             made_calls = self._calls_on(again.inputs, None)
+            results, forms = made_calls.results, made_calls.forms
+            # A later output may get the memory of this one.
+            del made_calls
             between.run_one()
         except Exception as error:  # whatever does not fit
             if status_of(error, "")[0] != "out_of_memory":
@@ -146,9 +151,9 @@ class OtherValues:
         finally:
             self.judge.write(self.seeded)
         with attempt.stage("accuracy"), self.machine.settings.again():
-            results = again.turned(made_calls.results, alike)
+            results = again.turned(results, alike)
             made = self._verdict(alike.inputs, row, expected, results)
-            add_judged(attempt, "again", made_calls.forms, expected, made, "hard values")
+            add_judged(attempt, "again", forms, expected, made, "hard values")
             wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales)
             wrong = wrong or next(iter(between.wrong), None)
         if wrong:
@@ -176,8 +181,19 @@ class OtherValues:
         if made.other_strides:
             usual = self._calls_on(values, None).results
             if self._verdict(values, row, expected, usual).wrong is None:
-                return "the backward is wrong where the output's gradient lies in the other layout"
+                return _LAYOUT
         return None
+
+    def _wrong_in_the_other_layout(self, values: Inputs, row: int, expected: Expected, made: _MadeCalls) -> str | None:
+        """Return what is wrong with gradients in the other layout, if the backend's own backward was called before."""
+        if made.other_strides or made.strides_refused or not made.out.requires_grad:
+            return None
+        found = self._in_the_other_layout(made.out)[0]
+        if found is None:
+            return None
+        with self.attempt.stage("accuracy"), self.machine.settings.again():
+            wrong = self._verdict(values, row, expected, self.judge.results("backward", found)).wrong
+        return wrong and f"{_LAYOUT}: {wrong}"
 
     def _wrong_if_changed(self, values: Inputs, row: int, expected: Expected, out: torch.Tensor) -> str | None:
         """Change an output in place, as a model may, and return what is wrong with its backward then, or None.
@@ -220,7 +236,9 @@ class OtherValues:
                     self.judge.write(unknown)
                     out = self.calls.forward()
                 self.judge.write(values)
-                gradients, refused = self._in_the_other_layout(out) if as_in_a_model else (None, False)
+                # A backward of the backend's own, around autograd's or not, is called as it is.
+                asked = as_in_a_model and is_autograd(self.calls.backward)
+                gradients, refused = self._in_the_other_layout(out) if asked else (None, False)
                 other_strides = gradients is not None
                 made |= self.judge.results("backward", gradients or self.calls.backward(out)())
             synchronize(self.request.device)
