@@ -27,6 +27,9 @@ class WorkerProcess:
 
     Args:
         variables: names and patterns of environment variables that it gets besides those that computing needs.
+
+    Attributes:
+        pid: the process's number.
     """
 
     def __init__(self, variables: Sequence[str] = ()) -> None:
@@ -46,9 +49,10 @@ class WorkerProcess:
             start_new_session=True,
         )
         os.close(reply_fd)
+        self.pid = self._process.pid
         # Daemons of a worker whose parent was killed: they would go on using the device.
         kill_orphans(_MARK)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._pidfd = os.pidfd_open(self.pid)
         self._buffer = b""
         # What came of the process, as last seen.
         self._below: set[tuple[int, str]] = set()
@@ -67,7 +71,7 @@ class WorkerProcess:
         """Return the next line, or None if the process died or `limit_s` is over. Sleeps; polling would burn a core."""
         line = self._line(limit_s)
         # If it ends by itself, nothing says any more what was below it.
-        self._below |= descendants(self._process.pid)
+        self._below |= descendants(self.pid)
         return line
 
     def _line(self, limit_s: float | None) -> str | None:
@@ -105,14 +109,14 @@ class WorkerProcess:
         """Kill the process group at once, and wait for nothing. May be called from another thread than the rest."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill the process with all that has come of it, and wait for its end. Call nothing else after this."""
-        self._below |= descendants(self._process.pid)
+        self._below |= descendants(self.pid)
         # The whole group, with compilers and other children of the job; SIGKILL, since SIGTERM can be ignored.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         # And those that have left it: a daemon would go on using the device, beside whatever is measured next.
         kill_marked(_MARK, self._mark)
