@@ -74,7 +74,9 @@ def _holder(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     try:
         yield process
     finally:
+        # Its input ends only when it is killed, or it would go on.
         process.kill()
+        process.wait()
         process.communicate()
 
 
@@ -109,8 +111,13 @@ def test_what_a_killed_container_left_is_removed(clean: Callable[[Path], None], 
     with _holder(tmp_path):
         pass
     assert _used(tmp_path) == [".record.json", "attn_exp_"]
-    clean(tmp_path)
-    assert _used(tmp_path) == []
+
+    def cleaned() -> bool:
+        clean(tmp_path)
+        return _used(tmp_path) == []
+
+    # Who is killed holds its locks a moment longer.
+    cli.wait_for(cleaned, 30.0)
 
 
 def test_what_this_process_uses_is_no_litter_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
