@@ -139,7 +139,7 @@ BAD = {
     "sweep=../x": "cannot name a folder",
     "sweep=": "cannot name a folder",
     "backend.name=../x": "cannot name a folder",
-    "++backend.foo=1": "backend=auto has no option 'foo': it has none",
+    "++backend.foo=1": "backend=auto has no option 'foo': its options are deterministic",
     "backend=cudnn_graph ++backend.lay=bshd": "backend=cudnn_graph has no option 'lay': did you mean 'layout'?",
     "-m backend=eager,flash ++backend.foo=1": "backend=eager has no option 'foo'",
     "backend._target_=attn_exp.backends.eager.Eager ++backend.rows=1": "backend=eager has no option 'rows'",

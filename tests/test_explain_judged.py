@@ -64,6 +64,10 @@ def test_an_output_that_the_next_forward_overwrites_is_told():
     assert judged_lines(refused)[0] == (
         "calls: first on normal(0, 1); hard (its backward refuses a gradient in the other layout) on hard"
     )
+    kept = replace(static, judged=(JUDGED[0], replace(JUDGED[1], strides_kept=True)))
+    assert judged_lines(kept)[0] == (
+        "calls: first on normal(0, 1); hard (its backward is wrong for gradients in two layouts in turn) on hard"
+    )
 
 
 def test_what_is_not_known_is_left_out():

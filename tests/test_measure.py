@@ -181,6 +181,13 @@ def test_the_record_says_whose_backward_refuses_a_gradient_in_the_other_layout(m
     assert [one.strides_refused for one in record.judged if one.call == "hard"] == [refused]
 
 
+@pytest.mark.parametrize("case", [SMALL, replace(SMALL, q_heads=4, kv_heads=2), replace(SMALL, kv_heads=1)])
+def test_the_record_says_whose_backward_keeps_the_strides_of_the_first_gradient(machine, tmp_path, case):
+    record = measured("cheats.in_a_model.KeepsStrides", machine, tmp_path, case, passes=("forward", "backward"))
+    assert (record.status, record.reason) == ("ok", None)
+    assert [one.strides_kept for one in record.judged if one.call == "hard"] == [True]
+
+
 def test_where_another_graph_does_not_fit_hard_values_are_judged_without_it(machine, tmp_path, monkeypatch):
     failed = []
     for module in ("between", "other_values"):

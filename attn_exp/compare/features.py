@@ -42,6 +42,8 @@ def _varying(rows: Sequence[Ranking]) -> list[str]:
     names = [name for name in case_columns() if len({repr(getattr(case, name)) for case in cases}) > 1]
     # The word for lengths has the keys, too.
     names = list(dict.fromkeys("lengths" if name == "kv_lengths" else name for name in names))
+    if all(case.lengths is not None for case in cases):
+        names = [name for name in names if name not in ("q_len", "kv_len")]
     if all(case.square for case in cases) and {"q_len", "kv_len"} <= set(names):
         names = ["seq_len" if name == "q_len" else name for name in names if name != "kv_len"]
     if all(case.head_dim == case.value_dim for case in cases):

@@ -83,6 +83,8 @@ class Judged:
             backwards has to copy the first ones. It is known of the same calls, not at fp8 nor of few channels.
         strides_refused: whether the backward raised where the output's gradient lay in the other layout, `bshd` or
             `bhsd`, as a model may leave it. It is known of the same calls, of a backward by autograd.
+        strides_kept: whether the backward was wrong there only because it had been called for the usual layout before:
+            it keeps a plan whose key lacks the strides.
     """
 
     call: Literal["first", "hard", "alone", "drawn", "last", "again"]
@@ -98,3 +100,4 @@ class Judged:
     overwritten: bool = False
     gradients_overwritten: bool = False
     strides_refused: bool = False
+    strides_kept: bool = False

@@ -31,6 +31,7 @@ def _call(one: Judged) -> str:
         written = ["a later forward overwrites the output"] if one.overwritten else []
         written += ["a later backward overwrites gradients"] if one.gradients_overwritten else []
         written += ["its backward refuses a gradient in the other layout"] if one.strides_refused else []
+        written += ["its backward is wrong for gradients in two layouts in turn"] if one.strides_kept else []
         return f"{one.call} ({', '.join(written)})" if written else one.call
     passes = "+".join(SHORT.get(name, name) for name in one.passes)
     return f"{one.call} {passes} ({one.index:,} of {one.of or one.index:,})"

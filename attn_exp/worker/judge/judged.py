@@ -33,6 +33,7 @@ def add_judged(
     overwritten: bool = False,
     gradients_overwritten: bool = False,
     strides_refused: bool = False,
+    strides_kept: bool = False,
     **which: int,
 ) -> None:
     """Add a call to those that were compared with a reference.
@@ -48,6 +49,7 @@ def add_judged(
         overwritten: whether a later forward wrote over its output.
         gradients_overwritten: whether a later backward wrote over gradients.
         strides_refused: whether its backward raised for an output's gradient of other strides.
+        strides_kept: whether its backward was wrong for these only after one of the usual strides.
         which: `index` and `of` of a timed call.
     """
     attempt.judged.append(
@@ -63,6 +65,7 @@ def add_judged(
             overwritten=overwritten,
             gradients_overwritten=gradients_overwritten,
             strides_refused=strides_refused,
+            strides_kept=strides_kept,
             **which,
         )
     )
