@@ -209,7 +209,10 @@ class OtherValues:
             return None
         with self.attempt.stage("accuracy"), self.machine.settings.again():
             wrong = self._verdict(values, row, expected, self.judge.results("backward", found)).wrong
-        return None if wrong is None or self._right_at_first(values) else f"{_LAYOUT}: {wrong}"
+        if wrong and self._right_at_first(values):
+            self.attempt.judged[-1] = replace(self.attempt.judged[-1], strides_kept=True)
+            return None
+        return wrong and f"{_LAYOUT}: {wrong}"
 
     def _right_at_first(self, values: Inputs) -> bool:
         """Whether the first backward of a case gets its gradient right if that lies in the other layout.
