@@ -40,6 +40,7 @@ NOT_RUN = {
     "profiler=[": "needs a GPU: tests/gpu/test_gpu_profilers.py, tests/gpu/test_gpu_ncu.py",
     "compile=": "compiling takes a minute: tests/test_compilation.py, tests/test_inductor.py",
     "+experiment=table": "its sizes are for a GPU: tests/test_docs.py composes it",
+    "+experiment=determinism": "its backends are for a GPU: tests/test_determinism.py measures",
     "+experiment=flux": "it compiles and profiles: tests/test_inductor.py, tests/gpu/test_gpu_profilers.py",
     "workload=decoder_layer": "tests/test_workloads.py",
     "attn-exp doctor": "half a minute: tests/test_doctor.py",
@@ -96,7 +97,7 @@ def shrunk(words):
     small = [re.sub(r"^dtype=(fp16|bf16)$", "dtype=fp32", word) for word in small]
     given = {re.split(r"[+=]+", word.lstrip("+"))[0] for word in small}
     more = {key: value for key, value in SMALL.items() if key not in given}
-    if given & {"q_len", "kv_len"}:
+    if given & {"q_len", "kv_len", "lengths"}:
         del more["seq_len"]
     if "+experiment=sdpa_sweep" in words:
         more["model.embedding"] = "32"
