@@ -136,7 +136,7 @@ def open_context(
     tracker = make_tracker(options["tracker"])
     folder = Path(options["folder"]).resolve()
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    exclusive = contextlib.ExitStack()
+    exclusive, ours = contextlib.ExitStack(), kind == "duel"
     private = options.get("private", False)
     if not isinstance(private, bool):
         raise UserError(f"private={private} is neither true nor false")
@@ -154,6 +154,7 @@ def open_context(
             raise OSError(code, os.strerror(code))
         if kind == "sweep":
             exclusive.enter_context(_exclusive(folder, options["sweep"]))
+            ours = True
         warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command, kind=kind))
         write_whole(folder / "command.txt", f"{command}\n".encode())
     except OSError as error:
@@ -161,12 +162,14 @@ def open_context(
         tracker.close("FAILED", [], timeout_s=1.0)
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
     except UserError:
-        exclusive.close()
+        # Of commands that start together each may have found no folder. Only who holds it may remove it, and its lock
+        # while that is held: else the next command would hold another file of that name.
         with contextlib.suppress(OSError):
-            if made:
+            if made and ours:
                 (folder / LOCK_NAME).unlink(missing_ok=True)
-            for path in made:
-                path.rmdir()
+                for path in made:
+                    path.rmdir()
+        exclusive.close()
         raise
     for line in filter(None, (warning, installed_note())):
         say(line)
