@@ -205,10 +205,11 @@ def tensors(*shape, count=3):
 
 CACHES = """
 import sys
+from types import SimpleNamespace
 import torch
 from attn_exp.backends.compile import use_caches
 
-use_caches(sys.argv[1] == "True")
+use_caches(SimpleNamespace(caches=sys.argv[1] == "True", backend={"name": "b"}))
 import torch._inductor.config
 from torch._functorch._aot_autograd.autograd_cache import should_use_local_autograd_cache
 
@@ -286,3 +287,21 @@ def test_an_option_that_inductor_does_not_have_is_named_with_the_nearest():
     record = measured("attn_exp.backends.eager.Eager", options={"epilog_fusion": False})
     assert record.status == "unsupported"
     assert "no option compile.options.epilog_fusion: did you mean 'epilogue_fusion'?" in record.reason
+
+
+def test_each_backend_has_its_own_entries_in_the_cache_of_autograd(tmp_path, monkeypatch):
+    """AOTAutograd's key lacks the backends that SDPA may choose: one would run what another compiled."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", False)
+    operands = tensors(1, 2, 16, 8)
+
+    def hits(name):
+        compilation.use_caches(replace(make_request(), backend={"name": name}, caches=True))
+        torch._dynamo.reset()
+        compilation.reset_counters()
+        torch.compile(lambda q, k, v: scaled_dot_product_attention(q, k, v))(*operands)
+        return torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"]
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert [hits(name) for name in ("one", "two", "one")] == [0, 0, 1]

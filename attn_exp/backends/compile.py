@@ -1,5 +1,6 @@
 """Run any backend's attention through torch.compile, and read what Dynamo did."""
 
+import json
 import os
 import re
 import sys
@@ -15,12 +16,13 @@ from attn_exp.backends.base import Calls, calls_of
 from attn_exp.backends.package import Refused
 from attn_exp.core.errors import first_line, nearest
 from attn_exp.core.record import CompileRecord
-from attn_exp.core.request import Compile
+from attn_exp.core.request import Compile, Request
 
 _LONGEST_REASON = 300
 # The user's own settings when the process started.
 _OWN_ALWAYS_COMPILE = os.environ.get("TRITON_ALWAYS_COMPILE", "0")
 _OWN_DISABLED = bool(torch.compiler.config.force_disable_caches)
+_OWN_TAG = str(torch.compiler.config.cache_key_tag)
 _TRACING_ERROR = re.compile(r"got \w+\(['\"](.+?)['\"]\)\s*$", re.MULTILINE)
 
 
@@ -147,11 +149,13 @@ def without_recompiling(scope: AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-def use_caches(wanted: bool) -> None:
-    """Let compilers read what earlier processes compiled, as the user's environment says, or not at all.
+def use_caches(request: Request) -> None:
+    """Let compilers read what earlier processes compiled for this backend, as the user's environment says, or nothing.
 
-    What this process compiled stays cached either way.
+    What this process compiled stays cached either way. AOTAutograd's key lacks the backends that SDPA may choose
+    (torch 2.11 and 2.13): without a tag, `flash` would run what `math` compiled before it.
     """
     # Triton reads its variable at every compilation. PyTorch read its own before the first job arrived.
-    os.environ["TRITON_ALWAYS_COMPILE"] = _OWN_ALWAYS_COMPILE if wanted else "1"
-    torch.compiler.config.force_disable_caches = not wanted or _OWN_DISABLED
+    os.environ["TRITON_ALWAYS_COMPILE"] = _OWN_ALWAYS_COMPILE if request.caches else "1"
+    torch.compiler.config.force_disable_caches = not request.caches or _OWN_DISABLED
+    torch.compiler.config.cache_key_tag = f"{_OWN_TAG}{json.dumps(dict(request.backend), sort_keys=True)}"

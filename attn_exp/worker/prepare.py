@@ -120,7 +120,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         synchronize(device)
     with attempt.stage("first_call"):
         reset_counters()
-        use_caches(request.caches)
+        use_caches(request)
         began = time.perf_counter()
         calls = calls_for(request, workload, backend, inputs)
         # Whatever is built before it is asked to prepare is a part of the first call's cost.

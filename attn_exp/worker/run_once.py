@@ -35,7 +35,7 @@ def run_once(request: Request) -> None:
     inputs = workload.make_inputs(
         request.case, device, measuring.seed, with_gradients=with_gradients, kind=measuring.inputs
     )
-    use_caches(request.caches)
+    use_caches(request)
     calls = calls_for(request, workload, backend, inputs)
     with calls.scope():
         timed = {"forward": calls.forward}
