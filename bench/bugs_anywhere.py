@@ -148,11 +148,36 @@ def nan_behind_the_mask(device: str) -> tuple[bool, str]:
     return share > 0, f"of NaN in a value that no query sees, {share:.0%} of the output is NaN"
 
 
+def kept_choice(device: str) -> tuple[bool, str]:
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+    from torch.profiler import profile
+
+    q = normal(1, 1, 64, 32, device=device, dtype=torch.bfloat16)
+    names = {}
+    with fresh_cache():
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
+            torch.compiler.reset()
+            attention = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q), dynamic=False)
+            with sdpa_kernel(backend), torch.no_grad():
+                attention(q)
+                with profile() as kept:
+                    attention(q)
+            names[backend.name] = sorted({event.key for event in kept.key_averages() if "flash" in event.key})
+    found = counters["aot_autograd"]["autograd_cache_hit"]
+    there = found > 0 and bool(names["MATH"])
+    return there, f"compiled for FLASH_ATTENTION first, MATH runs {names['MATH'] or 'no flash attention'}"
+
+
 _COMPILED = "`attn-exp hunt backend._target_=permuted_keys.PermutedKeys` (bench/permuted_keys.py)"
 ANYWHERE = (
     Bug(
         "pytorch#195320", "Inductor's SDPA fusion takes any permutation of k for a transposition", permuted_keys,
         _COMPILED, devices=("cpu", "cuda"), raises="broadcast a dimension",
+    ),
+    Bug(
+        "pytorch#185449", "compiled SDPA runs the backend for which the same graph was compiled before", kept_choice,
+        "none: each backend compiles into cache entries of its own", devices=("cpu", "cuda"),
     ),
     Bug(
         "pytorch#193728", "CPU flash reads keys behind the end if there are more values", longer_values,

@@ -153,7 +153,7 @@ def use_caches(request: Request) -> None:
     """Let compilers read what earlier processes compiled for this backend, as the user's environment says, or nothing.
 
     What this process compiled stays cached either way. AOTAutograd's key lacks the backends that SDPA may choose
-    (torch 2.11 and 2.13): without a tag, `flash` would run what `math` compiled before it.
+    (pytorch#185449; torch 2.11 and 2.13): without a tag, `flash` would run what `math` compiled before it.
     """
     # Triton reads its variable at every compilation. PyTorch read its own before the first job arrived.
     os.environ["TRITON_ALWAYS_COMPILE"] = _OWN_ALWAYS_COMPILE if request.caches else "1"
