@@ -50,15 +50,16 @@ def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     assert len(runs(tmp_path)) == len(stored)
 
 
-def test_alarms_and_handlers_that_a_job_leaves_are_not_the_next_one_s(tmp_path):
+def test_alarms_handlers_and_limits_that_a_job_leaves_are_not_the_next_one_s(tmp_path):
     small = [argument for argument in QUICK if not argument.startswith("batch=")]
-    done = run("-m", "backend=alarms", "batch=1,2", "sweep=left", *small, cwd=tmp_path)
+    done = run("-m", "backend=leavesmuch", "batch=1,2", "sweep=left", *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ended = {record.request.case.batch: record for record in records(tmp_path, "left").values()}
     assert {batch: (record.status, record.reason) for batch, record in ended.items()} == {
         1: ("ok", None),
         2: ("ok", None),
     }
+    assert {path.stat().st_mode & 0o700 for path in tmp_path.glob(f"multirun/left/*/{FILE_NAME}")} == {0o600}
 
 
 def test_an_interrupt_ends_at_once_and_the_same_command_goes_on(tmp_path):

@@ -61,6 +61,7 @@ def run_folder(
     from attn_exp.worker.loaded import with_present_source
     from attn_exp.worker.machine.device import Machine
     from attn_exp.worker.machine.guard import Guard
+    from attn_exp.worker.machine.process_state import ProcessState
     from attn_exp.worker.measure import measure_and_keep, measure_interleaved
 
     began = time.perf_counter()
@@ -80,12 +81,15 @@ def run_folder(
                 _write(Record(request=request, status="unavailable", reason=str(error)), target)
             return None, True
     opened_s = time.perf_counter() - began
+    state = ProcessState.now()
     prepared = None
     if len(jobs) == 1:
         record, prepared = measure_and_keep(first, machine)
         records = [record]
     else:
         records = measure_interleaved([request for request, _ in jobs], machine)
+    # Before the record is written: by the backend's umask nobody might read it.
+    state.restore()
     for record, (_, target) in zip(records, jobs, strict=True):
         record.stages_s["open"] = round(opened_s, 6)
         record.stages_s["total"] = round(time.perf_counter() - began, 6)
@@ -98,7 +102,8 @@ def run_folder(
     failed = any(record.status == "error" for record in records) or any(one.status == "failed" for one in profiles)
     machine.settings.restore()
     replaced = machine.guard is not None and machine.guard.violation() is not None
-    return machine, not (replaced or (failed and _poisoned(first.device)))
+    restored = state.restore()
+    return machine, restored and not (replaced or (failed and _poisoned(first.device)))
 
 
 def _write(record: Record, folder: Path) -> None:
