@@ -33,7 +33,15 @@ CUDA = (
     "nvidia-nvshmem-cu13",
 )
 # Not pinned: kernel packages, which need a GPU and are built for the torch that is installed.
-KERNELS = ("flash-attn", "flash-attn-4", "helion", "nvidia-cudnn-frontend", "transformer-engine", "xformers")
+KERNELS = (
+    "flash-attn",
+    "flash-attn-4",
+    "helion",
+    "nvidia-cudnn-frontend",
+    "sageattention",
+    "transformer-engine",
+    "xformers",
+)
 # Not pinned: the tests in a browser run by themselves.
 BROWSER = ("playwright",)
 # The newest Linux that PyTorch's wheels require, and all before.

@@ -1,9 +1,9 @@
 from hypothesis import strategies as st
 
-from attn_exp.core.case import DTYPE_BYTES, E4M3, Case
+from attn_exp.core.case import DTYPE_BYTES, E4M3, INT8, Case
 
-# Numbers by themselves; codes have tests of their own (test_quantised.py).
-NUMBER_DTYPES = sorted(DTYPE_BYTES.keys() - {E4M3})
+# Numbers by themselves; codes have tests of their own (test_quantised.py, test_int8.py).
+NUMBER_DTYPES = sorted(DTYPE_BYTES.keys() - {E4M3, INT8})
 
 
 @st.composite

@@ -35,6 +35,7 @@ from attn_exp.backends.fa3 import FlashAttention3
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.helion import Helion
 from attn_exp.backends.package import Refused, Unavailable
+from attn_exp.backends.sage import Sage
 from attn_exp.backends.te import TransformerEngine, mask_type
 from attn_exp.backends.varlen import Varlen
 from attn_exp.backends.xformers import XformersCutlass, XformersFlash3, attention_bias
@@ -313,6 +314,7 @@ def test_what_flash_attention_3_was_built_without_is_unsupported(left_out, asked
         ("xformers_cutlass", "xformers.ops.fmha", 'xformers is not installed: pip install "xformers>=0.0.35'),
         ("xformers_fa3", "xformers.ops.fmha", 'xformers is not installed: pip install "xformers>=0.0.35'),
         ("te", "transformer_engine.pytorch", "transformer-engine is not installed: pip install --no-build-isolation"),
+        ("sage", "sageattention.core", 'sageattention is not installed: pip install "sageattention>=1.0.6,<2"'),
         ("helion", "helion", 'helion is not installed: pip install "helion>=1.0'),
     ],
 )
@@ -447,6 +449,8 @@ def test_compiled_with_the_eager_backend_it_is_one_frame(monkeypatch):
         (TransformerEngine, "forward", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", True),
         (TransformerEngine, "backward", "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", True),
         (TransformerEngine, "forward", "void at::native::softmax_warp_forward<c10::BFloat16", False),
+        (Sage, "forward", "_attn_fwd", True),
+        (Sage, "forward", "quant_per_block_int8_kernel", False),
         (Helion, "forward", "_helion_attention_forward", True),
         (Helion, "backward", "_helion_attention_dk_dv", True),
     ],

@@ -215,6 +215,11 @@ def test_scaled_mm_takes_our_arguments():
     assert not lacking, f"torch._scaled_mm takes no {lacking} any more"
 
 
+def test_int_mm_multiplies_codes():
+    one, other = torch.full((32, 32), 100, dtype=torch.int8), torch.full((32, 32), -100, dtype=torch.int8)
+    assert (torch._int_mm(one, other.t()) == -320_000).all(), "torch._int_mm does not sum in int32 any more"
+
+
 def test_the_cudnn_operator_takes_our_arguments():
     expected = ["query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"]
     found = arguments_of(torch.ops.aten._scaled_dot_product_cudnn_attention)[: len(expected)]

@@ -184,7 +184,7 @@ def test_whoever_has_no_fp8_says_so(config, monkeypatch):
     if config["name"] in ("cudnn_graph", "fa3"):
         assert said is None
     else:
-        assert re.search(r" computes bfloat16 or float16( or float32)?, not float8_e4m3fn$", said)
+        assert re.search(r" computes (bfloat16 or float16( or float32)?|int8), not float8_e4m3fn$", said)
 
 
 @pytest.mark.parametrize(

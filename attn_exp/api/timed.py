@@ -14,7 +14,7 @@ from attn_exp.config.aside import hydra_aside
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.overrides import override_key
 from attn_exp.config.request import request_from_config
-from attn_exp.core.case import DTYPE_BYTES, E4M3, GIVEN, Case
+from attn_exp.core.case import DTYPE_BYTES, E4M3, GIVEN, INT8, Case
 from attn_exp.core.errors import UserError, check_name, first_line
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME, write_record
@@ -147,8 +147,8 @@ def _case(tensors: "tuple[torch.Tensor, ...]", *, causal: bool, align: str) -> C
     for name, tensor in (("k", k), ("v", v)):
         if (tensor.dtype, tensor.device) != (q.dtype, q.device):
             raise UserError(f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: give the same")
-    if dtype not in DTYPE_BYTES or dtype == E4M3:
-        known = ", ".join(one for one in DTYPE_BYTES if one != E4M3)
+    if dtype not in DTYPE_BYTES or dtype in (E4M3, INT8):
+        known = ", ".join(one for one in DTYPE_BYTES if one not in (E4M3, INT8))
         raise UserError(f"the tensors are {dtype}: give one of {known}")
     if not (k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]):
         shapes = ", ".join(f"{name} {tuple(one.shape)}" for name, one in zip(_NAMES, tensors, strict=True))

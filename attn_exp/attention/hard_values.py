@@ -22,7 +22,7 @@ import torch
 from attn_exp.attention import hard_rows
 from attn_exp.attention.hard_rows import Channels, Role, Rows, Treatment
 from attn_exp.attention.inputs import Inputs, Scales, make_inputs, quantised
-from attn_exp.core.case import NORMAL, Case
+from attn_exp.core.case import E4M3, INT8, NORMAL, Case
 
 # Magnitudes of k by role. At fp8 they are bounded by the scale of normal inputs, so offsets take more channels.
 _SIGNS, _OFFSET = 1.0, 4.0
@@ -134,7 +134,7 @@ def _in_dtype(numbers: torch.Tensor, dtype: torch.dtype, scales: Scales | None, 
 def _channels(case: Case, kind: Kind, generator: torch.Generator, device: torch.device) -> Channels:
     """Give every channel its role, by chance."""
     dim = case.head_dim
-    offsets = dim // 2 if case.quantised else dim // 4
+    offsets = dim // 2 if case.in_codes else dim // 4
     others = max(1, dim // 16) if dim >= 4 else 0
     order = torch.randperm(dim, generator=generator, device=device)
     role = torch.empty(dim, device=device)
@@ -145,11 +145,13 @@ def _channels(case: Case, kind: Kind, generator: torch.Generator, device: torch.
         roles.append(Role(((role >= begin) & (role < end)).float(), end - begin))
         begin = end
     offset, ramp, sink, signs = roles
-    unit, large = (_SIGNS_FP8, _OFFSET_FP8) if case.quantised else (_SIGNS, _OFFSET)
+    unit, large = (_SIGNS_FP8, _OFFSET_FP8) if case.in_codes else (_SIGNS, _OFFSET)
     size = torch.where(signs.mask.bool(), unit, large)
     if kind.outliers > 1:
         apart = signs.mask.bool() & (role.long() % _OUTLIERS_EVERY == _OUTLIERS_EVERY - 1)
-        size = torch.where(apart, unit * (2.0 if case.quantised else kind.outliers), size)
+        # Within the scale of codes. At int8 the loss that outliers cause would hide all other mistakes of a mixture.
+        within = case.in_codes or (case.quantised and kind == KINDS["mixed"])
+        size = torch.where(apart, unit * (2.0 if within else kind.outliers), size)
     return Channels(offset, ramp, sink, signs, size, large)
 
 
@@ -231,7 +233,7 @@ def _magnitudes(case: Case, kind: Kind, device: torch.device) -> tuple[torch.Ten
 
 
 # The powers of two, from 0 down, that rows of d_out are multiplied by: four decades, and in fp16 what its numbers hold.
-_OCTAVES = {"bfloat16": 14, "float32": 14, "float16": 5, "float8_e4m3fn": 1}
+_OCTAVES = {"bfloat16": 14, "float32": 14, "float16": 5, E4M3: 1, INT8: 5}
 
 
 def _decades(case: Case, heads: int, generator: torch.Generator) -> torch.Tensor:
@@ -243,7 +245,7 @@ def _decades(case: Case, heads: int, generator: torch.Generator) -> torch.Tensor
 
 
 # A quarter of the smallest normal number; at fp8, relative to a scale of amax / 448.
-_DENORMAL = {"bfloat16": 2.0**-128, "float32": 2.0**-128, "float16": 2.0**-16, "float8_e4m3fn": 2.0**-14}
+_DENORMAL = {"bfloat16": 2.0**-128, "float32": 2.0**-128, "float16": 2.0**-16, E4M3: 2.0**-14, INT8: 2.0**-16}
 
 
 def _large(case: Case) -> tuple[float, float]:

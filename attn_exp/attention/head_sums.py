@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from attn_exp.attention.formula import seen_keys
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, unit_of
 from attn_exp.core.case import Case
 
 # Sums of random terms are rarely smaller than this share of their root mean square.
@@ -121,7 +121,7 @@ def _errors(case: Case, numbers: Inputs, made: Mapping[str, torch.Tensor]) -> di
         of_outputs = d_out.flatten(1, 2).mT @ grouped(made["out"]).flatten(1, 2)
         errors[_WEIGHTS], _ = _apart(of_outputs, (dv.mT @ v).flatten(0, 1))
     if not case.quantised:
-        unit = torch.finfo(getattr(torch, case.dtype)).eps
+        unit = unit_of(case)
         rounding = unit * dv.flatten(0, 1).flatten(1).norm(dim=-1) + _OF_ORDER * d_out.flatten(1).norm(dim=-1)
         errors[_ROUNDED] = off / rounding.clamp(min=_TINY)
     if case.most_keys < LEAST_KEYS:

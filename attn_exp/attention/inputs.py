@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from attn_exp.core.case import GIVEN, NORMAL, Case
+from attn_exp.core.case import GIVEN, INT8, NORMAL, Case
 
 # The largest finite e4m3 number (arXiv:2209.05433, table 1).
 E4M3_MAX = 448.0
@@ -35,6 +35,14 @@ def quantised(numbers: torch.Tensor, scale: float | None = None) -> Quantised:
 def rounded(numbers: torch.Tensor, scale: float | None = None) -> torch.Tensor:
     """Return the numbers after quantising and dequantising."""
     return quantised(numbers, scale).numbers()
+
+
+def unit_of(case: Case) -> float:
+    """Return the distance from 1 to the next number of a case's dtype; of int8 codes, that of the largest to the next.
+
+    A tensor's largest code is 127, so one of 128 is a unit, as in bfloat16.
+    """
+    return 2.0**-7 if case.dtype == INT8 else float(torch.finfo(getattr(torch, case.dtype)).eps)
 
 
 _DISTRIBUTION = "normal(0, 1)"
@@ -156,14 +164,14 @@ def distribution(case: Case, kind: str = NORMAL) -> str:
         return "tensors that were given"
     if kind != NORMAL:
         return f"hard values: {kind}"
-    return _QUANTISED if case.quantised else _DISTRIBUTION
+    return _QUANTISED if case.in_codes else _DISTRIBUTION
 
 
 def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
     """Return new inputs; the same seed, device model and shapes give the same numbers."""
     generator = torch.Generator(device).manual_seed(seed)
     # Codes are rounded from numbers that are drawn in float32.
-    dtype: torch.dtype = torch.float32 if case.quantised else getattr(torch, case.dtype)
+    dtype: torch.dtype = torch.float32 if case.in_codes else getattr(torch, case.tensor_dtype)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)
@@ -172,7 +180,7 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     k = normal(case.batch, case.kv_heads, case.kv_len, case.head_dim)
     v = normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
     d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
-    made = _codes(q, k, v, d_out) if case.quantised else Inputs(q, k, v, d_out)
+    made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out)
     for tensor in made.qkv:
         tensor.requires_grad_(with_gradients)
     return made.laid_out(case.layout)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from attn_exp.attention.edge_sample import EdgeSample, Gradient, edge_sample
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, unit_of
 from attn_exp.attention.single_keys import LEAST_KEYS, wrong_key
 from attn_exp.core.case import DTYPE_BYTES, Case
 
@@ -211,7 +211,7 @@ def _wrong_scale(case: Case, sample: EdgeSample, error: torch.Tensor) -> str | N
     along, total = (error * move).sum(-1), (weight * known).sum()
     off = (weight * along).sum() / total
     noise = (weight * (along - off * known)).square().sum().sqrt() / total
-    unit = torch.finfo(getattr(torch, case.dtype)).eps
+    unit = unit_of(case)
     units = _SCALE_UNITS_OF_CODES if case.quantised else _SCALE_UNITS
     if case.softcap is not None and DTYPE_BYTES[case.dtype] == 2:
         units = max(units, _SCALE_UNITS_OF_TANH)

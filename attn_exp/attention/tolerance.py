@@ -17,11 +17,12 @@ from attn_exp.attention.error_parts import Tolerance, weighed_rows
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.fp8_formula import fp8_formula
 from attn_exp.attention.fused_formula import FEW_ROWS, fused_formula, score_rounding
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, unit_of
+from attn_exp.attention.int8_formula import int8_formula
 from attn_exp.attention.part import part_of
 from attn_exp.attention.reference import reference
 from attn_exp.attention.small_gradients import worst_query
-from attn_exp.core.case import DTYPE_BYTES, NORMAL, Case
+from attn_exp.core.case import DTYPE_BYTES, INT8, NORMAL, Case
 
 FACTOR = 3.0
 # One row in a million deviates more than one in the thousands that are sampled: cuDNN's dq of 256 heads of 8,192 tokens
@@ -74,7 +75,8 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     if inputs.kind == NORMAL:
         biases = {name: measured_bias(rounded[name], exact[name]) for name in exact}
         made = {name: _with_parts(case, name, one, biases[name]) for name, one in plain.items()}
-        return _with_usual(case, made, part, on_part, exact) if DTYPE_BYTES[case.dtype] == 2 else made
+        usual = DTYPE_BYTES[case.dtype] == 2 and not case.quantised
+        return _with_usual(case, made, part, on_part, exact) if usual else made
     # On hard values fused kernels do not round less than the formula does, and rounding has parts of its own.
     otherwise = fused_formula(part, on_part, with_gradients=with_gradients)
     fused = {name: bounds(case, otherwise[name], single[name], exact[name]) for name in exact}
@@ -136,17 +138,16 @@ def _with_parts(case: Case, name: str, whole: Tolerance, bias: float) -> Toleran
     it most: the error of an output in codes is that of all its keys' gradients.
     """
     by_weights, several = name in ("out", "dv"), PART_FACTOR * whole.relative
-    numbers = torch.finfo(getattr(torch, case.dtype))
-    unit = numbers.eps
+    smallest = torch.finfo(getattr(torch, case.tensor_dtype)).smallest_normal
     units = BIAS_UNITS_OF_CODES if case.quantised else BIAS_UNITS
     return replace(
         whole,
         own_row=several if by_weights else None,
         tile=several,
-        bias=min(FACTOR * bias, whole.relative) + max(units * unit, summed_otherwise(case)),
+        bias=min(FACTOR * bias, whole.relative) + max(units * unit_of(case), summed_otherwise(case)),
         least_row=LEAST_ROW,
         # Codes round small weights to zeros.
-        least_norm=math.inf if case.quantised else LEAST_NORMAL * numbers.smallest_normal,
+        least_norm=math.inf if case.quantised else LEAST_NORMAL * smallest,
         # Those of dq cancel at the same positions in all heads, and codes are too coarse.
         position=None if name == "dq" or case.quantised else several,
         position_bias=None if name == "dq" or case.quantised else POSITION_BIAS * whole.relative,
@@ -171,7 +172,7 @@ def bounds(case: Case, rounded: torch.Tensor, single: torch.Tensor, exact: torch
         raise ValueError("the formula's result is not finite, so it gives no tolerance")
     # Tensors of a few elements may come out exact by chance, but every result is rounded at least once. One unit of
     # e4m3 is an eighth, more than is measured, so the bound is half of it: the largest error of rounding once.
-    unit = torch.finfo(getattr(torch, case.dtype)).eps
+    unit = unit_of(case)
     # A few rows, as in decoding, may come out nearer than others by chance.
     factor = FACTOR * (1 + exact[..., 0].numel() ** -0.5)
     relative = max(factor * eager.relative + own.relative, unit / 2 if case.quantised else unit, summed_otherwise(case))
@@ -189,7 +190,9 @@ def summed_otherwise(case: Case) -> float:
 
 
 def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
-    if case.quantised:
+    if case.dtype == INT8:
+        return {"out": int8_formula(case, inputs)}
+    if case.in_codes:
         return fp8_formula(case, inputs, with_gradients=with_gradients)
     mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if masked(case) else None
     with torch.set_grad_enabled(with_gradients):

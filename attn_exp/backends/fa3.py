@@ -44,7 +44,7 @@ def left_out_of_build(case: Case) -> str | None:
         "sliding windows": case.window is not None and "LOCAL" in left_out,
         "packed sequences": case.lengths is not None and "VARLEN" in left_out,
         "float16": case.dtype == "float16" and "FP16" in left_out,
-        "fp8": case.quantised and "FP8" in left_out,
+        "fp8": case.in_codes and "FP8" in left_out,
     }
     lacking = next((what for what, needed in needs.items() if needed), None)
     return lacking and f"the installed flash_attn_3 was built without {lacking}"
@@ -87,7 +87,7 @@ class FlashAttention3(DeclarativeBackend):
     def unsupported(self, case: Case, device: str) -> str | None:
         """Also refuse a deterministic backward for head dimensions that are rounded up to 256."""
         refusal = super().unsupported(case, device)
-        odd = [dim for dim in (case.head_dim, case.value_dim) if case.quantised and dim % 16]
+        odd = [dim for dim in (case.head_dim, case.value_dim) if case.in_codes and dim % 16]
         if refusal is None and odd:
             return f"{self.name} needs head dimensions that are multiples of 16 at {case.dtype}, not {odd[0]}"
         if refusal is None and self.deterministic and max(case.head_dim, case.value_dim) > 192:

@@ -94,7 +94,9 @@ class Supports:
             (self.grouped or case.q_heads == case.kv_heads, "has no grouped heads: set model.kv_heads=null"),
             (
                 case.dense or case.square or case.align in self.align or case.kv_lengths is not None,
-                f"aligns a causal mask {_words(self.align)}: set align={self.align[0] if self.align else ''}",
+                f"aligns a causal mask {_words(self.align)}: set align={self.align[0]}"
+                if self.align
+                else f"has a causal mask only for as many keys as queries, {_OTHERS}",
             ),
             *(
                 (getattr(self, name) or case.dense or getattr(case, name) is None, f"has no {what}, {_OTHERS}")

@@ -8,9 +8,12 @@ from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.packed import packed_lengths, typed_lengths
 
 E4M3 = "float8_e4m3fn"
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
+# float16 tensors whose scores are products of int8 codes, which the backend makes inside of the call.
+INT8 = "int8"
+# Bytes of an element of q, k, v and the output.
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1, INT8: 2}
 # The short names of dtypes on the command line.
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3, "int8": INT8}
 TYPED_DTYPES = {name: typed for typed, name in DTYPES.items()}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
@@ -57,7 +60,8 @@ class Case:
         head_dim: the head dimension of q and k.
         value_dim: the head dimension of v and the output.
         dtype: PyTorch's name. Tensors of `float8_e4m3fn` are codes, each tensor with a scale
-            (attn_exp/attention/inputs.py).
+            (attn_exp/attention/inputs.py). At `int8` tensors are float16, and the backend quantises q and k inside of
+            the call (attn_exp/attention/int8_formula.py).
         causal: whether a query sees only keys up to its own.
         align: where a causal mask starts if q_len != kv_len. `bottom_right`: the last query sees every key
             (FlashAttention >= 2.1). `top_left`: query i sees keys 0..i (PyTorch's `is_causal`).
@@ -195,7 +199,10 @@ class Case:
             (self.lengths is None, "has no packed sequences: set lengths=null"),
             (self.head_dim == self.value_dim, "has values as wide as its keys: set model.value_dim=null"),
             (self.head_dim % 2 == 0, "rotates pairs of dimensions: set an even model.head_dim"),
-            (not self.quantised, "has weights in the case's dtype, and none in fp8: set dtype=bf16"),
+            (
+                not self.quantised,
+                f"has weights in the case's dtype, and none in {TYPED_DTYPES[self.dtype]}: set dtype=bf16",
+            ),
             (self.layout == LAYOUTS[0], "has tensors as its projections leave them: leave layout out"),
         )
         for fits, otherwise in checks:
@@ -213,9 +220,19 @@ class Case:
         return self if self.workload is None else replace(self, layout="bshd", workload=None, mlp_dim=None)
 
     @property
-    def quantised(self) -> bool:
+    def in_codes(self) -> bool:
         """Whether tensors are codes with a scale."""
         return self.dtype == E4M3
+
+    @property
+    def quantised(self) -> bool:
+        """Whether products are of codes of 8 bits: of the tensors, or of what the backend makes of them."""
+        return self.dtype in (E4M3, INT8)
+
+    @property
+    def tensor_dtype(self) -> str:
+        """Return PyTorch's name of the dtype that tensors have."""
+        return "float16" if self.dtype == INT8 else self.dtype
 
     @property
     def square(self) -> bool:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from attn_exp.core.case import E4M3
+from attn_exp.core.case import E4M3, INT8
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ def _peak(
     name: str, half: float, single: float, tf32: float, tb_per_s: float, source: str, fp8: float | None = None
 ) -> Peak:
     flops = {"bfloat16": half * 1e12, "float16": half * 1e12, "float32": single * 1e12}
+    # Datasheets of chips with fp8 have the same rate for int8; those of A100 have twice that of half precision.
+    flops[INT8] = 1e12 * (2 * half if fp8 is None else fp8)
     if fp8 is not None:
         flops[E4M3] = fp8 * 1e12
     return Peak(name, flops, tf32 * 1e12, tb_per_s * 1e12, source)

@@ -18,7 +18,7 @@ EDGES = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 51
 SOFTCAPS = (50.0, 30.0, 5.0, 1.0)
 # Simple ones first: a search shrinks towards them.
 WORDS: dict[str, tuple[str, ...]] = {
-    "dtype": ("float32", "bfloat16", "float16", DTYPES["fp8"]),
+    "dtype": ("float32", "bfloat16", "float16", DTYPES["fp8"], DTYPES["int8"]),
     "align": ("top_left", "bottom_right"),
     "layout": LAYOUTS,
 }

@@ -9,7 +9,7 @@ import torch
 
 from attn_exp.attention.error_parts import UNIT, Tolerance
 from attn_exp.attention.expected import Expected, expected
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, unit_of
 from attn_exp.attention.reference import reference
 from attn_exp.attention.tolerance import measured_tolerances
 from attn_exp.attention.verdict import Verdict, malformed, verdict
@@ -172,7 +172,7 @@ def _in_float64(part: Part, wanted: Expected, *, with_gradients: bool) -> Expect
 def _widened(case: Case, wanted: Expected, bounds: list[dict[str, Tolerance]]) -> Expected:
     """Return what is expected with the widest tolerances, times a factor, and what rounding a score may cost."""
     score = _OF_SCORES * (wanted.largest_score or 0.0)
-    unit = torch.finfo(getattr(torch, case.dtype)).eps
+    unit = unit_of(case)
     widest = {
         name: _widest([own, *(one[name] for one in bounds)], score, unit) for name, own in wanted.tolerances.items()
     }

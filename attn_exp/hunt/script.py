@@ -11,7 +11,7 @@ import torch
 
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.backends.base import Backend
-from attn_exp.core.case import Case
+from attn_exp.core.case import TYPED_DTYPES, Case
 from attn_exp.core.hunting import KINDS, Example, Outcome, Script
 from attn_exp.hunt.library_calls import source
 from attn_exp.hunt.values import inputs_of, places_of, spread_axis, step_of
@@ -33,7 +33,7 @@ def script_of(backend: Backend, example: Example, outcome: Outcome, device: str)
     """Return the script of an example with this outcome."""
     case = example.case
     if case.quantised:
-        return Script(text="", why_not="scripts of fp8 are not written: run the overrides")
+        return Script(text="", why_not=f"scripts of {TYPED_DTYPES[case.dtype]} are not written: run the overrides")
     inputs = inputs_of(example, device)
     calls = backend.prepare(case, inputs)
     call = source(backend, case, calls.attention)

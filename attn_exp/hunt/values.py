@@ -91,7 +91,7 @@ def _one(inputs: Inputs, place: tuple[int, int], *, backward: bool) -> Inputs:
 
 
 def _whole(example: Example, device: str) -> Inputs:
-    case, dtype = example.case, getattr(torch, example.case.dtype)
+    case, dtype = example.case, getattr(torch, example.case.tensor_dtype)
     generator = torch.Generator(device).manual_seed(example.seed)
 
     def sparse(heads: int, length: int, dim: int) -> torch.Tensor:

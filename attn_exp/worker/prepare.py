@@ -98,7 +98,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     asked_s = time.perf_counter() - began
     if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend, case):
         reason = f"{backend.name} has no backward{f' of {case.dtype}' * case.quantised}: set passes=[forward]"
-    if case.quantised and "step" in request.measuring.passes:
+    if case.in_codes and "step" in request.measuring.passes:
         reason = f"a step of {case.dtype} needs the scales of a step before it: set passes=[forward,backward]"
     if reason is not None:
         raise Stopped("unsupported", reason)

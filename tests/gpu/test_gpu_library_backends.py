@@ -13,10 +13,13 @@ import yaml
 import attn_exp
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import expected
+from attn_exp.attention.hard_values import make_inputs_of
 from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.int8_formula import int8_formula
+from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.case import Case
+from attn_exp.core.case import INT8, Case
 from attn_exp.timers.trace import activities
 
 pytestmark = pytest.mark.gpu
@@ -118,6 +121,43 @@ def test_the_deterministic_backward_gives_the_same_bits_each_time(name):
         first = backward()
         for _ in range(3):
             assert all(torch.equal(one, other) for one, other in zip(first, backward(), strict=True))
+
+
+INT8_CASES = [
+    replace(CASE, dtype=INT8),
+    replace(CASE, dtype=INT8, causal=True, layout="bshd"),
+    replace(CASE, dtype=INT8, causal=True, q_len=777, kv_len=777, kv_heads=2),
+    replace(CASE, dtype=INT8, q_len=500, kv_len=1088, head_dim=64, value_dim=64),
+    replace(CASE, dtype=INT8, causal=True, head_dim=96, value_dim=96),
+    replace(CASE, dtype=INT8, causal=True, q_len=1, kv_len=4096, batch=8),
+]
+
+
+@pytest.mark.parametrize("kind", ["normal", "mixed", "outliers"])
+@pytest.mark.parametrize("case", INT8_CASES, ids=Case.label)
+def test_sage_is_right_but_for_its_codes_and_leaves_its_inputs(case, kind):
+    pytest.importorskip("sageattention")
+    backend = configured("sage")
+    assert backend.unsupported(case, "cuda") is None
+    inputs = make_inputs_of(kind, case, "cuda", torch.seed() % 2**31, with_gradients=False)
+    before = [tensor.clone() for tensor in inputs.qkv]
+    calls = backend.prepare(case, inputs)
+    out = calls.forward()
+    assert verdict(case, inputs, expected(case, inputs, with_gradients=False), {"out": out}, {}).wrong is None
+    # The kernels are those of the formula, but for ties and the order of sums.
+    assert (out - int8_formula(case, inputs)).norm() < 0.005 * out.norm()
+    assert all(torch.equal(now, then) for now, then in zip(inputs.qkv, before, strict=True))
+    ran = [activity.name for activity in activities(calls.forward)]
+    assert any(re.search(backend.claimed_kernels("forward", "cuda"), kernel) for kernel in ran), ran
+
+
+def test_sage_counts_keys_that_are_not_there_without_a_mask():
+    pytest.importorskip("sageattention")
+    backend, case = configured("sage"), replace(CASE, dtype=INT8, kv_len=200)
+    assert "multiples of 64 keys" in backend.unsupported(case, "cuda")
+    inputs = make_inputs(case, "cuda", 1, with_gradients=False)
+    out = backend.prepare(case, inputs).forward()
+    assert verdict(case, inputs, expected(case, inputs, with_gradients=False), {"out": out}, {}).wrong
 
 
 @pytest.mark.parametrize("name", ["fa3", "xformers_fa3"])

@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp.attention.inputs import quantised
-from attn_exp.core.case import E4M3
+from attn_exp.core.case import E4M3, INT8
 from attn_exp.timers.sync import seconds
 
 _CALLS = 7
@@ -125,6 +125,10 @@ def fastest_product(device: str, dtype: str, enough: float) -> float:
 
 def _product(device: str, dtype: str, n: int) -> Callable[[], object]:
     """Return a call that multiplies two square matrices of size n, of normal numbers."""
+    if dtype == INT8:
+        # The product of scores, which is the faster one of both.
+        one, other = (torch.randn(n, n, device=device).mul_(32).clamp_(-127, 127).to(torch.int8) for _ in range(2))
+        return partial(torch._int_mm, one, other.t())
     # Codes are rounded from float32 numbers, as a case's are.
     drawn = torch.float32 if dtype == E4M3 else getattr(torch, dtype)
     a, b = (torch.randn(n, n, device=device, dtype=drawn) for _ in range(2))

@@ -18,7 +18,7 @@ from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.case import E4M3, NORMAL, Case
+from attn_exp.core.case import E4M3, INT8, NORMAL, Case
 from attn_exp.core.flags import host_reading
 from attn_exp.core.nvml import GpuState
 from attn_exp.core.request import Request
@@ -47,7 +47,7 @@ def load_libraries(dtype: str) -> None:
 
     Codes are replaced by bfloat16, since PyTorch's SDPA does not take them.
     """
-    dtype = "bfloat16" if dtype == E4M3 else dtype
+    dtype = "bfloat16" if dtype in (E4M3, INT8) else dtype
     case = Case(batch=1, q_heads=1, kv_heads=1, q_len=128, kv_len=128, head_dim=64, value_dim=64, dtype=dtype)
     inputs = make_inputs(case, "cuda", 0, with_gradients=True)
     out = torch.nn.functional.scaled_dot_product_attention(*inputs.qkv)
