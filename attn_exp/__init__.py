@@ -7,7 +7,7 @@ try:
     # rebind the names `compare` and `run`.
     import attn_exp.compare
     import attn_exp.run  # noqa: F401
-    from attn_exp.api import compare, load, run, time
+    from attn_exp.api import UndecidedWarning, assert_correct, assert_not_slower, compare, load, run, time
     from attn_exp.core.version import __version__
 except KeyboardInterrupt:
     # As in __main__.py, which is imported after this: Python calls a module `-m` until it has found it.
@@ -15,4 +15,13 @@ except KeyboardInterrupt:
         raise
     sys.exit(130)
 
-__all__ = ["__version__", "compare", "load", "run", "time"]
+__all__ = [
+    "UndecidedWarning",
+    "__version__",
+    "assert_correct",
+    "assert_not_slower",
+    "compare",
+    "load",
+    "run",
+    "time",
+]

@@ -104,22 +104,12 @@ def measured(
     choices: Mapping[str, Any],
 ) -> Timed:
     """Judge and time a function of q, k and v; see `attn_exp.time`."""
-    if reference is not None and (causal or scale is not None):
-        raise UserError("reference= says what is right: leave causal= and scale= out")
-    case = _case(tensors, causal=causal, align=align)
-    label = name or re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
-    check_name("name", label)
-    if passes is None:
-        passes = ("forward", "backward") if any(one.requires_grad for one in tensors) else ("forward",)
-    marks = (_mark(function), scale, _mark(reference))
-    request = _request(case, label, tensors, passes, sweep or "time", choices, marks)
-    # Not before: mistakes are told before seconds of importing.
-    from attn_exp.worker.given import measure_tensors
-
-    try:
-        record = measure_tensors(request, function, tensors, scale=scale, reference=reference)
-    except ValueError as error:
-        raise UserError(f"the reference cannot be used: {first_line(error)}") from error
+    check_reference(reference, causal=causal, scale=scale)
+    request = request_of(
+        function, case_of(tensors, causal=causal, align=align), tensors,
+        scale=scale, reference=reference, passes=passes, name=name, sweep=sweep or "time", choices=choices,
+    )  # fmt: skip
+    (record,) = measured_alike([request], [function], tensors, scale=scale, reference=reference)
     if sweep is None:
         return Timed(record, result_of(record))
     place = Path(folder) / sweep / request.job
@@ -131,7 +121,72 @@ def measured(
     return Timed(record, result_of(record, place / FILE_NAME))
 
 
-def _case(tensors: "tuple[torch.Tensor, ...]", *, causal: bool, align: str) -> Case:
+def check_reference(reference: object, *, causal: bool, scale: float | None) -> None:
+    """Raise UserError if it is said in two ways what is right."""
+    if reference is not None and (causal or scale is not None):
+        raise UserError("reference= says what is right: leave causal= and scale= out")
+
+
+def request_of(
+    function: "Callable[..., torch.Tensor]",
+    case: Case,
+    tensors: "tuple[torch.Tensor, ...]",
+    *,
+    scale: float | None,
+    reference: "Callable[..., torch.Tensor] | None",
+    passes: Sequence[str] | None,
+    name: str | None,
+    sweep: str,
+    choices: Mapping[str, Any],
+) -> Request:
+    """Return the job of a function; its label is `name`, by default the function's own.
+
+    Raises:
+        UserError: a choice does not exist, or the name cannot name a folder.
+    """
+    label = name or label_of(function)
+    check_name("name", label)
+    if passes is None:
+        passes = ("forward", "backward") if any(one.requires_grad for one in tensors) else ("forward",)
+    marks = (_mark(function), scale, _mark(reference))
+    return _request(case, label, tensors, passes, sweep, choices, marks)
+
+
+def label_of(function: "Callable[..., torch.Tensor]") -> str:
+    """Return the name of a function, without what a folder's name cannot have."""
+    return re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
+
+
+def measured_alike(
+    requests: Sequence[Request],
+    functions: "Sequence[Callable[..., torch.Tensor]]",
+    tensors: "tuple[torch.Tensor, ...]",
+    *,
+    scale: float | None,
+    reference: "Callable[..., torch.Tensor] | None",
+) -> list[Record]:
+    """Return a record of each function; several are measured interleaved.
+
+    Raises:
+        UserError: the reference cannot be used.
+    """
+    # Not before: mistakes are told before seconds of importing.
+    from attn_exp.worker.given import measure_tensors
+
+    try:
+        return measure_tensors(requests, functions, tensors, scale=scale, reference=reference)
+    except ValueError as error:
+        raise UserError(f"the reference cannot be used: {first_line(error)}") from error
+
+
+def drawn_tensors(case: Case, device: str, seed: int) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    """Return q, k and v of a case on a device, drawn from a seed as a job's are."""
+    from attn_exp.worker.given import draw_tensors
+
+    return draw_tensors(case, device, seed)
+
+
+def case_of(tensors: "tuple[torch.Tensor, ...]", *, causal: bool, align: str) -> Case:
     """Return the case of q, k and v. Raises UserError if they are not those of one."""
     import torch
 

@@ -49,7 +49,7 @@ def compare_pairs(records: Sequence[Record], direction: str, margin: float) -> l
     is beyond `BUSY_MARGIN` count, and nothing is called equivalent.
     """
     medians = [ranking_medians(record, direction) for record in records]
-    if not _interference(records):
+    if not interference(records):
         return compare_all(medians, margin)
     return [
         one if one.low >= one.margin or one.high <= _below(one.margin) else replace(one, verdict="undecided")
@@ -62,7 +62,7 @@ def _below(margin: float) -> float:
     return 1 / (1 + margin) - 1
 
 
-def _interference(records: Sequence[Record]) -> list[str]:
+def interference(records: Sequence[Record]) -> list[str]:
     """Return the interference flags: other programs ran on the device."""
     return sorted(INTERFERENCE.intersection(flag for record in records for flag in record.flags))
 
@@ -208,7 +208,7 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
     lines += [tabulate(rows, headers, disable_numparse=True), ""]
     for direction, comparisons in by_pass.items():
         lines += [f"{direction:<9} {verdict_line(records, comparison)}" for comparison in comparisons]
-    flags = _interference(records)
+    flags = interference(records)
     if not flags and any(one.verdict == "undecided" for comparisons in by_pass.values() for one in comparisons):
         lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
     for flag in flags:
@@ -226,7 +226,7 @@ def verdict_line(records: Sequence[Record], comparison: PairedComparison) -> str
     # No direction without a verdict.
     effect = how if decided else f"takes {first}'s time {percent_text(comparison.effect)} %"
     margin = f"margin {100 * comparison.margin:.1f} %"
-    if _interference(records):
+    if interference(records):
         # The side below zero is no mirror image in percent.
         margin = f"margin {100 * _below(comparison.margin):+.1f} to {100 * comparison.margin:+.1f} %"
     interval = f"[{percent_text(comparison.low)}, {percent_text(comparison.high)}]"

@@ -1,36 +1,37 @@
-"""Measure a function of the user's own on their own tensors, in their own process."""
+"""Measure functions of the user's own on their own tensors, in their own process."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import torch
 
 from attn_exp.attention.autograd import Function
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, make_inputs
+from attn_exp.core.case import Case
 from attn_exp.core.errors import first_line
 from attn_exp.core.record import Record
 from attn_exp.core.request import Request
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.settings import Settings
-from attn_exp.worker.measure import measure_given
+from attn_exp.worker.measure import measure_given, measure_interleaved
 from attn_exp.workloads.base import Workload
 from attn_exp.workloads.given import GivenFunction, GivenReference, GivenTensors, Reference, scaled
 
 
 def measure_tensors(
-    request: Request,
-    function: Function,
+    requests: Sequence[Request],
+    functions: Sequence[Function],
     tensors: tuple[torch.Tensor, ...],
     *,
     scale: float | None,
     reference: Callable[..., torch.Tensor] | None,
-) -> Record:
-    """Measure `function` on q, k and v, and return the record.
+) -> list[Record]:
+    """Measure functions on q, k and v, several of them interleaved as in a duel, and return a record of each.
 
     Args:
-        request: the job; its case is that of the tensors.
-        function: of q, k and v.
+        requests: a job for each function; their case is that of the tensors.
+        functions: of q, k and v.
         tensors: q, k and v, which are only read.
         scale: the factor of the scores; None for 1 / sqrt(head_dim).
         reference: what is right; None for attention.
@@ -38,7 +39,8 @@ def measure_tensors(
     Raises:
         ValueError: the reference cannot be used.
     """
-    case, device = request.case, tensors[0].device
+    request, device = requests[0], tensors[0].device
+    case = request.case
     generator = torch.Generator(device).manual_seed(request.measuring.seed)
     shape = (case.batch, case.q_heads, case.q_len, case.value_dim)
     d_out = torch.randn(shape, generator=generator, device=device, dtype=tensors[0].dtype)
@@ -49,14 +51,22 @@ def measure_tensors(
         workload = _judged_by(lambda precision: reference, request, given, counted=False)
     elif scale is not None and scale != case.head_dim**-0.5:
         workload = _judged_by(scaled(case, scale), request, given, counted=True)
+    backends = [GivenFunction(one.backend["name"], function) for one, function in zip(requests, functions, strict=True)]
     with _own_stream(device):
         machine = _machine(device)
         try:
-            return measure_given(request, machine, GivenFunction(request.backend["name"], function), workload)
+            if len(requests) == 1:
+                return [measure_given(request, machine, backends[0], workload)]
+            return measure_interleaved(requests, machine, [(backend, workload) for backend in backends])
         finally:
             machine.settings.restore()
             # They may take as much memory as the tensors.
             machine.expected, machine.values = None, {}
+
+
+def draw_tensors(case: Case, device: str, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return q, k and v of a case on a device, drawn from a seed as a job's are."""
+    return make_inputs(case, device, seed, with_gradients=False).qkv
 
 
 def _judged_by(right: Reference, request: Request, given: Inputs, *, counted: bool) -> GivenReference:

@@ -63,14 +63,18 @@ def measure_given(request: Request, machine: Machine, backend: Backend, workload
     return attempt.record(machine)
 
 
-def measure_interleaved(requests: Sequence[Request], machine: Machine) -> list[Record]:
+def measure_interleaved(
+    requests: Sequence[Request], machine: Machine, given: Sequence[tuple[Backend, Workload] | None] = ()
+) -> list[Record]:
     """Measure rivals of one case interleaved: in every round one block of each, in ABBA order.
 
     Samples of different records with the same round index belong together. A rival that cannot be measured ends with
-    its status, and the others continue.
+    its status, and the others continue. `given` has functions and tensors of the user's own, as `measure_given` does.
     """
     reset_dynamo()
-    attempts = [Attempt(request) for request in requests]
+    attempts = [
+        Attempt(request, given=own) for request, own in zip(requests, given or [None] * len(requests), strict=True)
+    ]
     rivals: list[tuple[Attempt, PreparedBackend]] = []
     for attempt in attempts:
         attempt.run(lambda attempt=attempt: rivals.append((attempt, prepare(attempt, machine))))  # type: ignore[misc]

@@ -1,0 +1,229 @@
+"""What `attn_exp.assert_not_slower` and `assert_correct` do: tensors for a case, a duel of functions, its verdict."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from attn_exp.api.choices import overrides_of
+from attn_exp.api.timed import (
+    CHOICES,
+    Timed,
+    case_of,
+    check_reference,
+    drawn_tensors,
+    label_of,
+    measured_alike,
+    request_of,
+)
+from attn_exp.config.aside import hydra_aside
+from attn_exp.config.compose import compose_config, resolved_config
+from attn_exp.config.overrides import override_key
+from attn_exp.config.request import request_from_config
+from attn_exp.core.case import Case
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.flags import FLAGS
+from attn_exp.core.paired_test import PairedComparison
+from attn_exp.core.record import Record
+from attn_exp.core.values import share
+from attn_exp.results.calibration import device_key, margin_for
+from attn_exp.results.result import result_of
+from attn_exp.run.duel import BUDGET_S, BUSY_MARGIN, compare_pairs, interference
+from attn_exp.run.gpus import visible_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from attn_exp.api.guard import Given
+
+Outcome = Literal["not slower", "slower", "undecided"]
+# The keys of `attn-exp run` that say a case, and how its tensors are drawn.
+_OF_CASE = (
+    "model", "dtype", "batch", "seq_len", "q_len", "kv_len", "mask", "causal", "align", "window", "prefix", "chunk",
+    "softcap", "layout", "device", "seed",
+)  # fmt: skip
+# A judgement needs timed calls, and few of them.
+_BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "settle_s": 0}
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """What a duel of a function with another one found.
+
+    Attributes:
+        verdict: `not slower`, `slower`, or `undecided`: the worst of the passes.
+        passes: of each pass the verdict, and the ratio minus 1 of the function's time over the other's as `.effect`,
+            with its 95 % interval from `.low` to `.high`.
+        sentences: a sentence for each pass.
+        records: the function's record and the other's, samples included.
+    """
+
+    verdict: Outcome
+    passes: Mapping[str, tuple[Outcome, PairedComparison]]
+    sentences: tuple[str, ...]
+    records: tuple[Record, Record]
+
+    def __str__(self) -> str:
+        return "; ".join(self.sentences)
+
+
+def guarded(
+    function: "Callable[..., torch.Tensor]",
+    than: "Callable[..., torch.Tensor]",
+    given: "Given",
+    *,
+    margin: float | str,
+    undecided: str,
+    causal: bool,
+    align: str | None,
+    scale: float | None,
+    reference: "Callable[..., torch.Tensor] | None",
+    passes: Sequence[str] | None,
+    choices: Mapping[str, Any],
+) -> Guarded:
+    """Measure a function and the one to compare with; see `attn_exp.assert_not_slower`.
+
+    Raises:
+        AssertionError: one of the two has no time.
+        UserError: a mistake in the arguments.
+    """
+    least = share("margin", margin if isinstance(margin, str) else f"{margin:f}")
+    if undecided not in ("fail", "warn"):
+        raise UserError(f"undecided={undecided!r} is not known: write 'fail' or 'warn'")
+    for name, one in (("the function", function), ("than", than)):
+        if not callable(one):
+            raise UserError(f"{name} is a {type(one).__name__}: give a function of q, k and v")
+    check_reference(reference, causal=causal, scale=scale)
+    case, tensors = _case_and_tensors(given, causal=causal, align=align)
+    names = [label_of(function), label_of(than)]
+    if names[0] == names[1]:
+        names[1] += "_baseline"
+    if "stopping" not in choices:
+        # As precise as the margin needs: a third of it.
+        choices = {"stopping": {"budget_s": BUDGET_S, "precision": least / 3}, **choices}
+    requests = [
+        request_of(
+            one, case, tensors,
+            scale=scale, reference=reference, passes=passes, name=name, sweep="guard", choices=choices,
+        )
+        for one, name in zip((function, than), names, strict=True)
+    ]  # fmt: skip
+    records = measured_alike(requests, [function, than], tensors, scale=scale, reference=reference)
+    for record in records:
+        if record.status != "ok":
+            said = f"{record.request.backend['name']} is {record.status} on {case.label()}: {record.reason}"
+            raise AssertionError(f"nothing can be compared, {said}")
+    return verdict_of((records[0], records[1]), max(least, margin_for(device_key(records[0].environment))))
+
+
+def verdict_of(records: tuple[Record, Record], margin: float) -> Guarded:
+    """Return whether the first of two functions that were measured interleaved is slower than the second.
+
+    Slower is decided as in a duel. It is not slower if the interval rules out the margin, also if other programs that
+    interfered made it look faster than it is.
+    """
+    within = (1 + margin) / (1 + BUSY_MARGIN) - 1 if interference(records) else margin
+    passes: dict[str, tuple[Outcome, PairedComparison]] = {}
+    mine, other = records
+    for direction in mine.request.measuring.passes:
+        # The ratio is that of the second over the first.
+        (found,) = compare_pairs([other, mine], direction, margin)
+        outcome: Outcome = "undecided"
+        if found.verdict == "faster":
+            outcome = "slower"
+        elif found.high < within:
+            outcome = "not slower"
+        passes[direction] = outcome, found
+    outcomes = [outcome for outcome, _ in passes.values()]
+    worst = next(one for one in ("slower", "undecided", "not slower") if one in outcomes)
+    sentences = (_sentence(records, direction, *found, margin) for direction, found in passes.items())
+    return Guarded(worst, passes, tuple(sentences), records)
+
+
+def _sentence(
+    records: tuple[Record, Record], direction: str, outcome: Outcome, found: PairedComparison, margin: float
+) -> str:
+    mine, other = (record.request.backend["name"] for record in records)
+    ratio, low, high = (f"{1 + one:.3f}" for one in (found.effect, found.low, found.high))
+    said = f"{direction} of {records[0].request.case.label()}: {mine} takes {ratio} times as long as {other}"
+    said += f" [95 % CI: {low}, {high}] in {found.rounds} rounds, "
+    if outcome == "slower":
+        return f"{said}slower by {100 * found.margin:.3g} % or more"
+    if outcome == "not slower":
+        return f"{said}not slower by {100 * margin:.3g} %"
+    said += f"so it is undecided whether it is slower by {100 * margin:.3g} %"
+    if seen := interference(records):
+        return f"{said}: {FLAGS[seen[0]][1]}, and equal functions may differ by {100 * BUSY_MARGIN:.3g} % then"
+    return f"{said}: more rounds may decide, with stopping={{'budget_s': {6 * BUDGET_S}, 'max_rounds': 400}}"
+
+
+def judged(
+    function: "Callable[..., torch.Tensor]",
+    given: "Given",
+    *,
+    causal: bool,
+    align: str | None,
+    scale: float | None,
+    reference: "Callable[..., torch.Tensor] | None",
+    passes: Sequence[str] | None,
+    choices: Mapping[str, Any],
+) -> Timed:
+    """Judge a function; see `attn_exp.assert_correct`.
+
+    Raises:
+        UserError: a mistake in the arguments.
+    """
+    if not callable(function):
+        raise UserError(f"the function is a {type(function).__name__}: give a function of q, k and v")
+    check_reference(reference, causal=causal, scale=scale)
+    case, tensors = _case_and_tensors(given, causal=causal, align=align)
+    request = request_of(
+        function, case, tensors,
+        scale=scale, reference=reference, passes=passes, name=None, sweep="guard",
+        choices={"stopping": _BRIEF, **choices},
+    )  # fmt: skip
+    (record,) = measured_alike([request], [function], tensors, scale=scale, reference=reference)
+    return Timed(record, result_of(record))
+
+
+def _case_and_tensors(
+    given: "Given", *, causal: bool, align: str | None
+) -> "tuple[Case, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]":
+    """Return a case, and q, k and v of it: those that were given, or drawn ones."""
+    if isinstance(given, (tuple, list)):
+        if len(given) != 3:
+            raise UserError(f"the case has {len(given)} tensors: give (q, k, v)")
+        q, k, v = given
+        return case_of((q, k, v), causal=causal, align=align or "top_left"), (q, k, v)
+    if causal or align is not None:
+        raise UserError("causal= and align= are for tensors of your own: write them into the case, as causal=true")
+    case, device, seed = _composed(given)
+    if case.quantised or case.lengths is not None:
+        kind = "packed sequences" if case.lengths is not None else case.dtype
+        raise UserError(f"a function of q, k and v cannot be told about {kind}: choose another case")
+    return case, drawn_tensors(case, device, seed)
+
+
+def _composed(given: "str | Mapping[str, Any] | Case") -> tuple[Case, str, int]:
+    """Return a case, where its tensors are to be drawn, and their seed."""
+    if isinstance(given, str):
+        overrides = shlex.split(given)
+    elif isinstance(given, Mapping):
+        overrides = overrides_of(given)
+    elif isinstance(given, Case):
+        overrides = []
+    else:
+        raise UserError(f"the case is a {type(given).__name__}: give (q, k, v), or text as 'batch=2 seq_len=512'")
+    for override in overrides:
+        key = override_key(override)
+        if key.partition(".")[0] in _OF_CASE:
+            continue
+        if key.partition(".")[0] in CHOICES:
+            raise UserError(f"{key} is no part of a case but how to measure: give it as an argument, {key}=...")
+        raise UserError(f"{key} is no key of a case: {nearest(key, _OF_CASE)}its keys are {', '.join(_OF_CASE)}")
+    with hydra_aside():
+        config = resolved_config(compose_config(overrides, "guard"), overrides)
+    request = request_from_config(config, visible_gpus())
+    return given if isinstance(given, Case) else request.case, request.device, request.measuring.seed
