@@ -84,7 +84,7 @@ def test_torch_has_no_upper_bound():
 # Distributions that the package imports under another name, and those that come with what an extra, a backend or
 # msgspec[yaml] needs.
 IMPORTED_AS = {"hydra-core": "hydra", "nvidia-ml-py": "pynvml"}
-OPTIONAL = {"helion", "hypothesis", "submitit", "triton", "yaml"}
+OPTIONAL = {"helion", "hypothesis", "pytest", "submitit", "triton", "yaml"}
 
 
 def imported():
