@@ -4,6 +4,7 @@ A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!--
 
 fastest   a table of rates from a sweep's table.csv
 text      a text file as it is
+bits      a table of what table.csv says of equal bits, from `+experiment=determinism`
 sweep     two sentences from bench/sdpa_sweep.py's summary.json
 backends  what the backends declare that they can compute
 metrics   the metrics registered in attn_exp/core/metrics.py
@@ -117,6 +118,29 @@ def _rate(rivals: dict[str, Row], name: str, direction: str, *, bold: bool) -> s
     return f"**{rate}**" if bold else rate
 
 
+def bits(file: Path) -> str:
+    """Return a table of backends, with and without the option `deterministic`: times, and whether bits are equal."""
+    lines = [
+        "| backend | queries x keys | pass | us | same bits in every call | whatever the batch | workspace, MB |",
+        "|---|---|---|--:|---|---|--:|",
+    ]
+    rows = [row for row in csv.DictReader(file.read_text().splitlines()) if row["status"] == "ok"]
+    for row in sorted(rows, key=lambda row: (-int(row["q_len"]), row["label"])):
+        for direction in ("forward", "backward"):
+            if not row[f"{direction}/time_us"]:
+                continue
+            facts = (
+                {"1": "yes", "0": "no"}[row[f"{direction}/{name}"]] for name in ("deterministic", "batch_invariant")
+            )
+            workspace = row[f"{direction}/workspace_bytes"]
+            cells = (
+                f"`{row['label']}`", f"{int(row['q_len']):,} x {int(row['kv_len']):,}", direction,
+                f"{float(row[f'{direction}/time_us']):.0f}", *facts, workspace and f"{float(workspace) / 1e6:.1f}",
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def text(file: Path) -> str:
     """Return a text file as a code block."""
     return f"```text\n{file.read_text().rstrip()}\n```"
@@ -156,7 +180,7 @@ def timers() -> str:
     return "\n".join(["| timer | measures | on | secondary timers |", "|---|---|---|---|", *rows])
 
 
-_FROM_FILE: dict[str, Callable[[Path], str]] = {"fastest": fastest, "text": text, "sweep": sweep}
+_FROM_FILE: dict[str, Callable[[Path], str]] = {"bits": bits, "fastest": fastest, "text": text, "sweep": sweep}
 _FROM_CODE: dict[str, Callable[[], str]] = {
     "backends": backends, "metrics": metrics, "statuses": status_table, "timers": timers,
 }  # fmt: skip
