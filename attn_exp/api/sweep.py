@@ -100,5 +100,21 @@ class Sweep(read.Sweep):
 
         return write_report(self.rivals, Path(path))
 
+    def save(self, name: str, *, replace: bool = False) -> Path:
+        """Keep the records as a baseline, for `attn_exp.compare(later, name)`, and return its path.
+
+        Baselines lie in the folder `baselines` beside the folder of sweeps.
+
+        Args:
+            name: the baseline's name.
+            replace: overwrite a baseline that has this name already.
+
+        Raises:
+            UserError: the name is taken, or the baseline cannot be written.
+        """
+        from attn_exp.results.baselines import keep_baseline
+
+        return keep_baseline(self, name, Path(self.place).parent, replace=replace)
+
     def _repr_html_(self) -> str:
         return (self.answer._repr_html_() if self.results else "") + super()._repr_html_()

@@ -24,10 +24,13 @@ from attn_exp.core.ticker import Ticker
 from attn_exp.results.there import HOME
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from attn_exp.compare.choice import Choice
     from attn_exp.compare.comparison import Comparison
     from attn_exp.compare.rivals import Rivals
     from attn_exp.compare.sheet import Picture
+    from attn_exp.results.read import Sweep
 
 NOTHING_TO_DRAW = "this comparison has nothing to draw"
 REGRESSION, SKIPPED, UNSETTLED = 1, 3, 4
@@ -38,11 +41,13 @@ def run(given: Arguments) -> int:
     choice = choice_of(given)
     with Ticker() as ticker:
         ticker.stage(f"reading {', '.join((*choice.against, *choice.sweep))} and comparing")
-        from attn_exp.compare.answer import answer
+        from attn_exp.compare.answer import compare_read, read_sweeps
         from attn_exp.compare.changes import Changes
         from attn_exp.compare.rivals import Rivals
 
-        comparison = answer(choice)
+        sweeps = read_sweeps(choice, choice.sweep)
+        comparison = compare_read(choice, sweeps, read_sweeps(choice, choice.against))
+        saved = _save(choice, sweeps)
         ticker.stage("writing the report" if choice.out else "laying the tables out")
         made_by = redacted(shlex.join(("attn-exp", "compare", *given.command)))
         text = _text(comparison, choice.format, choice.out, choice.rows, made_by)
@@ -51,6 +56,8 @@ def run(given: Arguments) -> int:
     else:
         _write(Path(choice.out), text)
         print(f"{choice.out} is written", file=sys.stderr)
+    if saved:
+        print(saved, file=sys.stderr)
     if choice.plots is not None:
         from attn_exp.plots.all import write_charts
 
@@ -71,6 +78,21 @@ def run(given: Arguments) -> int:
     if isinstance(comparison, Rivals) and choice.settle:
         return _settle(comparison) or (SKIPPED if comparison.broken else 0)
     return SKIPPED if comparison.broken else 0
+
+
+def _save(choice: "Choice", sweeps: "Sequence[Sweep]") -> str:
+    """Keep a sweep as a baseline if that was asked for; return the sentence about it, else an empty one."""
+    if choice.save is None:
+        return ""
+    if len(sweeps) != 1:
+        raise UserError(f"save={choice.save} keeps one sweep, and {len(sweeps)} were given: name one")
+    from attn_exp.results.baselines import keep_baseline
+    from attn_exp.results.read import counted_of
+
+    (sweep,) = sweeps
+    path = keep_baseline(sweep, choice.save, Path(choice.folder), replace=choice.replace)
+    kept = counted_of(len(sweep.results), sweep.planned, "record")
+    return f"{path} keeps {kept} of {sweep.name}: attn-exp compare SWEEP against={choice.save} compares with it"
 
 
 def _settle(rivals: "Rivals") -> int:
@@ -201,6 +223,7 @@ COMMAND = Command(
     examples=(
         ("attn-exp compare first baseline=flash", "the backends compared with each other"),
         ("attn-exp compare new against=old fail_if_slower=3%", "against an earlier sweep"),
+        ("attn-exp compare first save=main", "keep a baseline; later against=main"),
         ("attn-exp compare monday,tuesday,friday history=true", "where a level changed"),
         ("attn-exp compare first published=figures.csv", "compared with published figures"),
         ("attn-exp compare first settle=true", "and run the duels of what is too close to call"),
@@ -214,7 +237,8 @@ COMMAND = Command(
         example="attn-exp compare first",
     ),
     options=(
-        _option("against", "SWEEP", "the earlier sweep to compare with; several with commas", complete="sweeps"),
+        _option("against", "SWEEP", "the earlier sweep or the baseline to compare with; several with commas",
+                complete="baselines,sweeps"),
         _option("history", "true", "three or more sweeps in order of time", default="false", choices=("true", "false")),
         _option("published", "FILE", "a CSV file of published figures to compare with", complete="files"),
         _option("baseline", "BACKEND", "the backend that gains are relative to", default="the best of each case"),
@@ -234,6 +258,10 @@ COMMAND = Command(
         _option("spread", "PERCENT", "what equal rows may differ by", default="the doctor's margin for the device"),
         _option("fail_if_slower", "PERCENT",
                 "exit with 1 if a cell is slower by at least PERCENT, or has no result any more"),
+        _option("save", "NAME", "keep the sweep's records as a baseline of this name, in baselines/ beside folder=",
+                complete="baselines"),
+        _option("replace", "true", "overwrite the baseline that has the name of save=", default="false",
+                choices=("true", "false")),
         _option("settle", "true", "run the duels that the comparison proposes, one after another", default="false",
                 choices=("true", "false")),
         _option("anyway", "true", "compare sweeps of different devices or versions all the same", default="false",

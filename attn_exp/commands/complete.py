@@ -55,8 +55,11 @@ def _after(name: str | None, words: Sequence[str], word: str) -> Iterator[str]:
 
 def _values(option: Option, word: str, words: Sequence[str]) -> Iterator[str]:
     key, _, typed = word.partition("=")
-    if option.complete == "sweeps":
-        yield from (f"{key}={name}" for name in _several(_sweeps(_home(words)), typed))
+    if "sweeps" in option.complete or "baselines" in option.complete:
+        home = _home(words)
+        kept = _baselines(home) if "baselines" in option.complete else []
+        there = _sweeps(home) if "sweeps" in option.complete else []
+        yield from (f"{key}={name}" for name in _several([*kept, *there], typed))
     elif option.complete == "backends":
         yield from (f"{key}={name}" for name in _several(_choices([conf_folder(), *_own(words)], "backend"), typed))
     elif option.complete == "files" or option.name == "folder":
@@ -178,6 +181,12 @@ def _sweeps(home: Path) -> list[str]:
     from attn_exp.results.there import sweeps_in
 
     return sorted(path.name for path in sweeps_in(home))
+
+
+def _baselines(home: Path) -> list[str]:
+    from attn_exp.results.there import baselines_in
+
+    return baselines_in(home)
 
 
 def _folders(place: Path) -> list[Path]:

@@ -29,9 +29,8 @@ class Option:
     """One `name=value` of a command.
 
     `value` stands for the value in the help, `read` makes the value from its text, `default` is what the help says is
-    taken without it. `complete` names what the TAB key offers: `sweeps`, `files`, `backends`, or the words in
-    `choices`. A `flag`
-    is written `--name VALUE`, as Hydra's flags are.
+    taken without it. `complete` names what the TAB key offers: `sweeps`, `baselines`, both with a comma, `files`,
+    `backends`, or the words in `choices`. A `flag` is written `--name VALUE`, as Hydra's flags are.
     """
 
     name: str

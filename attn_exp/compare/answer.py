@@ -62,15 +62,6 @@ def _nothing(cell: Any) -> None:
     return None
 
 
-def answer(choice: Choice) -> Comparison:
-    """Return the comparison that a choice requests, reading folders or MLflow.
-
-    Raises:
-        UserError: the choice cannot be carried out; the message says what to type.
-    """
-    return compare_read(choice, read_sweeps(choice, choice.sweep), read_sweeps(choice, choice.against))
-
-
 def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Sweep] = ()) -> Comparison:
     """Return the comparison that a choice requests, of sweeps that are already read.
 
@@ -130,7 +121,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
 
 
 def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
-    """Return the sweeps with these names, from folders or from MLflow.
+    """Return the sweeps and baselines with these names, from folders or from MLflow.
 
     Raises:
         UserError: there is no such sweep, or it has no records.
@@ -139,7 +130,7 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
         from attn_exp.tracking.mlflow_read import read_store
 
         return read_store(choice.uri, choice.mlflow_experiment, words)
-    return [read_folder(folder) for folder in sweep_folders(words, Path(choice.folder))]
+    return [read_folder(folder) for folder in sweep_folders(words, Path(choice.folder), baselines=True)]
 
 
 def labelled(sweeps: Sequence[Sweep], *, pairs: bool = False) -> list[Sweep]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.compare import FORMATS
-from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.values import Reader, names, one_of, rows, share, text, truth
 
 # Earlier names of options.
@@ -38,6 +38,8 @@ class Choice:
     fail_if_slower: float | None = None
     anyway: bool = False
     settle: bool = False
+    save: str | None = None
+    replace: bool = False
     folder: str = "multirun"
     uri: str | None = None
     mlflow_experiment: str = "attn_exp"
@@ -46,13 +48,13 @@ class Choice:
 # How the text of each option becomes its value, for the command and the Python API.
 READERS: dict[str, Reader] = {field.name: text for field in fields(Choice)} | {
     **dict.fromkeys(("sweep", "against", "by"), names),
-    **dict.fromkeys(("history", "anyway", "settle"), truth),
+    **dict.fromkeys(("history", "anyway", "settle", "replace"), truth),
     **dict.fromkeys(("margin", "spread", "fail_if_slower"), share),
     "rows": rows,
     "format": one_of(tuple(FORMATS)),
 }
 # The Python API has arguments of its own for these, or does not need them.
-_OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots", "fail_if_slower", "settle")
+_OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots", "fail_if_slower", "settle", "save", "replace")
 
 # What a Python program writes in place of the command's options.
 _IN_PYTHON = {
@@ -60,6 +62,8 @@ _IN_PYTHON = {
     "out": "attn_exp.load(NAME).report('report.html') writes a file",
     "format": "attn_exp.load(NAME).report('report.md') writes a file, and compare(...).to_frame() has the rows",
     "rows": "compare(...).to_frame().head(10) has the first rows",
+    "save": "attn_exp.load(NAME).save('main') keeps a baseline",
+    "replace": "attn_exp.load(NAME).save('main', replace=True) overwrites a baseline",
     "settle": "compare(...).ties has the commands of the duels",
 }
 
@@ -78,6 +82,12 @@ def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
         raise UserError(
             "settle=true measures backends of a sweep side by side on this machine: compare that sweep by itself"
         )
+    if choice.replace and choice.save is None:
+        raise UserError("replace=true overwrites a baseline: say which with save=NAME")
+    if choice.save is not None:
+        check_name("save", choice.save)
+        if choice.against or choice.history or choice.published or choice.uri:
+            raise UserError("save= keeps one sweep of a folder as a baseline: compare that sweep by itself")
     return choice
 
 

@@ -19,7 +19,7 @@ from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, decode, named
 from attn_exp.results.store import planned_jobs
-from attn_exp.results.there import HOME, sweeps_in
+from attn_exp.results.there import HOME, baselines_in, baselines_of, sweeps_in
 
 if TYPE_CHECKING:
     import pandas
@@ -79,18 +79,26 @@ class Sweep:
         return frame([row for result in self.results for row in _rows(result)])
 
 
-def sweep_folders(words: Sequence[str], home: Path = Path(HOME)) -> list[Path]:
+def sweep_folders(words: Sequence[str], home: Path = Path(HOME), *, baselines: bool = False) -> list[Path]:
     """Return the folders that names, patterns (`nightly-*`) or paths select, in the order typed.
+
+    With `baselines` a name may be that of a baseline, too.
 
     Raises:
         UserError: there is no such sweep. The message suggests the nearest name.
     """
     selected: list[Path] = []
+    kept = baselines_in(home) if baselines else []
     for word in words:
         folders = _folders(word, home)
+        if word in kept:
+            own = baselines_of(home) / word
+            if folders:
+                raise UserError(f"'{word}' is a sweep and a baseline: write {folders[0]} or {own}")
+            folders = [own]
         if not folders:
             there = [path.name for path in sweeps_in(home)]
-            raise UserError(_no_sweep(word, home, there))
+            raise UserError(_no_sweep(word, home, there, kept))
         selected += [folder for folder in folders if folder not in selected]
     return selected
 
@@ -158,18 +166,20 @@ def _rows(result: Result) -> list[dict[str, Any]]:
     return rows
 
 
-def _no_sweep(word: str, home: Path, there: Sequence[str]) -> str:
-    if not there and not home.is_dir():
+def _no_sweep(word: str, home: Path, there: Sequence[str], kept: Sequence[str]) -> str:
+    if not there and not kept and not home.is_dir():
         parent = home.absolute().parent
         beside = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
         near = nearest(home.name, beside)
         return f"there is no sweep '{word}', and no folder {home}: {near}choose another with folder=FOLDER"
-    if not there:
+    if not there and not kept:
         return f"there is no sweep '{word}': {home}/ has none yet (folder=FOLDER looks elsewhere)"
-    known = f"the sweeps in {home} are {', '.join(there[-8:])}; a folder's path works too"
+    known = f"the sweeps in {home} are {', '.join(there[-8:])}" if there else f"{home}/ has no sweep"
+    known += f"; the baselines are {', '.join(kept[:8])}" if kept else ""
+    known += "; a folder's path works too"
     if _is_pattern(word):
         return f"no sweep in {home} matches '{word}': {known}"
-    return f"there is no sweep '{word}': {nearest(word, there)}{known}"
+    return f"there is no sweep{' or baseline' if kept else ''} '{word}': {nearest(word, [*there, *kept])}{known}"
 
 
 def _is_pattern(word: str) -> bool:

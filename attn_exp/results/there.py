@@ -1,11 +1,25 @@
 """The sweeps that a folder has, without reading them: what messages, examples and the TAB key offer."""
 
+import os
 from pathlib import Path
 
 from attn_exp.core.record_file import VERDICTS_NAME
 from attn_exp.core.request import DUEL_NAME
 
 HOME = "multirun"
+
+
+def baselines_of(home: Path) -> Path:
+    """Return the folder of the baselines, which lies beside the folder of sweeps."""
+    return Path(os.path.normpath(home / os.pardir / "baselines"))
+
+
+def baselines_in(home: Path) -> list[str]:
+    """Return the names of the baselines beside a folder of sweeps."""
+    try:
+        return sorted(one.name for one in baselines_of(home).iterdir() if one.is_dir() and one.name[0] != ".")
+    except (OSError, ValueError):
+        return []
 
 
 def sweeps_in(home: Path) -> list[Path]:

@@ -1,0 +1,121 @@
+"""Baselines: kept under a name by `save=`, compared with by `against=`, whole or not at all."""
+
+import os
+import shutil
+
+import pytest
+import sweeps
+
+import attn_exp
+from attn_exp.cli import COMMANDS
+from attn_exp.commands.compare import main
+from attn_exp.commands.complete import answer
+from attn_exp.core.errors import UserError
+from attn_exp.results import baselines
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with sweeps in multirun/, in which commands are typed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATTN_EXP_STATE", str(tmp_path / "state"))
+    for name, us in (("old", 100.0), ("slow", 112.0), ("same", 100.1)):
+        place = sweeps.write(tmp_path / "multirun" / name, [sweeps.job("flash", us), sweeps.job("math", 300.0)])
+        (place / "command.txt").write_text(f"attn-exp run sweep={name}\n")
+    return tmp_path
+
+
+def kept(home):
+    return {str(one.relative_to(home)): one.read_bytes() for one in (home / "baselines/main").glob("*/record.json")}
+
+
+def test_a_baseline_outlives_its_sweep_and_is_compared_with_by_its_name(home, capsys):
+    assert main(["old", "save=main"]) == 0
+    said = "baselines/main keeps 2 records of old: attn-exp compare SWEEP against=main compares with it"
+    assert said in capsys.readouterr().err
+    records = [path.read_bytes() for path in (home / "multirun/old").glob("*/record.json")]
+    assert sorted(kept(home).values()) == sorted(records)
+    shutil.rmtree(home / "multirun/old")
+    assert main(["slow", "against=main", "fail_if_slower=3%"]) == 1
+    assert "1 slower" in capsys.readouterr().out
+    assert main(["same", "against=main", "fail_if_slower=3%"]) == 0
+    assert attn_exp.compare("slow", "main").counts["slower"] == 1
+    assert main(["main"]) == 0
+    assert "made by" not in capsys.readouterr().err
+
+
+def test_it_is_overwritten_only_if_asked_and_then_at_once(home, capsys):
+    assert main(["old", "save=main"]) == 0
+    before = kept(home)
+    capsys.readouterr()
+    assert main(["slow", "save=main"]) == 2
+    told = capsys.readouterr()
+    assert "there is a baseline 'main' already, saved 20" in told.err and "write replace=true" in told.err
+    assert told.out == "" and kept(home) == before
+    for name in ("slow", "same", "slow"):
+        assert main([name, "save=main", "replace=true"]) == 0
+    assert main(["slow", "against=main", "fail_if_slower=3%"]) == 0
+    # The one before is there for those that read it.
+    assert len([one for one in os.listdir("baselines") if one.startswith(".main-")]) == 2
+    # As where it was copied without its link.
+    (home / "baselines/main").unlink()
+    shutil.copytree(home / "multirun/old", home / "baselines/main")
+    assert main(["slow", "save=main", "replace=true"]) == 0
+    assert main(["slow", "against=main", "fail_if_slower=3%"]) == 0
+
+
+def test_a_failure_leaves_the_earlier_one(home, capsys, monkeypatch):
+    assert main(["old", "save=main"]) == 0
+    before, write, written = kept(home), baselines.write_whole, []
+
+    def full(path, content):
+        written.append(path)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(baselines, "write_whole", full)
+    assert main(["slow", "save=main", "replace=true"]) == 2
+    assert "cannot write the baseline baselines/main (No space left on device)" in capsys.readouterr().err
+    assert kept(home) == before and len([one for one in os.listdir("baselines") if "main" in one]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["slow", "against=mian"], "there is no sweep or baseline 'mian': did you mean 'main'? the sweeps in multirun"),
+        (["slow", "against=mian"], "; the baselines are both, main; a folder's path works too"),
+        (["old", "save=../x"], "save=../x cannot name a folder"),
+        (["old", "save=slow"], "save=slow is the name of a sweep in multirun: choose another"),
+        (["old,slow", "save=more"], "save=more keeps one sweep, and 2 were given: name one"),
+        (["old", "against=slow", "save=more"], "save= keeps one sweep of a folder as a baseline"),
+        (["old", "uri=sqlite:///x.db", "save=more"], "save= keeps one sweep of a folder as a baseline"),
+        (["old", "replace=true"], "replace=true overwrites a baseline: say which with save=NAME"),
+        (["broken", "save=more"], "broken is no baseline, multirun/broken/x/record.json"),
+        (["slow", "against=both"], "'both' is a sweep and a baseline: write multirun/both or baselines/both"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_keeps_nothing(home, capsys, words, message):
+    sweeps.write(home / "multirun/broken", [sweeps.job()])
+    (home / "multirun/broken/x").mkdir()
+    (home / "multirun/broken/x/record.json").write_text("{")
+    for name in ("main", "both"):
+        attn_exp.load("old").save(name)
+    shutil.copytree(home / "multirun/old", home / "multirun/both")
+    assert main(words) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert sorted(one for one in os.listdir("baselines") if one[0] != ".") == ["both", "main"]
+
+
+def test_python_and_the_tab_key_know_baselines(home):
+    place = attn_exp.load("old").save("main")
+    assert place.is_dir()
+    with pytest.raises(UserError, match="there is a baseline 'main' already"):
+        attn_exp.load("slow").save("main")
+    attn_exp.load("slow").save("main", replace=True)
+    with pytest.raises(UserError, match=r"save= is an option of the command: in Python, attn_exp.load\(NAME\)"):
+        attn_exp.compare("old", save="main")
+    assert answer("attn-exp compare slow against=", COMMANDS) == [
+        *(f"against={name}" for name in ("main", "old", "same", "slow"))
+    ]
+    assert answer("attn-exp compare slow save=", COMMANDS) == ["save=main"]
