@@ -22,6 +22,7 @@ COMMANDS = {
     "duel": "measure backends side by side and say which is faster, and how surely",
     "compare": "say from records which backend is faster where, or what changed since an earlier sweep",
     "hunt": "search for a case that a backend computes wrongly",
+    "reproduce": "repeat published figures, and say which hold",
     "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",
     "doctor": "check that timings on this machine can be trusted",
     "backends": "list the backends, and which can compute a case",

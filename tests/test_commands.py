@@ -167,8 +167,9 @@ def test_whether_plots_are_saved_is_no_part_of_a_job(call):
 def test_the_list_has_every_command_and_says_where_help_is(words, call):
     code, out, err = call(*words)
     assert (code, err) == (0, "")
+    width = max(map(len, COMMANDS))
     for name, what in COMMANDS.items():
-        assert f"\n  {name:<8}  {what}\n" in out
+        assert f"\n  {name:<{width}}  {what}\n" in out
     for said in (
         "-m backend=flash,cudnn batch=1,8,16",
         "attn-exp COMMAND --help",
@@ -316,6 +317,9 @@ def places(tmp_path, monkeypatch):
         ("attn-exp compare first hist", {"history="}),
         ("attn-exp explain first/fl", {"first/flash-1"}),
         ("attn-exp log fr", {"friday"}),
+        ("attn-exp reproduce thunder", {"thunderkittens_h100"}),
+        ("attn-exp reproduce thunderkittens_h100/", {"thunderkittens_h100/fa3-d128-b16h16-s12288-full-fwd"}),
+        ("attn-exp reproduce lint form", {"format="}),
         ("attn-exp ui fr", {"friday"}),
         ("attn-exp doctor device=cu", {"device=cuda"}),
         ("attn-exp compare --he", {"--help"}),

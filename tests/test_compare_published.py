@@ -102,10 +102,9 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path):
 
 def test_lines_that_cannot_be_used_are_named_and_counted(beside):
     wrong = [line(tflops="fast"), line(tflops="-3"), line(side="sideways"), line(tflops="nan"), line(tflops="")]
-    found = beside([sweeps.job()], line(), *wrong, line(window="128"), line(fixed="true"))
+    found = beside([sweeps.job()], line(), *wrong, line(window="wide"))
     text = " ".join(found.notes)
-    for words in ("line 3: could not convert", "line 4: tflops=-3", "line 5: pass=sideways", "2 more lines",
-                  "1 figures with a window", "1 figures of deterministic"):  # fmt: skip
+    for words in ("line 3: could not convert", "line 4: tflops=-3", "line 5: pass=sideways", "3 more lines"):
         assert words in text
     assert len(found.rows) == 1
 
@@ -115,3 +114,20 @@ def test_what_a_terminal_would_obey_is_a_question_mark(beside):
     found = beside([sweeps.job("flash")], row)
     figure = found.rows[0].figure
     assert (figure.source, figure.gpu, figure.library) == ("a ?2J paper", "H200?[31m", "FA2 ?back")
+
+
+def test_windows_and_deterministic_backwards_meet_their_own(beside):
+    windowed = sweeps.case(window=128)
+    fixed = {"options": {"deterministic": True}}
+    records = [sweeps.job("flash", 100.0, 300.0), sweeps.job("flash", 50.0, 150.0, of=windowed)]
+    found = beside(
+        [*records, sweeps.job("flash", 100.0, 600.0, **fixed)],
+        line(window="128"), line(side="backward", fixed="true"), line(side="backward", fixed="false"),
+    )  # fmt: skip
+    rows = {(row.figure.case["window"], row.figure.deterministic, row.figure.direction): row for row in found.rows}
+    pairs = 4 * 16 * (128 * 129 // 2 + (1024 - 128) * 128)
+    assert rows[128, False, "forward"].tflops == pytest.approx(4 * 128 * pairs / 50e-6 / 1e12)
+    backward = 2.5 * 4 * 16 * 1024 * 1024 * 4 * 128 / 2 / 1e12
+    assert rows[None, True, "backward"].tflops == pytest.approx(backward / 600e-6)
+    assert rows[None, False, "backward"].tflops == pytest.approx(backward / 300e-6)
+    assert len(found.rows) == 3

@@ -45,6 +45,8 @@ NOT_RUN = {
     "workload=decoder_layer": "tests/test_workloads.py",
     "attn-exp doctor": "half a minute: tests/test_doctor.py",
     "attn-exp hunt": "it searches for a minute: tests/test_hunt.py",
+    "attn-exp reproduce": "its sizes are for a GPU: tests/test_reproduce.py",
+    "+experiment=contradictions": "its sizes are for a GPU: tests/test_reproduce.py composes it",
     "attn-exp ui": "tests/test_ui.py starts its server",
     "attn-exp --help": "tests/test_cli.py reads it",
 }

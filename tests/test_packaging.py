@@ -57,6 +57,9 @@ def bin_(wheel, tmp_path_factory):
 def test_the_wheel_carries_the_configuration_and_no_more_than_the_package(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert sorted(name.removeprefix("attn_exp/conf/") for name in names if name.startswith("attn_exp/conf/")) == CONF
+    figures = sorted(path.name for path in (ROOT / "published").iterdir())
+    inside = [name for name in names if name.startswith("attn_exp/published/")]
+    assert sorted(name.removeprefix("attn_exp/published/") for name in inside) == figures
     own = {"attn_exp", "hydra_plugins", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
     assert {name.split("/")[0] for name in names} == own
     # Modules, and what they read: the report's template, style sheet and script.
@@ -97,7 +100,8 @@ def test_the_source_distribution_has_what_is_tracked(tmp_path):
     assert built.returncode == 0, built.stderr
     with tarfile.open(tmp_path / built.stdout.splitlines()[-1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for folder in ("attn_exp", "hydra_plugins", "conf", "tests", "examples", "docs", "bench", "results", "docker"):
+    code = ("attn_exp", "hydra_plugins", "conf", "published", "tests", "examples", "bench")
+    for folder in (*code, "docs", "results", "docker"):
         files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert {name for name in files - names if "__pycache__" not in name and "secrets" not in name} == set()
     assert {"LICENSE", "README.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", ".ci/run"} <= names

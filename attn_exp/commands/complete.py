@@ -72,6 +72,12 @@ def _names(place: str, word: str, home: Path) -> Iterator[str]:
     """Sweeps, or a sweep's jobs after its slash."""
     if place == "JOB_FOLDER":
         return
+    if place == "NAME":
+        from attn_exp.commands.reproduce import names_of_figures
+
+        # The figures of a source once its slash is typed: there are hundreds.
+        yield from (name for name in names_of_figures() if "/" in word or "/" not in name)
+        return
     sweep, slash, _ = word.partition("/")
     if slash and place == "JOB_OR_SWEEP":
         yield from (f"{sweep}/{path.name}" for path in _folders(home / sweep))

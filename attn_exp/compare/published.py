@@ -13,7 +13,7 @@ from attn_exp.compare.sheet import Column, Sheet
 from attn_exp.core.case import DTYPES, PASSES, Case, case_columns
 from attn_exp.core.errors import UserError, brief
 from attn_exp.core.files import read_whole
-from attn_exp.core.flops import flops_common_convention
+from attn_exp.core.flops import flops, flops_common_convention
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.safe_text import printable_text
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -30,7 +30,10 @@ _YES_NO = {True: "yes", False: "no", None: "unknown"}
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One published figure: TFLOPS of one pass, and the fields of the case that its file specifies."""
+    """One published figure: TFLOPS of one pass, and the fields of the case that its file specifies.
+
+    `deterministic` says whether the backward sums in a fixed order; None if the file does not say.
+    """
 
     source: str
     gpu: str
@@ -39,6 +42,7 @@ class Figure:
     direction: str
     case: Mapping[str, Any]
     tflops: float
+    deterministic: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,7 @@ def compare_published(
     rows.sort(key=lambda row: (*case_order(row.cell), row.figure.library, row.figure.source))
     other = {f"{row.figure.gpu} there, {row.cell.result.device_name} here" for row in rows if row.same_gpu is False}
     sentences = [f"another GPU: {words}; such ratios do not compare implementations" for words in sorted(other)]
+    windows = any(row.figure.case["window"] is not None for row in rows)
     unmeasured = sorted({row.figure.library for row in rows if not row.same_library})
     if unmeasured:
         sentences.append(f"{', '.join(unmeasured)}: not measured here, compared with the fastest backend")
@@ -130,6 +135,7 @@ def compare_published(
         notes=(
             *notes,
             "TFLOPS in the published convention: 4 S S D per head, half under a causal mask, 2.5 times backward",
+            *(["under a sliding window the pairs that it keeps are counted"] if windows else ()),
             *sentences,
             *left_out,
             *(
@@ -161,22 +167,13 @@ def read_figures(file: Path) -> tuple[list[Figure], list[str]]:
         raise UserError(f"there is no file {file}") from error
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{file} cannot be read as CSV ({error}): give published=FILE.csv") from error
-    figures, wrong, windows, deterministic = [], [], 0, 0
+    figures, wrong = [], []
     for number, row in enumerate(rows, start=2):
-        if (row.get("window") or "").lower() not in _NO_WINDOW:
-            windows += 1
-        elif (row.get("deterministic") or "").lower() == "true":
-            deterministic += 1
-        else:
-            try:
-                figures.append(_figure(row))
-            except ValueError as error:
-                wrong.append(brief(f"{file.name} line {number}: {error}"))
+        try:
+            figures.append(_figure(row))
+        except ValueError as error:
+            wrong.append(brief(f"{file.name} line {number}: {error}"))
     sentences = wrong[:3] + ([f"{len(wrong) - 3} more lines of {file.name} cannot be used"] if len(wrong) > 3 else [])
-    if windows:
-        sentences.append(f"{windows} figures with a window are omitted: their FLOP count is unknown")
-    if deterministic:
-        sentences.append(f"{deterministic} figures of deterministic backwards are omitted")
     return figures, sentences
 
 
@@ -194,13 +191,24 @@ def _figure(row: Mapping[str, str | None]) -> Figure:
         raise ValueError(f"pass={direction} is not one of {', '.join(PASSES)}")
     if "seq_len" in values:
         values = {"q_len": values["seq_len"], "kv_len": values["seq_len"]} | values
-    case: dict[str, Any] = {}
+    case: dict[str, Any] = {"window": _window(values.get("window", ""))}
     for name in case_columns():
         text = values.get(name, "")
         if text and name != "window":
             case[name] = _value(name, text)
     source, gpu, library, version = (values.get(name, "") for name in ("source", "gpu", "library", "version"))
-    return Figure(source, gpu, library, version, direction, case, tflops)
+    deterministic = {"true": True, "false": False}.get(values.get("deterministic", "").lower())
+    return Figure(source, gpu, library, version, direction, case, tflops, deterministic)
+
+
+def _window(text: str) -> int | None:
+    """Return the keys that a sliding window keeps, None for none. Raises ValueError if the text is neither."""
+    if text.lower() in _NO_WINDOW:
+        return None
+    number = float(text)
+    if not number.is_integer() or number < 1:
+        raise ValueError(f"window={text} is not a number of keys")
+    return int(number)
 
 
 def _value(name: str, text: str) -> Any:
@@ -219,13 +227,17 @@ def _matches(figure: Figure, cells: Sequence[Cell]) -> list[PublishedMatch]:
     """Match a figure with our cells of its library, or with the fastest if that library was not measured."""
     there = [cell for cell in cells if cell.value is not None and cell.direction == figure.direction]
     there = [cell for cell in there if _same_case(cell.result.case, figure.case)]
+    # Only backwards have an algorithm that is deterministic, and another.
+    if figure.deterministic is not None and figure.direction != "forward":
+        there = [cell for cell in there if (cell.result.backend.get("deterministic") is True) == figure.deterministic]
     own = [cell for cell in there if _is_library(cell.result, figure.library)]
     # The fastest of each case, because a figure may leave sizes open.
     fastest = {cell.result.case: cell for cell in sorted(there, key=lambda cell: cell.value or 0.0, reverse=True)}
     matches = []
     for cell in own or fastest.values():
         assert cell.value is not None
-        ours = flops_common_convention(cell.result.case, figure.direction) / (cell.value / 1e6) / 1e12
+        count = flops if cell.result.case.window is not None else flops_common_convention
+        ours = count(cell.result.case, figure.direction) / (cell.value / 1e6) / 1e12
         gpus = _gpu(figure.gpu), _gpu(cell.result.device_name)
         same = gpus[0] == gpus[1] if figure.gpu and cell.result.device_name else None
         matches.append(PublishedMatch(cell, figure, ours, ours / figure.tflops, bool(own), same))
@@ -233,7 +245,7 @@ def _matches(figure: Figure, cells: Sequence[Cell]) -> list[PublishedMatch]:
 
 
 def _same_case(case: Case, wanted: Mapping[str, Any]) -> bool:
-    if case.window is not None or case.workload is not None:
+    if case.workload is not None:
         return False  # a block's time is not that of its attention
     for name, value in wanted.items():
         ours = getattr(case, name)

@@ -1,4 +1,4 @@
-"""The location of the configuration, and its files."""
+"""The location of the configuration and of the published figures, and their files."""
 
 from functools import cache
 from pathlib import Path
@@ -7,9 +7,18 @@ from typing import Any
 
 def conf_folder() -> Path:
     """Return the configuration's folder: in the installed package, or next to it in a checkout."""
+    return _data_folder("conf")
+
+
+def published_folder() -> Path:
+    """Return the folder of published figures: in the installed package, or next to it in a checkout."""
+    return _data_folder("published")
+
+
+def _data_folder(name: str) -> Path:
     package = Path(__file__).resolve().parent.parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def choice(group: str, name: str) -> dict[str, Any]:

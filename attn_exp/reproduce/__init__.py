@@ -1,0 +1,1 @@
+"""Published figures: read them, judge our measurements by them, and find figures that cannot be true."""

@@ -1,0 +1,174 @@
+"""What `attn-exp reproduce` prints: figures beside our measurements, the list of sources, and what lint found."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from attn_exp.compare.sheet import Column, Headline, Page, Sheet
+from attn_exp.core.case import case_columns
+from attn_exp.core.errors import UserError
+from attn_exp.core.filter import Filter, Getter
+from attn_exp.core.text import SHORT
+from attn_exp.reproduce.figures import Figure, Status
+from attn_exp.reproduce.judged import Judged
+from attn_exp.reproduce.lint import Finding
+
+_FIELDS: dict[str, Getter] = {
+    "source": lambda one: one.source.name,
+    "id": lambda one: one.id,
+    "library": lambda one: one.library,
+    "backend": lambda one: one.backend,
+    "gpu": lambda one: one.source.chip.name if one.source.chip else one.source.gpu,
+    "pass": lambda one: one.direction,
+    "status": lambda one: one.status,
+    "deterministic": lambda one: one.deterministic,
+    "seq_len": lambda one: max(one.case.q_len, one.case.kv_len),
+    "tflops": lambda one: one.tflops,
+    "time_us": lambda one: one.time_us,
+    **{name: lambda one, name=name: getattr(one.case, name) for name in case_columns()},  # type: ignore[misc]
+}
+
+
+def filtered(figures: Sequence[Figure], expression: str) -> list[Figure]:
+    """Return the figures for which an expression holds. Raises UserError if it is wrong, or holds for none."""
+
+    def values(name: str) -> list[Any]:
+        return [value for value in dict.fromkeys(map(_FIELDS[name], figures)) if value is not None]
+
+    filter_ = Filter(expression, _FIELDS, values, f"the fields are {', '.join(_FIELDS)}")
+    test = filter_.test()
+    kept = [one for one in figures if test(one)]
+    if not kept:
+        raise UserError(f"{filter_.shown} matches none of the {len(figures)} figures: relax it")
+    return kept
+
+
+def sources_page(figures: Sequence[Figure]) -> Page:
+    """Return the page that lists the sources, with how many of their figures have which status."""
+    by_source: dict[str, list[Figure]] = {}
+    for figure in figures:
+        by_source.setdefault(figure.source.name, []).append(figure)
+    statuses = get_args(Status)
+    columns = (
+        Column("source", "source"),
+        Column("figures", "figures"),
+        Column("gpu", "GPU"),
+        *(Column(name, name.replace("_", " ")) for name in statuses),
+        Column("title", ""),
+        Column("url", ""),
+    )
+    rows = []
+    for name, own in by_source.items():
+        counts, source = Counter(one.status for one in own), own[0].source
+        rows.append((name, len(own), source.gpu, *(counts[one] for one in statuses), source.title, source.url))
+    said = f"{len(figures)} figures of {len(rows)} sources"
+    return Page(
+        {"kind": "sources", "figures": len(figures)}, (said,), (Sheet("sources", "", columns, tuple(rows)),), ()
+    )
+
+
+def judged_page(judged: Sequence[Judged]) -> Page:
+    """Return the page of figures beside what was measured: figure, ours, ratio with interval, verdict."""
+    several = len({one.figure.source.name for one in judged}) > 1
+    columns = (
+        Column("figure", "figure"),
+        Column("published", "published", "figure"),
+        Column("unit", "unit"),
+        Column("ours", "ours", "figure"),
+        Column("ratio", "ratio", "ratio"),
+        Column("low", "", "ratio"),
+        Column("high", "", "ratio"),
+        Column("interval", "95 % interval", joined=_interval),
+        Column("verdict", "verdict"),
+        Column("status", ""),
+        Column("differs", "measured differently", spare=1),
+        Column("pass", ""),
+        Column("case", ""),
+        Column("backend", ""),
+        Column("gpu", ""),
+        Column("our_gpu", ""),
+        Column("counting", ""),
+        Column("measured_in", ""),
+        Column("overrides", ""),
+        Column("url", ""),
+        Column("place", ""),
+    )
+    rows = []
+    for one in judged:
+        figure, source = one.figure, one.figure.source
+        value, unit = figure.value
+        measured = one.measured
+        rows.append(
+            (
+                figure.name if several else figure.id,
+                value,
+                unit,
+                one.ours,
+                one.ratio,
+                one.low,
+                one.high,
+                None,
+                one.said,
+                figure.status,
+                one.differs,
+                SHORT.get(figure.direction, figure.direction),
+                figure.case.label(),
+                figure.backend or "",
+                source.gpu,
+                measured.gpu if measured else "",
+                source.counting,
+                measured.place if measured else "",
+                " ".join(figure.words()),
+                source.url,
+                source.place,
+            )
+        )
+    counts = Counter(one.verdict for one in judged if one.verdict is not None)
+    without = len(judged) - sum(counts.values())
+    parts = [f"{counts[name]} {name}" for name in ("reproduced", "beside", "contradicted")]
+    said = f"of {len(judged)} figures {', '.join(parts)}, {without} without a verdict"
+    other = sorted(
+        {
+            f"{one.figure.source.gpu} there, {one.measured.gpu} here: another GPU, so no verdict"
+            for one in judged
+            if one.measured is not None and one.ratio is not None and one.verdict is None
+        }
+    )
+    sources = {one.figure.source.name: one.figure.source for one in judged}.values()
+    notes = (
+        "ratio: our rate over theirs; reproduced: the whole interval within 3 %; contradicted: all of it beyond 10 %; "
+        "beside: between these",
+        *other,
+        *(f"{source.title}: {source.url} ({source.place})" for source in sources),
+        *(f"{source.name}: {source.note}" for source in sources if source.note),
+        *(f"{one.figure.id}: {one.figure.note}" for one in judged if one.figure.note),
+    )
+    verdicts: dict[str, int] = {str(name): count for name, count in counts.items()}
+    about = {"kind": "reproduced", "figures": len(judged), **verdicts}
+    return Page(about, (said,), (Sheet("rows", "", columns, tuple(rows)),), notes, headline=Headline((said,)))
+
+
+def _interval(values: dict[str, Any]) -> str:
+    if values["low"] is None:
+        return ""
+    return f"{values['low']:.3f} to {values['high']:.3f}"
+
+
+def findings_page(findings: Sequence[Finding], figures: int) -> Page:
+    """Return the page of what lint found in so many figures."""
+    columns = (
+        Column("kind", ""),
+        Column("figures", ""),
+        Column("said", ""),
+        Column("others", ""),
+        Column("finding", "finding", joined=lambda values: values["line"]),
+        Column("line", ""),
+    )
+    rows = tuple(
+        (one.kind, " ".join(figure.name for figure in one.figures), one.said, one.others, None, str(one))
+        for one in findings
+    )
+    counts = Counter(one.kind for one in findings)
+    said = f"{figures} figures: {', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'nothing is wrong'}"
+    about = {"kind": "lint", "figures": figures, "findings": len(findings)}
+    return Page(about, (said,), (Sheet("findings", "", columns, rows),), ())
