@@ -304,7 +304,7 @@ def places(tmp_path, monkeypatch):
         ("attn-exp hydra/launcher=l", {"hydra/launcher=local_gpus"}),
         ("attn-exp dry_run=", {"dry_run=true", "dry_run=false"}),
         ("attn-exp causal=t", {"causal=true"}),
-        ("attn-exp --config-dir mine -m backend=s", {"backend=sliced"}),
+        ("attn-exp --config-dir mine -m backend=sl", {"backend=sliced"}),
         ("attn-exp --hy", {"--hydra-help"}),
         ("attn-exp duel a=fl", {"a=flash", "a=flex"}),
         ("attn-exp duel --co", {"--config-dir"}),
