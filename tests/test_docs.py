@@ -265,7 +265,7 @@ def test_the_page_on_comparing_names_every_verdict_format_and_example(tmp_path, 
     exec(fenced(page, "python")[0], {})
 
 
-@pytest.mark.parametrize("name", ["doctor", "log", "reproduce", "ui"])
+@pytest.mark.parametrize("name", ["doctor", "log", "ui"])
 def test_the_arguments_of_the_other_commands_are_accepted(name):
     command = importlib.import_module(f"attn_exp.commands.{name}").COMMAND
     for arguments in of_command(name):
