@@ -21,6 +21,7 @@ COMMANDS = {
     "run": "measure cases on backends, one or every combination; also what runs without a command",
     "duel": "measure backends side by side and say which is faster, and how surely",
     "compare": "say from records which backend is faster where, or what changed since an earlier sweep",
+    "pick": "write a table of the fastest backend at each shape, which a model can dispatch by",
     "hunt": "search for a case that a backend computes wrongly",
     "reproduce": "repeat published figures, and say which hold",
     "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",

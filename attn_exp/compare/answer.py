@@ -115,7 +115,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
             baseline=choice.baseline,
             by=choice.by,
             notes=_basis(spreads, results),
-            duels_of=lambda: Settlements(read_duels(_homes(new))),
+            duels_of=lambda: Settlements(read_duels(homes(new))),
         )
     return sorted_rows(comparison, choice.sort) if choice.sort else comparison
 
@@ -193,7 +193,7 @@ def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _homes(sweeps: Sequence[Sweep]) -> list[Path]:
+def homes(sweeps: Sequence[Sweep]) -> list[Path]:
     """Return the folders that sweeps lie in, where their duels are, too; none of sweeps from MLflow."""
     return distinct(path.parent for path in (Path(one.place).resolve() for one in sweeps) if path.is_dir())
 

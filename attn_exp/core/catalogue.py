@@ -33,6 +33,7 @@ class About:
         published_as: names under which published figures list what this backend runs, in lower case.
         later: options that are younger than records of the backend: a request has one only if it is not false, null or
             0, as it is by default.
+        function: whether it is a function of q, k and v that a model can call, as its class says by `a_function`.
     """
 
     packages: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class About:
     marker: str | None = None
     published_as: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
+    function: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

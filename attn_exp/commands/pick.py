@@ -1,0 +1,122 @@
+"""`attn-exp pick`: writes a dispatch table, the fastest backend at each shape of sweeps."""
+
+import shlex
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_exp.commands.options import FOLDER, Arguments, Command, Option, Positional
+from attn_exp.core.errors import UserError
+from attn_exp.core.redaction import redacted
+from attn_exp.core.ticker import Ticker
+from attn_exp.core.values import names
+
+if TYPE_CHECKING:
+    from attn_exp.core.dispatch_table import Bucket, DispatchTable
+
+SKIPPED = 3
+TABLE = "table.json"
+
+
+def run(given: Arguments) -> int:
+    """Write the table and print what is in it; return the exit code."""
+    from attn_exp.compare.picks import pick
+    from attn_exp.core.dispatch_table import write_table
+    from attn_exp.results.read import read_folder, sweep_folders
+
+    out = Path(given.get("out", TABLE))
+    if out.is_dir():
+        raise UserError(f"out={out} is a folder: write a file, out={out / TABLE}")
+    with Ticker() as ticker:
+        ticker.stage(f"reading {', '.join(given.words)}")
+        sweeps = [read_folder(folder) for folder in sweep_folders(given.words, Path(given.get("folder", "multirun")))]
+        made_by = redacted(shlex.join(("attn-exp", "pick", *given.command)))
+        picked = pick(sweeps, backends=given.get("backends", ()), where=given.get("where"), made_by=made_by)
+        ticker.stage("predicting left-out shapes")
+        lines = summary(picked.table)
+        write_table(picked.table, out)
+    print("\n".join(lines))
+    for note in picked.notes:
+        print(note, file=sys.stderr)
+    print(f"{out} is written: attn_exp.dispatch.load({str(out)!r}) uses it", file=sys.stderr)
+    broken = [sentence for sweep in sweeps for sentence in sweep.broken]
+    for sentence in broken:
+        print(f"skipped: {sentence}", file=sys.stderr)
+    return SKIPPED if broken else 0
+
+
+def summary(table: "DispatchTable") -> list[str]:
+    """Return for each mode what is picked in how many shapes, and what picks between measured shapes are worth."""
+    from attn_exp.core.dispatch_choice import Chooser
+    from attn_exp.core.dispatch_table import MODES
+
+    chooser, facts = Chooser(table), table.fingerprint
+    lines = [f"dispatch table for {facts.get('gpu') or facts.get('cpu')}, torch {facts['torch']}"]
+    for mode in MODES:
+        own = [bucket for bucket in table.buckets if bucket.mode == mode]
+        if not own:
+            continue
+        lines.append(f"{mode}, {_counted(len(own), 'shape')}: {_picks(own)}")
+        slower = chooser.left_out(mode)
+        if slower:
+            worst = 100 * (max(slower) - 1)
+            mean = 100 * (sum(slower) / len(slower) - 1)
+            lines.append(
+                f"  left out in turn, {_counted(len(slower), 'shape')} between others get a backend that is "
+                f"{mean:.1f} % slower than the best in the mean, {worst:.1f} % at most"
+            )
+    return lines
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def _picks(buckets: "list[Bucket]") -> str:
+    sure = Counter(bucket.pick for bucket in buckets if not bucket.undecided)
+    open_ = Counter(bucket.pick for bucket in buckets if bucket.undecided)
+    parts = [f"{label} in {count}" for label, count in sure.most_common()]
+    parts += [f"undecided in {open_.total()} ({', '.join(f'{label} {n}' for label, n in open_.most_common())})"] * bool(
+        open_
+    )
+    return ", ".join(parts)
+
+
+COMMAND = Command(
+    name="pick",
+    usage="SWEEP [SWEEP ...] [out=FILE] [OPTION=VALUE ...]",
+    about=(
+        "Writes a dispatch table: at each measured shape the fastest backend that a model can call, its lead with the "
+        "interval, and the hashes of the records behind it. Nothing is measured. In a program, "
+        "attn_exp.dispatch.load(FILE) calls what the table picks."
+    ),
+    examples=(
+        ("attn-exp pick first out=table.json", "all that the sweep measured"),
+        ("attn-exp pick first,second out=table.json backends=flash,cudnn", "of two sweeps, and of two backends"),
+        ("attn-exp pick first where='head_dim == 128'", "some of its shapes, into table.json"),
+    ),
+    positional=Positional(
+        name="SWEEP",
+        help="a sweep's name in folder=, a pattern ('nightly-*') or a path; several with commas or spaces",
+        least=1,
+        commas=True,
+        example="attn-exp pick first",
+    ),
+    options=(
+        Option(name="out", value="FILE", help="the file to write", default=TABLE, complete="files"),
+        Option(
+            name="backends", value="NAME,...", help="the backends that may be picked", read=names,
+            default="all that a model can call", complete="backends",
+        ),
+        Option(name="where", value="EXPRESSION", help="which rows: where='causal and seq_len >= 4096'"),
+        FOLDER,
+    ),
+    exits=(
+        "0 the table is written",
+        "2 invalid command line, or nothing to pick from",
+        "3 some files are not valid records and were skipped",
+    ),
+    run=run,
+)  # fmt: skip
+main = COMMAND.main

@@ -1,0 +1,247 @@
+"""Picks: the dispatch table of sweeps, a bucket for each measured shape with the fastest backend that a model can call.
+
+The ranking is that of every comparison; see ranking.py. What training takes is the sum of forward and backward where
+no `step` was measured.
+"""
+
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attn_exp.compare.answer import homes, labelled, results_of, spreads_for
+from attn_exp.compare.ranking import Ranking, by_group, leader, outcome
+from attn_exp.compare.ratio import Spreads, ratio
+from attn_exp.compare.rivals import compare_rivals
+from attn_exp.compare.settled import Settlements
+from attn_exp.compare.where import chosen
+from attn_exp.core.case import Case
+from attn_exp.core.catalogue import about_backend, backend_options
+from attn_exp.core.dispatch_table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.files import read_whole
+from attn_exp.core.hardware import datasheet_peak
+from attn_exp.results.cell import Cell, ChosenMetric, cells_of
+from attn_exp.results.duels import read_duels
+from attn_exp.results.read import Sweep
+from attn_exp.results.result import Result
+
+# What SDPA chooses itself; a pick of it changes nothing.
+DEFAULT = "auto"
+# Where neither a ceiling was measured nor a datasheet is known: the rates only say where compute and memory balance.
+_SOME_RATES = (1e12, 1e11)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A table, and the notes on what is not in it."""
+
+    table: DispatchTable
+    notes: tuple[str, ...] = ()
+
+
+def pick(
+    sweeps: Sequence[Sweep], *, backends: Sequence[str] = (), where: str | None = None, made_by: str = ""
+) -> Picked:
+    """Return the dispatch table of sweeps.
+
+    Args:
+        sweeps: read from folders; the hashes of their records enter the table.
+        backends: the names that may be picked; empty for all that a model can call.
+        where: an expression that selects rows, as that of a comparison.
+        made_by: the command, for the table.
+
+    Raises:
+        UserError: nothing can be picked, or records are of several environments.
+    """
+    together = labelled(sweeps)
+    left_out = Counter[str]()
+    results = [one for one in results_of(together) if _may(one, backends, left_out)]
+    if where:
+        results = distinct_results(chosen(cells_of(results, ChosenMetric()), where))
+    notes = [f"{count} records are not in the table: {why}" for why, count in left_out.most_common()]
+    known = sorted({str(one.backend["name"]) for one in results_of(together)})
+    for name in backends:
+        if name not in known:
+            raise UserError(f"no record is of {name}: {nearest(name, known)}the backends are {', '.join(known)}")
+    if not results:
+        why = f" ({'; '.join(notes)})" if notes else ""
+        raise UserError(f"{', '.join(sweep.name for sweep in together)} has nothing to pick from{why}")
+    spreads = spreads_for(results, None)
+    metric = {mode: ChosenMetric("time_us", direction) for mode, direction in MODES.items()}
+    settlements = Settlements(read_duels(homes(together)))
+    buckets: list[Bucket] = []
+    for mode, direction in MODES.items():
+        cells = list(_inference(results) if mode == "inference" else _training(results))
+        if not any(cell.value for cell in cells):
+            notes.append(f"nothing was measured for {mode}: its {direction} has no record that is ok")
+            continue
+        rivals = compare_rivals(together, cells, metric[mode], spreads, duels_of=lambda: settlements)
+        found = [_bucket(mode, group, metric[mode], spreads) for group in by_group(rivals.rows)]
+        buckets += _once(one for one in found if one is not None)
+    if not buckets:
+        raise UserError(f"{', '.join(sweep.name for sweep in together)} has no record that is ok: see its table.txt")
+    used = {label for bucket in buckets for label in bucket.times_us}
+    behind = [one for one in results if one.label in used and one.status == "ok"]
+    table = DispatchTable(
+        made_by=made_by,
+        fingerprint=_fingerprint(behind),
+        backends={one.label: _config(one) for one in behind},
+        rates=_rates(behind),
+        buckets=tuple(buckets),
+    )
+    return Picked(table, tuple(notes))
+
+
+def distinct_results(cells: Iterable[Cell]) -> list[Result]:
+    """Return the results of cells, each once."""
+    return list({id(cell.result): cell.result for cell in cells}.values())
+
+
+def _may(result: Result, backends: Sequence[str], left_out: Counter[str]) -> bool:
+    """Return whether a model could call what was measured; `left_out` counts why not."""
+    name, target = str(result.backend["name"]), str(result.backend.get("_target_"))
+    reason = inexpressible(result.case)
+    checks = (
+        (bool(backends) and name not in backends, ""),
+        (reason is not None, f"{reason}, which no call of SDPA has"),
+        (target not in backend_options(), "their backend does not come with attn_exp"),
+        (not result.about.function, "their backend is no function of q, k and v"),
+        (result.compile.mode != "none", "compiled by themselves: a model is compiled as a whole"),
+        (bool(result.backend.get("deterministic")), "deterministic=true, which PyTorch has a switch for"),
+        (result.measuring.inputs != "normal", f"inputs={result.measuring.inputs}"),
+    )
+    for applies, why in checks:
+        if applies:
+            if why:
+                left_out[why] += 1
+            return False
+    return True
+
+
+def _inference(results: Sequence[Result]) -> Iterator[Cell]:
+    """Return the forward cells: of a case that was measured without gradients, only those."""
+    forward = cells_of(results, ChosenMetric("time_us", "forward"))
+    without = {cell.result.case for cell in forward if not cell.result.measuring.with_gradients}
+    for cell in forward:
+        if not cell.result.measuring.with_gradients or cell.result.case not in without:
+            yield cell
+
+
+def _training(results: Sequence[Result]) -> Iterator[Cell]:
+    """Return a `step` cell for each result: as it was measured, or the sum of forward and backward."""
+    for result in results:
+        sides = result.measuring.passes
+        if "step" in sides:
+            yield from cells_of([result], ChosenMetric("time_us", "step"))
+        elif {"forward", "backward"} <= set(sides):
+            halves = cells_of([result], ChosenMetric("time_us"))
+            flags = {flag for cell in halves for flag in cell.flags}
+            whole = replace(result, pass_flags={**result.pass_flags, "step": tuple(sorted(flags))})
+            yield _sum(whole, halves)
+
+
+def _sum(result: Result, halves: Sequence[Cell]) -> Cell:
+    values = [cell.value for cell in halves if cell.value is not None]
+    if len(values) < len(halves):
+        return Cell(result, "step", None, None)
+    total = math.fsum(values)
+    known = [cell.half for cell in halves if cell.half is not None]
+    half = (
+        math.hypot(*(value / total * one for value, one in zip(values, known, strict=True)))
+        if len(known) == len(halves)
+        else None
+    )
+    rounds = [cell.rounds for cell in halves if cell.rounds is not None]
+    return Cell(result, "step", total, half, min(rounds, default=None))
+
+
+def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -> Bucket | None:
+    """Return the bucket of the rows of one case; None if none has a time."""
+    first = leader(group, metric)
+    if first is None:
+        return None
+    best, undecided = first, tuple[str, ...]()
+    if outcome(group) in ("close", "open"):
+        among = [row for row in group if row is first or row.best or row.challenge is not None]
+        best = next((row for row in among if row.best and row.cell.result.backend["name"] == DEFAULT), first)
+        undecided = tuple(sorted(row.cell.result.label for row in among))
+    valued = [row for row in group if row.cell.value is not None]
+    return Bucket(
+        mode=mode,
+        case=normalised(first.cell.result.case),
+        pick=best.cell.result.label,
+        undecided=undecided,
+        margin=_margin(best, valued, metric, spreads),
+        times_us={row.cell.result.label: float(row.cell.value or 0.0) for row in valued},
+        halves={row.cell.result.label: row.cell.half for row in valued if row.cell.half is not None},
+        records={row.cell.result.job: _hash(row.cell.result) for row in valued},
+    )
+
+
+def _margin(best: Ranking, rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -> Margin | None:
+    """Return the lead over the next best that did not run the same kernel; what a duel decided counts."""
+    others = [row for row in rows if row is not best and row.cell.result.label not in best.same]
+    if not others:
+        return None
+    next_best = min(others, key=lambda row: row.cell.value or math.inf)
+    label = next_best.cell.result.label
+    if (duel := best.duels.get(label)) is not None:
+        return Margin(over=label, times=duel.value, low=duel.low, high=duel.high)
+    one, other = best.cell, next_best.cell
+    found = ratio(one, other, metric, spreads.between_rows(one.result, other.result))
+    return None if found is None else Margin(over=label, times=found.value, low=found.low, high=found.high)
+
+
+def _once(buckets: Iterable[Bucket]) -> list[Bucket]:
+    """Return the buckets, of two that are one call of SDPA (alignments of a dense case) the one with more backends."""
+    found: dict[Case, Bucket] = {}
+    for bucket in buckets:
+        there = found.get(bucket.case)
+        if there is None or len(bucket.times_us) > len(there.times_us):
+            found[bucket.case] = bucket
+    return list(found.values())
+
+
+def _hash(result: Result) -> str:
+    try:
+        return hashlib.sha256(read_whole(result.path)).hexdigest()
+    except OSError as error:
+        raise UserError(f"{result.path} cannot be read any more ({error.strerror}): give the sweep's folder") from error
+
+
+def _config(result: Result) -> dict[str, Any]:
+    return {name: value for name, value in result.backend.items() if name != "about"}
+
+
+def _fingerprint(results: Sequence[Result]) -> dict[str, str]:
+    """Return what the times depend on.
+
+    Raises:
+        UserError: the records are of several environments.
+    """
+    every: dict[str, dict[str, None]] = defaultdict(dict)
+    packages = {package for one in results for package in about_backend(str(one.backend["name"])).packages}
+    for one in results:
+        for name, value in facts_of(one.device, one.environment, packages).items():
+            every[name][value] = None
+    for name, values in every.items():
+        if len(values) > 1:
+            raise UserError(
+                f"the records are of several environments ({name} {', '.join(values)}), and a table is for one: "
+                "give sweeps of one, or choose with where="
+            )
+    return {name: next(iter(values)) for name, values in every.items()}
+
+
+def _rates(results: Sequence[Result]) -> dict[str, tuple[float, float]]:
+    """Return each dtype's FLOP/s and bytes/s: as measured, else of the datasheet."""
+    rates: dict[str, tuple[float, float]] = {}
+    for one in results:
+        peak = datasheet_peak(one.device_name)
+        flops = one.ceilings.get("matmul_flops_per_s") or (peak and peak.flops_limit(one.case.dtype))
+        moved = one.ceilings.get("copy_bytes_per_s") or (peak and peak.bytes_per_s)
+        rates.setdefault(one.case.dtype, (float(flops or _SOME_RATES[0]), float(moved or _SOME_RATES[1])))
+    return rates

@@ -1,0 +1,331 @@
+"""The drop-in: SDPA's arguments, and for each shape the backend that a table picks.
+
+A call finds its choice by one look-up in a dict. Under torch.compile the look-up happens while Dynamo traces, so that
+the choice is part of the graph, and of the key of compilers' caches: `sdpa_kernel` is traced into nodes that name the
+backends (torch/_dynamo/variables/ctx_manager.py, SDPAKernelVariable), and other backends are operators.
+"""
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.backends.base import Backend, load_backend
+from attn_exp.backends.sdpa import Forced, Priority, Sdpa
+from attn_exp.core.case import Case
+from attn_exp.core.dispatch_choice import Choice, Chooser
+from attn_exp.core.dispatch_table import MODES, DispatchTable, Mode
+from attn_exp.core.errors import UserError
+
+# PyTorch's own function, also while a dispatcher is in its place.
+_SDPA = F.scaled_dot_product_attention
+# Bound once: each name that is looked up in a module takes as long as a call of it.
+_autocasts, _records = torch.is_autocast_enabled, torch.is_grad_enabled
+_is_traced = torch.compiler.is_dynamo_compiling
+_get_flash, _set_flash = torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash
+_get_order, _set_order = torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
+# What follows a pick that refuses: nothing is as slow as the unfused formula, and it is last.
+_FALLBACKS = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
+# How Dynamo is told that the choice is SDPA's own, or an order of its backends.
+_DEFAULT, _ORDER = "default", "order"
+# Shapes of which the choice is kept; then all are forgotten, so that endless new lengths fill no memory.
+_MOST_KEPT = 1 << 14
+# Choices for lengths that were not measured are made for eight steps an octave.
+_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How to call a backend: SDPA with an order of its backends, a function in their place, or SDPA as it is.
+
+    Attributes:
+        name: names the call for Dynamo, which traces constants.
+        order: SDPA's backends in order of preference.
+        numbers: the same as PyTorch's numbers.
+        flash: whether PyTorch's flash kernel is among them.
+        function: takes q, k and v.
+    """
+
+    name: str = _DEFAULT
+    order: tuple[SDPBackend, ...] = ()
+    numbers: list[int] = field(default_factory=list)
+    flash: bool = True
+    function: Callable[..., torch.Tensor] | None = None
+
+
+class Dispatcher(AbstractContextManager["Dispatcher"]):
+    """Calls the backend that a dispatch table picks for a shape.
+
+    Where the table has nothing to say (a mask tensor, dropout, another device or dtype), PyTorch chooses as without it.
+
+    Args:
+        table: as `attn_exp.dispatch.load` reads it.
+        usable: the labels of its backends that can be called here.
+    """
+
+    def __init__(self, table: DispatchTable, usable: Sequence[str]) -> None:
+        self.table = table
+        self._chooser = Chooser(table, usable)
+        self._usable = tuple(usable)
+        self._device = table.fingerprint["device"]
+        self._on_gpu = self._device == "cuda"
+        self._layouts = len({bucket.case.layout for bucket in table.buckets}) > 1
+        self._calls: dict[Any, _Call] = {}
+        self._steps: dict[Any, Choice] = {}
+        self._backends: dict[str, Backend] = {}
+        # Orders and functions by name. An attribute that is added changes nothing that Dynamo guards earlier graphs by.
+        self._traceable = SimpleNamespace()
+        self._warned: set[tuple[str, ...]] = set()
+        self._replaced: list[Any] = []
+        if self._on_gpu:
+            # PyTorch sets its own order, cuDNN first on Hopper, when it first chooses; it would replace ours then.
+            one = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device="cuda")
+            torch._fused_sdp_choice(one, one, one)
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Compute scaled dot-product attention, with the arguments and the result of PyTorch's function.
+
+        Args:
+            query: (batch, q_heads, q_len, head_dim).
+            key: (batch, kv_heads, kv_len, head_dim).
+            value: (batch, kv_heads, kv_len, value_dim).
+            attn_mask: a mask; PyTorch chooses the backend then.
+            dropout_p: the probability of dropout; PyTorch chooses the backend if it is not 0.
+            is_causal: a causal mask, aligned top-left.
+            scale: the factor of the scores; None is head_dim ** -0.5.
+            enable_gqa: whether there may be fewer key-value heads than query heads.
+
+        Returns:
+            (batch, q_heads, q_len, value_dim).
+        """
+        here = query.is_cuda if self._on_gpu else query.is_cpu
+        if attn_mask is not None or dropout_p != 0.0 or not here or type(query) is not torch.Tensor:
+            return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if _autocasts(self._device):
+            # What autocast does to SDPA's arguments; a function in SDPA's place would not get them so.
+            dtype = torch.get_autocast_dtype(self._device)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        trains = _records() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        heads_inside = self._layouts and query.stride(1) < query.stride(2)
+        if _is_traced():
+            return self._traced(query, key, value, trains, heads_inside, is_causal, scale, enable_gqa)
+        seen = (query.shape, key.shape, value.shape, query.dtype, trains, heads_inside, is_causal, scale, enable_gqa)
+        call = self._calls.get(seen)
+        if call is None:
+            call = self._find(*seen)
+        if call.function is not None:
+            return call.function(query, key, value)
+        if not call.order:
+            return _SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        if self._on_gpu:
+            # What sdpa_kernel does, without what it does beside: it takes 15 us, and this 0.2.
+            before = _get_order()
+            _set_order(call.numbers)
+            try:
+                return _SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+            finally:
+                _set_order(before)
+        # On a CPU PyTorch heeds no order, only what is switched off.
+        flash = _get_flash()
+        _set_flash(flash and call.flash)
+        try:
+            return _SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        finally:
+            _set_flash(flash)
+
+    def choice(self, mode: Mode = "inference", **sizes: Any) -> Choice:
+        """Return what is called for a shape, and why: the measured or predicted times, and where it extrapolates.
+
+        Args:
+            mode: `inference` or `training`.
+            **sizes: fields of `Case`: `batch`, `q_heads`, `q_len`, `head_dim`, `dtype`, and where they differ
+                `kv_heads`, `kv_len`, `value_dim`; `causal`, `layout`.
+
+        Raises:
+            UserError: the shape is impossible, or a name is no field.
+        """
+        if mode not in MODES:
+            raise UserError(f"mode={mode!r} is not one of {', '.join(MODES)}")
+        fields = {"kv_heads": sizes.get("q_heads"), "kv_len": sizes.get("q_len"), "value_dim": sizes.get("head_dim")}
+        try:
+            case = Case(**{"align": "top_left", **fields, **sizes})
+        except TypeError as error:
+            said = str(error).partition(" ")[2]
+            raise UserError(f"a shape {said}: give batch, q_heads, q_len, head_dim and dtype") from error
+        return self._chooser.choice(case, mode)
+
+    def register(self, name: str = "attn_exp") -> str:
+        """Give the attention to transformers, for `from_pretrained(..., attn_implementation=NAME)`; return the name.
+
+        Raises:
+            UserError: transformers is not installed, or too old for an AttentionInterface.
+        """
+        from attn_exp.dispatch.transformers import register
+
+        return register(self.attention, name)
+
+    def __enter__(self) -> Self:
+        """Put `attention` in the place of `torch.nn.functional.scaled_dot_product_attention`.
+
+        Code that imported PyTorch's function by its name keeps that one.
+        """
+        self._replaced.append(F.scaled_dot_product_attention)
+        F.scaled_dot_product_attention = self.attention
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        F.scaled_dot_product_attention = self._replaced.pop()
+
+    def _traced(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, trains: bool, heads_inside: bool,
+        is_causal: bool, scale: float | None, enable_gqa: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """Do the same as `attention` in the words that Dynamo traces."""
+        # Of sizes that Dynamo holds as symbols, the index is the number, by which the graph is guarded.
+        shapes = [tuple([operator.index(size) for size in one.shape]) for one in (query, key, value)]
+        name = self._name(*shapes, query.dtype, trains, heads_inside, is_causal, scale, enable_gqa)
+        if name == _DEFAULT:
+            return _SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        if name.startswith(_ORDER):
+            with sdpa_kernel(getattr(self._traceable, name), set_priority=True):
+                return _SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        made: torch.Tensor = getattr(self._traceable, name)(query, key, value)
+        return made
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _name(self, *seen: Any) -> str:
+        """Return the name of the call for a shape. Dynamo calls this while it traces and keeps the result."""
+        call = self._calls.get(seen)
+        return (self._find(*seen) if call is None else call).name
+
+    def _find(
+        self, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, trains: bool,
+        heads_inside: bool, is_causal: bool, scale: float | None, enable_gqa: bool,
+    ) -> _Call:  # fmt: skip
+        """Make and keep the call for a shape that is new."""
+        if len(self._calls) > _MOST_KEPT:
+            self._calls.clear()
+            self._steps.clear()
+        seen = (q, k, v, dtype, trains, heads_inside, is_causal, scale, enable_gqa)
+        case = _case(q, k, v, dtype, heads_inside=heads_inside, is_causal=is_causal, enable_gqa=enable_gqa)
+        call = _Call() if case is None else self._call(case, "training" if trains else "inference", scale)
+        self._calls[seen] = call
+        return call
+
+    def _call(self, case: Case, mode: Mode, scale: float | None) -> _Call:
+        choice = self._near(case, mode)
+        if choice.label is None:
+            return _Call()
+        if choice.beyond and choice.bucket is not None:
+            self._warn(case, choice)
+        for label in self._ordered(choice):
+            backend = self._backend(label)
+            if isinstance(backend, Forced | Priority):
+                return self._order((backend.choice,) if isinstance(backend, Forced) else backend.order)
+            if isinstance(backend, Sdpa):
+                return _Call()
+            if (scale is None or scale == case.head_dim**-0.5) and backend.unsupported(case, self._device) is None:
+                return self._function(backend, case, mode)
+        return _Call()
+
+    def _near(self, case: Case, mode: Mode) -> Choice:
+        """Return the choice for a case: its own if it was measured, else that of lengths within an eighth octave.
+
+        A choice between measured shapes takes milliseconds, and in decoding each length is new.
+        """
+        step = (mode, replace(case, q_len=_stepped(case.q_len), kv_len=_stepped(case.kv_len)))
+        if self._chooser.is_measured(case, mode):
+            return self._chooser.choice(case, mode)
+        if step not in self._steps:
+            self._steps[step] = self._chooser.choice(case, mode)
+        return self._steps[step]
+
+    def _ordered(self, choice: Choice) -> list[str]:
+        """Return the chosen label, and then the others of its bucket, the fastest first."""
+        times = choice.bucket.times_us if choice.bucket is not None else {}
+        others = sorted((label for label in times if label in self._usable), key=lambda label: times[label])
+        return list(dict.fromkeys([label for label in (choice.label, *others) if label is not None]))
+
+    def _backend(self, label: str) -> Backend:
+        if label not in self._backends:
+            self._backends[label] = load_backend(self.table.backends[label])
+        return self._backends[label]
+
+    def _order(self, first: Sequence[SDPBackend]) -> _Call:
+        """Return SDPA with an order of its backends; those behind the first are for shapes that it refuses."""
+        rest = (SDPBackend.MATH,) if self._device == "cpu" else _FALLBACKS
+        order = list(dict.fromkeys((*first, *rest)))
+        name = "_".join([_ORDER, *(one.name for one in order)])
+        setattr(self._traceable, name, order)
+        numbers = [int(one) for one in order]
+        return _Call(name=name, order=tuple(order), numbers=numbers, flash=SDPBackend.FLASH_ATTENTION in order)
+
+    def _function(self, backend: Backend, case: Case, mode: Mode) -> _Call:
+        """Prepare a backend for a shape, as a job does: some build masks or plans that belong to it."""
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if self._on_gpu else []):
+            inputs = make_inputs(case, self._device, 0, with_gradients=mode == "training")
+            function = backend.prepare(case, inputs).attention
+        if function is None:
+            return _Call()
+        name = f"function_{len(vars(self._traceable))}"
+        setattr(self._traceable, name, function)
+        return _Call(name=name, function=function)
+
+    def _warn(self, case: Case, choice: Choice) -> None:
+        """Say once of each way to lie beyond the measured shapes that a nearest shape's pick is called."""
+        assert choice.bucket is not None
+        ways = tuple(said.rpartition(" (")[0].rpartition(" ")[0] for said in choice.beyond)
+        if ways not in self._warned:
+            self._warned.add(ways)
+            nearest = f"what was picked for {choice.bucket.case.label()} is called, {choice.label}"
+            warnings.warn(f"{case.label()} is {choice.why}; {nearest}", stacklevel=2)
+
+
+def _case(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, *, heads_inside: bool,
+    is_causal: bool, enable_gqa: bool,
+) -> Case | None:  # fmt: skip
+    """Return the case of a call; None for shapes that are none, of which SDPA itself says what is wrong."""
+    if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[1:3] != v[1:3] or q[3] != k[3]:
+        return None
+    if q[1] != k[1] and not enable_gqa:
+        return None
+    try:
+        return Case(
+            batch=q[0], q_heads=q[1], kv_heads=k[1], q_len=q[2], kv_len=k[2], head_dim=q[3], value_dim=v[3],
+            dtype=str(dtype).removeprefix("torch."), causal=is_causal, align="top_left",
+            layout="bshd" if heads_inside else "bhsd",
+        )  # fmt: skip
+    except UserError:
+        return None
+
+
+def _stepped(length: int) -> int:
+    """Return a length rounded down to one of eight an octave."""
+    shift = max(0, length.bit_length() - _STEPS)
+    return length >> shift << shift
