@@ -82,9 +82,9 @@ def test_torch_has_no_upper_bound():
 
 
 # Distributions that the package imports under another name, and those that come with what an extra, a backend or
-# msgspec[yaml] needs.
+# msgspec[yaml] needs, or with the model that a program has (transformers).
 IMPORTED_AS = {"hydra-core": "hydra", "nvidia-ml-py": "pynvml"}
-OPTIONAL = {"helion", "hypothesis", "pytest", "submitit", "triton", "yaml"}
+OPTIONAL = {"helion", "hypothesis", "pytest", "submitit", "transformers", "triton", "yaml"}
 
 
 def imported():

@@ -226,6 +226,17 @@ def test_the_cudnn_operator_takes_our_arguments():
     assert found == expected, f"the operator's arguments are {found} now, and backends/sdpa.py passes {expected}"
 
 
+def test_sdpas_order_can_be_read_and_set():
+    q = torch.randn(1, 1, 4, 8)
+    assert isinstance(torch._fused_sdp_choice(q, q, q), int)
+    before = torch._C._get_sdp_priority_order()
+    try:
+        torch._C._set_sdp_priority_order([3, 1, 2, 0])
+        assert torch._C._get_sdp_priority_order()[:4] == [3, 1, 2, 0]
+    finally:
+        torch._C._set_sdp_priority_order(before)
+
+
 def test_sdpa_calls_the_flash_operator_on_a_cpu():
     from attn_exp.timers.operators import operators
 

@@ -56,19 +56,24 @@ def pick(
     Raises:
         UserError: nothing can be picked, or records are of several environments.
     """
-    together = labelled(sweeps)
     left_out = Counter[str]()
-    results = [one for one in results_of(together) if _may(one, backends, left_out)]
-    if where:
+    may = [tuple(one for one in sweep.results if _may(one, backends, left_out)) for sweep in sweeps]
+    together = labelled([replace(sweep, results=kept) for sweep, kept in zip(sweeps, may, strict=True)])
+    results = results_of(together)
+    if where and results:
         results = distinct_results(chosen(cells_of(results, ChosenMetric()), where))
     notes = [f"{count} records are not in the table: {why}" for why, count in left_out.most_common()]
-    known = sorted({str(one.backend["name"]) for one in results_of(together)})
+    known = sorted({str(one.backend["name"]) for one in results_of(sweeps)})
     for name in backends:
         if name not in known:
             raise UserError(f"no record is of {name}: {nearest(name, known)}the backends are {', '.join(known)}")
     if not results:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise UserError(f"{', '.join(sweep.name for sweep in together)} has nothing to pick from{why}")
+    measured = [one for one in results if one.status == "ok"]
+    if not measured:
+        raise UserError(f"{', '.join(sweep.name for sweep in together)} has no record that is ok: see its table.txt")
+    fingerprint = _fingerprint(measured)
     spreads = spreads_for(results, None)
     metric = {mode: ChosenMetric("time_us", direction) for mode, direction in MODES.items()}
     settlements = Settlements(read_duels(homes(together)))
@@ -81,13 +86,11 @@ def pick(
         rivals = compare_rivals(together, cells, metric[mode], spreads, duels_of=lambda: settlements)
         found = [_bucket(mode, group, metric[mode], spreads) for group in by_group(rivals.rows)]
         buckets += _once(one for one in found if one is not None)
-    if not buckets:
-        raise UserError(f"{', '.join(sweep.name for sweep in together)} has no record that is ok: see its table.txt")
     used = {label for bucket in buckets for label in bucket.times_us}
-    behind = [one for one in results if one.label in used and one.status == "ok"]
+    behind = [one for one in measured if one.label in used]
     table = DispatchTable(
         made_by=made_by,
-        fingerprint=_fingerprint(behind),
+        fingerprint=fingerprint,
         backends={one.label: _config(one) for one in behind},
         rates=_rates(behind),
         buckets=tuple(buckets),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attn_exp.core.case import Case
+from attn_exp.core.case import INT8, Case
 from attn_exp.core.errors import NOT_DECODED, UserError
 from attn_exp.core.files import SHORT_BYTES, read_whole, write_whole
 
@@ -98,6 +98,7 @@ def inexpressible(case: Case) -> str | None:
         "a block around the attention": case.workload is not None,
         "packed sequences": case.lengths is not None,
         "fp8": case.quantised,
+        "int8 scores": case.dtype == INT8,
         "a softcap": case.softcap is not None,
         "a window": case.window is not None and not case.dense,
         "a prefix": case.prefix is not None and not case.dense,

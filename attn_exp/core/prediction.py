@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from attn_exp.core.case import LAYOUTS, Case
+from attn_exp.core.case import INT8, LAYOUTS, Case
 from attn_exp.core.flops import compulsory_bytes, flops, unmasked_pairs
 from attn_exp.core.student import student_t_975
 
@@ -251,6 +251,7 @@ def _point(case: Case) -> list[float]:
         case.dtype == "float16",
         case.dtype == "float32",
         case.quantised,
+        case.dtype == INT8,
         kind["mask"] != "full",
         case.window is not None or case.prefix is not None or case.chunk is not None,
         case.lengths is not None,

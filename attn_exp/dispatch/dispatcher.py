@@ -30,7 +30,8 @@ _SDPA = F.scaled_dot_product_attention
 # Bound once: each name that is looked up in a module takes as long as a call of it.
 _autocasts, _records = torch.is_autocast_enabled, torch.is_grad_enabled
 _is_traced = torch.compiler.is_dynamo_compiling
-_get_flash, _set_flash = torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash
+_get_flash: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
+_set_flash: Callable[[bool], None] = torch.backends.cuda.enable_flash_sdp
 _get_order, _set_order = torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
 # What follows a pick that refuses: nothing is as slow as the unfused formula, and it is last.
 _FALLBACKS = (

@@ -1,0 +1,239 @@
+"""`attn-exp pick`: which backend a table picks where, and what it refuses."""
+
+import hashlib
+import math
+import pkgutil
+from dataclasses import replace
+
+import msgspec
+import pytest
+import sweeps
+from inprocess import typed
+
+from attn_exp.compare.picks import pick
+from attn_exp.core.catalogue import backend_options, backends
+from attn_exp.core.dispatch_choice import Chooser
+from attn_exp.core.dispatch_table import inexpressible, read_table, write_table
+from attn_exp.core.errors import UserError
+from attn_exp.core.request import Compile
+
+AUTO = {"_target_": "attn_exp.backends.sdpa.Sdpa"}
+
+
+def records(lengths=(512, 1024, 2048, 4096, 8192, 16384), **more):
+    """cudnn is the faster the longer, flash wins below 2,048; both pay 8 us for a call."""
+    made = []
+    for length in lengths:
+        of = sweeps.case(seq_len=length, **more)
+        work = length * length / 4e4
+        made.append(sweeps.job("flash", 8 + work, 2.5 * work, of=of))
+        made.append(sweeps.job("cudnn", 30 + 0.7 * work, 2 * work, of=of))
+    return made
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    def written(made, name="s"):
+        return sweeps.sweep(tmp_path / name, made)
+
+    return written
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    return typed(monkeypatch, tmp_path)
+
+
+def by_length(table, mode="inference"):
+    return {bucket.case.q_len: bucket for bucket in table.buckets if bucket.mode == mode}
+
+
+def test_each_measured_shape_has_its_fastest_backend_with_margin_and_hashes(sweep):
+    read = sweep(records())
+    table = pick([read]).table
+    assert {length: bucket.pick for length, bucket in by_length(table).items()} == {
+        512: "flash", 1024: "flash", 2048: "cudnn", 4096: "cudnn", 8192: "cudnn", 16384: "cudnn",
+    }  # fmt: skip
+    bucket = by_length(table)[16384]
+    assert bucket.undecided == () and bucket.margin.over == "flash"
+    assert bucket.margin.low < bucket.margin.times < bucket.margin.high
+    assert bucket.margin.times == pytest.approx(bucket.times_us["flash"] / bucket.times_us["cudnn"])
+    jobs = {result.job: hashlib.sha256(result.path.read_bytes()).hexdigest() for result in read.results}
+    assert set(bucket.records) < set(jobs) and all(jobs[job] == sha for job, sha in bucket.records.items())
+
+
+def test_training_is_decided_by_forward_and_backward_together_or_by_their_step(sweep):
+    # flash's forward is faster, its backward is slower by more.
+    made = [sweeps.job("flash", 100.0, 300.0), sweeps.job("cudnn", 120.0, 250.0)]
+    table = pick([sweep(made)]).table
+    assert {bucket.mode: bucket.pick for bucket in table.buckets} == {"inference": "flash", "training": "cudnn"}
+    training = next(bucket for bucket in table.buckets if bucket.mode == "training")
+    assert training.times_us == {"flash": 400.0, "cudnn": 370.0}
+    assert training.halves["flash"] < training.halves["cudnn"] + 0.01 < 0.02
+    both = [
+        replace(one, metrics=one.metrics | {f"step/time{of}_us": us for of in ("", "_low", "_high")})
+        for one, us in zip(made, (350.0, 390.0), strict=True)
+    ]
+    asked = [
+        replace(one, request=replace(one.request, measuring=replace(one.request.measuring, passes=("step",))))
+        for one in both
+    ]
+    stepped = [
+        replace(one, metrics={key: us for key, us in one.metrics.items() if key.startswith("step")}, passes={})
+        for one in asked
+    ]
+    (bucket,) = pick([sweep(stepped, "steps")]).table.buckets
+    assert (bucket.mode, bucket.pick, bucket.times_us) == ("training", "flash", {"flash": 350.0, "cudnn": 390.0})
+
+
+def test_what_is_too_close_to_call_is_undecided_and_left_to_sdpa_where_that_is_among_it(sweep):
+    close = [sweeps.job("flash", 100.0, 250.0), sweeps.job("cudnn", 100.3, 250.5)]
+    bucket = by_length(pick([sweep(close)]).table)[1024]
+    assert (bucket.pick, bucket.undecided) == ("flash", ("cudnn", "flash"))
+    default = sweeps.job("auto", 100.4, 250.2, options=AUTO)
+    bucket = by_length(pick([sweep([*close, default], "t")]).table)[1024]
+    assert (bucket.pick, bucket.undecided) == ("auto", ("auto", "cudnn", "flash"))
+
+
+def test_forwards_that_save_nothing_for_a_backward_decide_about_inference(sweep):
+    alone = [sweeps.job("flash", 90.0, None), sweeps.job("cudnn", 80.0, None)]
+    made = [sweeps.job("flash", 100.0, 250.0), sweeps.job("cudnn", 130.0, 250.0), *alone]
+    bucket = by_length(pick([sweep(made)]).table)[1024]
+    assert bucket.pick == "cudnn" and bucket.times_us == {"flash": 90.0, "cudnn": 80.0}
+
+
+def test_what_no_model_can_call_is_left_out_and_said(sweep):
+    made = [
+        *records((512, 1024)),
+        sweeps.job("flash", 1.0, 1.0, compile=Compile(mode="default")),
+        sweeps.job("flash", 1.0, 1.0, of=sweeps.case(window=64)),
+        sweeps.job("flash", 1.0, 1.0, options={"deterministic": True}),
+        sweeps.job("mine", 1.0, 1.0, options={"_target_": "theirs.Mine"}),
+    ]
+    made.append(sweeps.job("compiled", 1.0, 1.0, options={"_target_": "attn_exp.backends.compiled.Compiled"}))
+    picked = pick([sweep(made)])
+    assert "flash" in by_length(picked.table)[512].times_us
+    assert {label for bucket in picked.table.buckets for label in bucket.times_us} == {"flash", "cudnn"}
+    said = "\n".join(picked.notes)
+    for why in (
+        "a window",
+        "no function of q, k and v",
+        "does not come with",
+        "compiled by themselves",
+        "deterministic",
+    ):
+        assert why in said
+
+
+def test_backends_that_are_no_function_are_those_whose_class_says_so():
+    says = {target: getattr(pkgutil.resolve_name(target), "a_function", True) for target in backend_options()}
+    named = {"CudnnGraph": "cudnn_graph", "Compiled": "compiled", "Reference": "reference"}
+    none = {named[target.rpartition(".")[2]] for target, is_one in says.items() if not is_one}
+    assert {name for name, about in backends().items() if not about.function} == none
+
+
+def test_between_measured_shapes_the_predicted_time_decides_and_beyond_them_the_nearest(sweep):
+    table = pick([sweep(records())]).table
+    chooser = Chooser(table)
+    short = chooser.choice(sweeps.case(seq_len=700), "inference")
+    long = chooser.choice(sweeps.case(seq_len=6000), "inference")
+    assert (short.label, short.how, long.label, long.how) == ("flash", "predicted", "cudnn", "predicted")
+    assert long.times["cudnn"].time_us == pytest.approx(30 + 0.7 * 6000**2 / 4e4, rel=0.15)
+    beyond = chooser.choice(sweeps.case(seq_len=65536), "inference")
+    assert (beyond.label, beyond.how) == ("cudnn", "nearest") and "q_len 65536 (measured up to 16384)" in beyond.why
+    other = chooser.choice(sweeps.case(dtype="float16"), "inference")
+    assert other.label is None and "float16" in other.why
+    assert chooser.choice(sweeps.case(window=64), "inference").why == "a dispatch table has no case with a window"
+    assert Chooser(table, ["flash"]).choice(sweeps.case(seq_len=16384), "inference").label == "flash"
+    # Left out in turn, the shapes between others get their fastest backend, but perhaps where both are equally fast.
+    assert len(chooser.left_out("inference")) == 4 and max(chooser.left_out("inference")) < 1.1
+
+
+def test_a_decoding_case_is_the_same_call_however_its_mask_is_named(sweep):
+    dense = sweeps.case(q_len=1, kv_len=4096, causal=False)
+    causal = replace(dense, causal=True, align="bottom_right")
+    made = [sweeps.job("flash", 10.0, None, of=causal), sweeps.job("cudnn", 12.0, None, of=causal)]
+    table = pick([sweep(made)]).table
+    assert Chooser(table).choice(dense, "inference").how == "measured"
+    assert "bottom-right" in inexpressible(replace(causal, q_len=4))
+
+
+def test_the_command_writes_a_table_that_is_read_and_says_what_it_is_worth(sweep, call, tmp_path):
+    sweep(records())
+    code, out, err = call("pick", "s", f"folder={tmp_path}", "out=t.json")
+    assert code == 0, err
+    assert "NVIDIA H200" in out and "inference, 6 shapes: cudnn in 4, flash in 2" in out
+    assert "left out in turn, 4 shapes" in out and "t.json is written" in err
+    table = read_table(tmp_path / "t.json")
+    assert table.fingerprint["torch"] == "2.11.0" and table.fingerprint["driver"] == "580.1"
+    assert "pick s" in table.made_by
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pick"], "no SWEEP was given"),
+        (["pick", "s", "backends=triton"], "no record is of triton: the backends are cudnn, flash"),
+        (["pick", "s", "backends=flsh"], "did you mean 'flash'"),
+        (["pick", "s", "out=."], "out=. is a folder"),
+        (["pick", "s", "out=none/t.json"], "cannot write none/t.json"),
+        (["pick", "s", "where=q_len > 1e9"], "matches none"),
+        (["pick", "failed"], "failed has no record that is ok"),
+        (["pick", "windows"], "nothing to pick from (1 records are not in the table: a window"),
+        (["pick", "two"], "several environments (gpu NVIDIA H"),
+        (["pick", "empty"], "empty has no records yet"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_leaves_no_file(sweep, call, tmp_path, words, said):
+    sweep(records((512,)))
+    sweep([sweeps.failed()], "failed")
+    sweep([sweeps.job(of=sweeps.case(window=64))], "windows")
+    sweep([sweeps.job(), sweeps.job("cudnn", environment=sweeps.H200 | {"gpu": "NVIDIA H100"})], "two")
+    (tmp_path / "empty").mkdir()
+    code, _, err = call(*words, f"folder={tmp_path}")
+    assert code == 2 and said in err and err.count("\n") == 1
+    assert not (tmp_path / "table.json").exists()
+
+
+def test_tables_that_are_edited_foreign_or_of_another_schema_are_refused(sweep, tmp_path):
+    path = tmp_path / "t.json"
+    write_table(pick([sweep(records((512,)))]).table, path)
+    text = path.read_text()
+    whole = msgspec.json.decode(text)
+    assert read_table(path).buckets[0].pick == "flash"
+    # Whitespace is no content.
+    path.write_bytes(msgspec.json.encode(whole))
+    assert read_table(path).buckets[0].pick == "flash"
+
+    def edited(**changes):
+        return msgspec.json.encode(whole | changes).decode()
+
+    for content, said in {
+        text.replace('"pick": "flash"', '"pick": "cudnn"', 1): "its hash does not fit",
+        edited(schema=99): "has schema 99, and this version reads 1",
+        edited(sha256=None): "its hash does not fit",
+        "[]": "is not a dispatch table",
+        "{}": "is not a dispatch table",
+        text[:-20]: "is not a dispatch table",
+        text.replace('"halves": {', '"halves": {"x": NaN, ', 1): "is not a dispatch table",
+    }.items():
+        path.write_text(content)
+        with pytest.raises(UserError, match=said) as refused:
+            read_table(path)
+        assert "attn-exp pick SWEEP out=" in str(refused.value)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_table(tmp_path / "none.json")
+
+
+def test_no_table_has_a_pick_without_a_time_or_a_time_that_is_none(sweep):
+    table = pick([sweep(records((512,)))]).table
+    bucket = table.buckets[0]
+    for changed, said in (
+        (replace(bucket, pick="fa9"), "fa9 of"),
+        (replace(bucket, times_us={"flash": math.nan}), "a time that is none"),
+        (replace(bucket, case=replace(bucket.case, window=8)), "a window"),
+    ):
+        with pytest.raises(UserError, match=said):
+            replace(table, buckets=(changed,))
+    with pytest.raises(UserError, match="no buckets"):
+        replace(table, buckets=())
