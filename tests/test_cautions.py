@@ -26,12 +26,12 @@ def test_launch_bound_rows_say_whether_the_pick_holds_where_each_call_is_launche
         return compare(sweeps.sweep(tmp_path / name, records))
 
     rule, holds, done = said("stays", 19.0).answer.lines()
-    what = "launch_bound in 1 of 1 picks: these hold under a CUDA graph, without launches; where each call is launched"
+    what = "1 of 1 picks are launch_bound and hold in a CUDA graph; where the CPU launches each call"
     assert rule.startswith("cudnn is 1.25 [") and done == DECIDED
     assert holds == f"{what} (event_time_us) they stay"
     found = said("moves", 30.0)
     _, moves, command, _ = found.answer.lines()
-    assert moves == f"{what} (event_time_us) another is the fastest in 1:"
+    assert moves == f"{what} (event_time_us) the fastest is flash in 1:"
     assert command == f"attn-exp compare moves folder={tmp_path} metric=event_time_us"
     # Every place shows it, and the command does what it says.
     for form in ("table", "markdown", "json", "html"):

@@ -122,7 +122,34 @@ def test_many_rules_begin_with_a_count_of_who_is_best_where(tmp_path):
         return {"flash": 80.0 if first else 100.0, "cudnn": 100.0 if first else 50.0}
 
     *said, _, _, _, _, _ = answer(tmp_path, grid(us)).lines()
-    assert said == [f"{name}, 24 cases: surely fastest: cudnn in 12, flash in 12" for name in ("forward", "backward")]
+    assert said == ["forward and backward, 24 cases: surely fastest: cudnn in 12, flash in 12"]
+
+
+def test_masks_of_several_kinds_are_named_by_their_words(tmp_path):
+    def lines(*masks):
+        records = [
+            sweeps.job(name, us, None, of=sweeps.case(**{"causal": True} | mask))
+            for mask, *own in masks
+            for name, us in zip(("flash", "flex"), own, strict=True)
+        ]
+        found = compare(sweeps.write(tmp_path / f"{len(masks)}", records))
+        return (
+            found.answer.said(),
+            text_of(page(found), "table"),
+            text_of(page(found), "csv").splitlines()[0].split(","),
+        )
+
+    kinds = [({"causal": False}, 50.0, 80.0), ({}, 50.0, 80.0)]
+    kinds += [({"prefix": 256}, 90.0, 80.0), ({"chunk": 512}, 90.0, 80.0)]
+    (chosen, other), table, columns = lines(*kinds)
+    assert chosen.startswith("mask causal or full: flash is ")
+    assert other.startswith("mask chunked (512) or prefix_lm (256): flex is ")
+    assert "prefix_lm (256)  forward" in table and "window" not in table
+    # Files have the fields of a case.
+    assert {"causal", "window", "prefix", "chunk"} <= set(columns) and "mask" not in columns
+    # Of one kind, the number of keys is what differs, and numbers have an order.
+    (narrow, wide), *_ = lines(*(({"window": keys}, 50.0 if keys > 99 else 90.0, 80.0) for keys in (32, 64, 128)))
+    assert narrow.startswith("window up to 64: flex is ") and wide.startswith("window 128: flash is ")
 
 
 def test_features_that_coincide_in_the_cases_are_both_named(tmp_path):

@@ -94,7 +94,7 @@ def rivals_of(folder: Path, records: list[Record]) -> Rivals:
     return found
 
 
-def test_each_row_stands_over_the_backend_that_was_measured_first(tmp_path: Path) -> None:
+def test_each_row_stands_over_the_baseline(tmp_path: Path) -> None:
     found = standings(rivals_of(tmp_path / "a", rows(*LENGTHS)))
     assert found.baseline == "flash"
     by_backend = {job.partition("-")[0]: own for job, own in found.of_jobs.items()}
@@ -108,6 +108,15 @@ def test_each_row_stands_over_the_backend_that_was_measured_first(tmp_path: Path
     assert [job.partition("-")[0] for job in order] == ["cudnn", "flash", "math"] * len(LENGTHS)
     lengths = {record.request.job: record.request.case.q_len for record in rows(*LENGTHS)}
     assert [lengths[job] for job in order] == [length for length in sorted(LENGTHS) for _ in range(3)]
+
+
+def test_the_baseline_has_a_value_in_most_cases_and_of_several_it_was_measured_first(tmp_path: Path) -> None:
+    def baseline(folder: str, without: set[tuple[str, int]]) -> str:
+        own = [one for one in rows(*LENGTHS) if (one.request.backend["name"], one.request.case.q_len) not in without]
+        return standings(rivals_of(tmp_path / folder, own)).baseline
+
+    assert baseline("all", set()) == "flash"
+    assert baseline("fewer", {("flash", 512)}) == "cudnn"
 
 
 def test_a_row_that_decides_nothing_has_no_rank_and_is_in_no_mean(tmp_path: Path) -> None:

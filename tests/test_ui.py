@@ -187,6 +187,7 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
     try:
         assert process.stdout.readline() == f"starting MLflow over {uri} ...\n"
         address, page = (process.stdout.readline().strip() for _ in range(2))
+        assert "MLflow's Assistant" in process.stdout.readline()
         assert process.stdout.readline() == "Ctrl-C ends it\n"
         found = re.fullmatch(
             rf"http://127.0.0.1:{port}/#/experiments/(\d+)/runs\?([\w=&]*)viewStateShareKey=(\w+)&compareRunsMode=CHART",

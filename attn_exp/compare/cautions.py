@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attn_exp.compare.duel_command import duels
 from attn_exp.compare.ranking import Ranking, picks, rank
+from attn_exp.compare.rule import and_text
 from attn_exp.core.flags import OTHER_CLOCK
 from attn_exp.results.cell import ChosenMetric
 
@@ -56,25 +57,27 @@ def _launches(best_two: Sequence[tuple[Sequence[Ranking], _Two]], comparing: str
     marked = [group for group, two in best_two if any(_LAUNCHES in row.cell.flags for row in two)]
     if not marked:
         return []
-    moved = sum(_moves(group) for group in marked)
-    then = f"another is the fastest in {moved}" if moved else "they stay"
+    moved = Counter(filter(None, map(_with_launches, marked)))
+    others = and_text([f"{label} in {count}" for label, count in sorted(moved.items(), key=lambda one: (-one[1], one))])
+    then = f"the fastest is {others}" if moved else "they stay"
     said = (
-        f"{_LAUNCHES} in {len(marked)} of {len(best_two)} picks: these hold under a CUDA graph, without launches; "
-        f"where each call is launched ({_WITH_LAUNCHES}) {then}"
+        f"{len(marked)} of {len(best_two)} picks are {_LAUNCHES} and hold in a CUDA graph; "
+        f"where the CPU launches each call ({_WITH_LAUNCHES}) {then}"
     )
     command = comparing and f"{comparing} {shlex.quote(f'metric={_WITH_LAUNCHES}')}"
     return [Caution(said, command if moved else "")]
 
 
-def _moves(group: Sequence[Ranking]) -> bool:
-    """Return whether another row than those that are picked is the fastest with its launches."""
+def _with_launches(group: Sequence[Ranking]) -> str | None:
+    """Return the label that is the fastest with its launches, if it is not among those that are picked."""
     times = {
         row.cell.result.label: us
         for row in group
         if row.cell.value is not None
         and (us := row.cell.result.metrics.get(f"{row.cell.direction}/{_WITH_LAUNCHES}")) is not None
     }
-    return bool(times) and min(times, key=lambda label: times[label]) not in picks(group)
+    fastest = min(times, key=lambda label: times[label], default=None)
+    return None if fastest in picks(group) else fastest
 
 
 def _clocks(best_two: Sequence[_Two]) -> list[Caution]:

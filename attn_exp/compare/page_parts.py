@@ -11,7 +11,7 @@ from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.duel_command import Duel
 from attn_exp.compare.sheet import Column, Page, Sheet, Tone, of_all, written
 from attn_exp.core.bitwise import yes_or_no
-from attn_exp.core.case import Case, case_columns
+from attn_exp.core.case import MASK_FIELDS, Case, case_columns, with_mask
 from attn_exp.core.flags import FLAGS, flag_notes
 from attn_exp.core.metrics import METRICS
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -130,6 +130,7 @@ _MOST_COLUMNS = 5
 _SIZES = attrgetter(*case_columns())
 _NAMES = ("model", *case_columns(), "timer", "device")
 _LENGTHS = ("q_len", "kv_len")
+_AFTER_LENGTHS = _NAMES.index("kv_len") + 1
 
 
 def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
@@ -138,9 +139,12 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
     If too many fields of the case vary, tables show the case's label instead.
     """
     varying = [name for name, values in _values_of(cells).items() if len(values) > 1]
-    of_case = [name for name in varying if name in case_columns()]
+    of_case = {"mask" if name in MASK_FIELDS else name for name in varying if name in case_columns()}
     labelled = len(of_case) > _MOST_COLUMNS
-    shown = [name for name in varying if not (labelled and name in of_case)]
+    shown = [name for name in varying if not (labelled and name in case_columns())]
+    masked = with_mask({cell.result.case for cell in cells})
+    if masked:
+        shown = [name for name in shown if name not in MASK_FIELDS]
     square = "q_len" in shown and all(cell.result.case.square for cell in cells)
     if square:
         shown = [name for name in shown if name not in _LENGTHS]
@@ -155,10 +159,14 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
     ]
     # Among the sizes, as tables have the others.
     columns.insert(
-        _NAMES.index("kv_len") + 1,
+        _AFTER_LENGTHS,
         Column("seq_len", "seq_len" if square else "", joined=lambda values: str(values["q_len"])),
     )
-    return (*columns, Column("case", "case" if labelled else "", joined=_case_label))
+    return (
+        *columns,
+        Column("mask", "mask" if masked and not labelled else "", joined=lambda values: _case_of(values).mask),
+        Column("case", "case" if labelled else "", joined=lambda values: _case_of(values).label()),
+    )
 
 
 def shared_values(cells: Sequence[Cell]) -> dict[str, Any]:
@@ -173,14 +181,14 @@ def _values_of(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
     return {name: {repr(value): value for value in values} for name, values in zip(_NAMES, columns, strict=True)}
 
 
-def _case_label(values: dict[str, Any]) -> str:
-    return Case(**{name: values[name] for name in case_columns()}).label()
+def _case_of(values: dict[str, Any]) -> Case:
+    return Case(**{name: values[name] for name in case_columns()})
 
 
 def case_values(cell: Cell) -> tuple[Any, ...]:
-    """Return the values of the columns of `case_part`; `seq_len` and the label are derived from the others."""
-    own, at = _own_values(cell), _NAMES.index("kv_len") + 1
-    return (*own[:at], None, *own[at:], None)
+    """Return the values of the columns of `case_part`; `seq_len`, mask and label are derived from the others."""
+    own = _own_values(cell)
+    return (*own[:_AFTER_LENGTHS], None, *own[_AFTER_LENGTHS:], None, None)
 
 
 def _own_values(cell: Cell) -> tuple[Any, ...]:

@@ -191,8 +191,10 @@ class Rivals(Comparison):
             Column("gain", over, "ratio"),
             Column("gain_low", ""),
             Column("gain_high", ""),
-            Column("interval", "95 %", joined=interval("gain_low", "gain_high"), spare=2),
-            Column("best", "best"),
+            Column("interval", "95 %", joined=interval("gain_low", "gain_high", instead=None), spare=2),
+            Column("best", ""),
+            # A narrow table omits intervals, but not why there is no value.
+            Column("place", "best", joined=_best_or_status),
             Column("doubt", ""),
             Column("same_kernel", "same kernel", spare=4),
             Column("flags", ""),
@@ -212,6 +214,7 @@ class Rivals(Comparison):
                 *((row.gain.value, row.gain.low, row.gain.high) if row.gain else (None, None, None)),
                 None,
                 "*" if row.best else "?" if row.doubt else "",
+                None,
                 row.doubt,
                 " ".join(row.same),
                 " ".join(row.cell.flags),
@@ -225,6 +228,11 @@ class Rivals(Comparison):
         ]
         tones: list[Tone] = ["bad" if row.cell.value is None else "best" if row.best else "" for row in self.rows]
         return Sheet("rows", "", columns, tuple(rows), tuple(tones))
+
+
+def _best_or_status(values: dict[str, Any]) -> str:
+    """Return the mark of a row that is or may be the best, or the status of one without a result."""
+    return str(values["best"] if values["status"] == "ok" else values["status"])
 
 
 def compare_rivals(

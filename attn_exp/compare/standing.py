@@ -4,7 +4,7 @@ Trackers store these beside each job's own numbers, because those of different c
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +53,8 @@ class Standings:
 
 
 def standings(rivals: Rivals) -> Standings:
-    """Return where the rows of a sweep stand. The baseline is the backend that was measured first."""
-    first = min((row.cell.result for row in rivals.rows), key=lambda result: (result.started_at, result.label))
-    # Which backend ran in place of a dispatching one may differ from case to case.
-    baseline = first.label.partition(" (")[0]
+    """Return where the rows of a sweep stand, relative to the baseline of `_baseline`."""
+    baseline = _baseline(rivals.rows)
     of_jobs: dict[str, dict[str, float]] = defaultdict(dict)
     said: dict[str, dict[str, str]] = defaultdict(dict)
     undecided: dict[str, dict[str, str]] = defaultdict(dict)
@@ -96,6 +94,21 @@ def standings(rivals: Rivals) -> Standings:
         of_jobs[job][LIST_PLACE] = float(place)
     with_metrics = {job: own for job, own in of_jobs.items() if own}
     return Standings(baseline, with_metrics, tuple(_ordered(backends)), said, undecided)
+
+
+def _baseline(rows: Sequence[Ranking]) -> str:
+    """Return the backend that has a value in most cases and passes; of several the one that was measured first.
+
+    Over one that cannot compute half of the cases, the others would have no speed-up there.
+    """
+    # Which backend ran in place of a dispatching one may differ from case to case.
+    valued = Counter(_backend(row) for row in rows if row.cell.value is not None)
+    order = sorted(rows, key=lambda row: (row.cell.result.started_at, row.cell.result.label))
+    return max(dict.fromkeys(map(_backend, order)), key=lambda name: valued[name])
+
+
+def _backend(row: Ranking) -> str:
+    return row.cell.result.label.partition(" (")[0]
 
 
 def _listed(rows: Sequence[Ranking]) -> list[str]:

@@ -47,7 +47,7 @@ class Tally:
         return sum(self.picks.values()) + self.close + self.open + self.single
 
     def sentence(self, metric: ChosenMetric) -> str:
-        """Return the counts: `forward, 8 cases: surely fastest: flash in 6, eager in 1; 1 too close to call`."""
+        """Return the counts: `8 cases: surely fastest: flash in 6, eager in 1; 1 too close to call`."""
         order = sorted(self.picks, key=lambda label: (-self.picks[label], label))
         each = [f"{label} in {self.picks[label]}" for label in order[:_COUNTED_MOST]]
         if rest := order[_COUNTED_MOST:]:
@@ -63,7 +63,7 @@ class Tally:
             )
             if count
         ]
-        return f"{self.direction}, {counted(self.n, self.n)}: {'; '.join(parts)}"
+        return f"{counted(self.n, self.n)}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,18 @@ class Answer:
         # One interval says of which level all are.
         first = next((rule for rule in shown if rule.has_interval), None)
         return [
-            *(one.sentence(self.metric) for one in (self.tallies if len(self.rules) >= _COUNTED_FROM else ())),
+            *(self._tallied() if len(self.rules) >= _COUNTED_FROM else ()),
             *(rule.sentence(self.metric, level=rule is first) for rule in shown),
             *([f"... and {len(hidden)} more such rules ({decides})"] if hidden else []),
             *([f"decided by duels: {'; '.join(duels)}"] if (duels := self._duels(most)) else []),
         ]
+
+    def _tallied(self) -> list[str]:
+        """Return the tallies as sentences, passes with the same one together."""
+        passes: dict[str, list[str]] = {}
+        for one in self.tallies:
+            passes.setdefault(one.sentence(self.metric), []).append(one.direction)
+        return [f"{and_text(directions)}, {said}" for said, directions in passes.items()]
 
     def _duels(self, most: int | None) -> list[str]:
         shown = self.by_duels[: None if most is None else _DUELS_SHOWN]

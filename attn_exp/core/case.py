@@ -1,5 +1,6 @@
 """The case: shapes, dtype and mask of one attention problem, independent of the backend."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -42,6 +43,8 @@ _LARGEST_TENSOR_BYTES = 1 << 40
 _LARGEST_MLP = 1 << 20
 # What changes a causal mask, and how; a case has one of them.
 CAUSAL_MASKS = {"window": "slides along", "prefix": "adds keys to", "chunk": "cuts"}
+# The masks that change a causal one, as conf/mask names them.
+_TYPED_MASKS = {"window": "window", "prefix": "prefix_lm", "chunk": "chunked"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +271,14 @@ class Case:
         return None
 
     @property
+    def mask(self) -> str:
+        """Return the mask as conf/mask names it, with its keys if it has some: `full`, `causal`, `prefix_lm (256)`."""
+        for name, typed in _TYPED_MASKS.items():
+            if (keys := getattr(self, name)) is not None:
+                return f"{typed} ({keys})"
+        return "causal" if self.causal else "full"
+
+    @property
     def most_keys(self) -> int:
         """Return how many keys a query sees at most: the last one of the longest sequence."""
         longest = max(self.kv_lengths or self.lengths or (self.kv_len,))
@@ -371,10 +382,23 @@ def case_from_config(config: dict[str, Any]) -> Case:
     return Case(**sizes)
 
 
+# The fields that `Case.mask` names in one word.
+MASK_FIELDS = ("causal", *CAUSAL_MASKS)
+
+
 @cache
 def case_columns() -> tuple[str, ...]:
     """Return the names of a case's fields in the order of tables and files."""
     return tuple(field.name for field in fields(Case))
+
+
+def with_mask(cases: Iterable[Case]) -> bool:
+    """Return whether cases differ in more of their masks than causal or not: each mask is best named as a whole.
+
+    Cases whose masks differ in only a number, as windows do, are best told apart by that number.
+    """
+    own = {tuple(getattr(case, name) is not None for name in CAUSAL_MASKS) for case in cases}
+    return len(own) > 1
 
 
 def typed_fields(case: Case, *, square: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.bitwise import yes_or_no
-from attn_exp.core.case import NORMAL, case_columns, typed_fields
+from attn_exp.core.case import MASK_FIELDS, NORMAL, case_columns, typed_fields, with_mask
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import write_whole
 from attn_exp.core.flags import flag_marks, flag_notes
@@ -75,7 +75,8 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
         return "no records"
     passes = passes_shown(results)
     square = all(result.case.square for result in results)
-    rows = [_row(result, passes, columns, square=square) for result in _ordered(results)]
+    masked = with_mask({result.case for result in results})
+    rows = [_row(result, passes, columns, square=square, masked=masked) for result in _ordered(results)]
     shared = {
         name: rows[0][name] for name in _CASE_NAMES if name in rows[0] and len({str(row[name]) for row in rows}) == 1
     }
@@ -164,9 +165,14 @@ def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
     return sorted(names, key=lambda name: (order.get(metric_named(name).name, len(order)), name))
 
 
-def _row(result: Result, passes: Sequence[str], columns: Sequence[str], *, square: bool) -> dict[str, Any]:
+def _row(
+    result: Result, passes: Sequence[str], columns: Sequence[str], *, square: bool, masked: bool
+) -> dict[str, Any]:
     row: dict[str, Any] = {"backend": result.label, "model": result.model}
-    row |= {name: plain(value) for name, value in typed_fields(result.case, square=square).items()}
+    values = typed_fields(result.case, square=square)
+    if masked:
+        values = {name: value for name, value in values.items() if name not in MASK_FIELDS} | {"mask": result.case.mask}
+    row |= {name: plain(value) for name, value in values.items()}
     way = result.measuring
     row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2}
     row |= {"inputs": way.inputs, "seed": way.seed, "device": result.device}

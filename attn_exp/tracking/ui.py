@@ -27,6 +27,8 @@ from attn_exp.tracking.view import all_sweeps, one_sweep
 
 # A state of MLflow's run list (view.py) is stored as a tag of the experiment, under the key after the dot.
 _VIEW_TAG = "mlflow.sharedViewState."
+# MLflow opens it in a browser that has not seen these pages before.
+_FIRST_VISIT = "on a first visit close MLflow's Assistant: beside it an answer stands below all else of its page"
 _START_LIMIT_S, _STOP_LIMIT_S, _POLL_S = 90.0, 5.0, 0.2
 # The server is on this machine: a proxy of the environment cannot reach it.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -81,7 +83,8 @@ def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None,
         try:
             if _answers(base, server):
                 address, *page = _addresses(base, experiment, sweep)
-                print("\n".join([address, *(f"its answer: {one}" for one in page), "Ctrl-C ends it"]), flush=True)
+                answers = [f"its answer: {one}\n{_FIRST_VISIT}" for one in page]
+                print("\n".join([address, *answers, "Ctrl-C ends it"]), flush=True)
                 if browser:
                     open_browser(address)
                 server.wait()
