@@ -87,9 +87,9 @@ def test_the_hold_is_written_through_no_link(options: dict[str, Any], tmp_path: 
 
 
 def test_commands_started_together_measure_nothing_twice(tmp_path: Path) -> None:
-    """Four with jobs that overlap, then two with the same; `make drill STARTS=20` has the other kinds."""
-    starts = Starts(tmp_path, 2)
+    """Two with jobs that overlap; `make drill STARTS=20` has the other kinds."""
+    starts = Starts(tmp_path, 1)
     starts.run()
     assert starts.wrong == []
     assert starts.counts.pop("refused while another one runs") > 0
-    assert sorted(starts.counts.values()) == [1] * 2
+    assert list(starts.counts.values()) == [1]

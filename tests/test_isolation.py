@@ -9,7 +9,6 @@ BAD = {
     "segfaults": ("crashed", "SIGSEGV"),
     "raises": ("error", "this backend raises"),
     "exits": ("crashed", "exited with code 3"),
-    "hangs": ("timeout", "longer than 8 s"),
     "ignoressigterm": ("timeout", "longer than 8 s"),
     "exhaustsmemory": ("out_of_memory", ""),
     "onenan": ("inaccurate", "not finite"),
@@ -41,12 +40,17 @@ def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     tagged = {tags["attn_exp.job"]: tags["attn_exp.status"] for _, _, tags in stored if "attn_exp.job" in tags}
     assert tagged == {record.request.job: record.status for record in found.values()}
 
+    # Of those that are worth a retry one that is quick, and one that takes its worker along: each costs seconds.
+    retried = ["raises", "exits"]
+    kept = ["eager", "flash", "exhaustsmemory", "onenan", "cudnn"]
     before = {record.request.job: record.finished_at for record in found.values()}
-    again = run(*arguments, cwd=tmp_path)
+    choice = ",".join(retried + kept)
+    again = run("-m", f"backend={choice}", "sweep=bad", "isolation.timeout_s=8", *TRACKED, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    for record in records(tmp_path, "bad").values():
-        kept = record.status in ("ok", "inaccurate", "unsupported", "out_of_memory")
-        assert (record.finished_at == before[record.request.job]) == kept, record.request.label
+    later = records(tmp_path, "bad")
+    measured = {name for name, record in later.items() if record.finished_at != before[record.request.job]}
+    assert sorted(measured) == sorted(retried)
+    assert later.keys() == found.keys()
     assert len(runs(tmp_path)) == len(stored)
 
 
@@ -63,40 +67,34 @@ def test_alarms_handlers_and_limits_that_a_job_leaves_are_not_the_next_one_s(tmp
 
 
 def test_an_interrupt_ends_at_once_and_the_same_command_goes_on(tmp_path):
-    """By Ctrl-C, then by SIGTERM, then to its end."""
-    arguments = ("-m", "backend=eager,slow,flash", "batch=1,2,3", "sweep=cut", *TRACKED[:1], *TRACKED[2:])
+    """By Ctrl-C, by SIGTERM, killed together with its worker by SIGKILL, and then to its end."""
+    arguments = ("-m", "backend=eager,slow,flash", "batch=1,2", "sweep=cut", *TRACKED[:1], *TRACKED[2:])
     before = {}
-    for number, name, count in ((signal.SIGINT, "eager", 3), (signal.SIGTERM, "slow", 1)):
+    for number, name, count in ((signal.SIGINT, "eager", 2), (signal.SIGTERM, "slow", 1), (signal.SIGKILL, "slow", 2)):
         process = start(*arguments, cwd=tmp_path)
         wait_for(lambda name=name, count=count: len(list(tmp_path.glob(f"multirun/cut/{name}-*/{FILE_NAME}"))) == count)
         seconds, out, err = interrupt(process, number)
-        assert seconds < 5
-        assert process.returncode == 130
         assert "Traceback" not in err
-        assert "sweep=cut" in out.splitlines()[-1]
-        assert left_behind(tmp_path) == []
-        assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
+        if number == signal.SIGKILL:
+            assert process.returncode == -number
+            wait_for(lambda: not left_behind(tmp_path), 5)
+        else:
+            assert seconds < 5
+            assert process.returncode == 130
+            assert "sweep=cut" in out.splitlines()[-1]
+            assert left_behind(tmp_path) == []
+            assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
         kept, before = before, _times(records(tmp_path, "cut"))
-        assert len(before) < 9
+        assert len(before) < 6
         assert {job: found_at for job, found_at in before.items() if job in kept} == kept
 
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = records(tmp_path, "cut")
-    assert len(found) == 9
+    assert len(found) == 6
     assert {record.status for record in found.values()} == {"ok"}
     assert {job: found_at for job, found_at in _times(found).items() if job in before} == before
-    assert sorted(tags.get("attn_exp.status", "sweep") for _, _, tags in runs(tmp_path)) == ["ok"] * 9 + ["sweep"]
-
-
-def test_a_killed_parent_takes_its_worker_along_and_the_same_command_goes_on(tmp_path):
-    arguments = ("-m", "backend=eager,slow", "sweep=shot", *TRACKED)
-    process = start(*arguments, cwd=tmp_path)
-    wait_for(lambda: list(tmp_path.glob(f"multirun/shot/eager-*/{FILE_NAME}")))
-    interrupt(process, signal.SIGKILL)
-    wait_for(lambda: not left_behind(tmp_path), 5)
-    assert run(*arguments, cwd=tmp_path).returncode == 0
-    assert sorted(records(tmp_path, "shot")) == ["eager", "slow"]
+    assert sorted(tags.get("attn_exp.status", "sweep") for _, _, tags in runs(tmp_path)) == ["ok"] * 6 + ["sweep"]
     assert {status for _, status, _ in runs(tmp_path)} == {"FINISHED"}
 
 

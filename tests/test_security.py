@@ -263,13 +263,16 @@ def test_values_of_secret_variables_are_never_shown() -> None:
 @pytest.mark.parametrize(
     "name",
     ["DB_PASS", "SMTP_PASS", "GITHUB_PAT", "GH_PAT", "JWT", "COOKIE", "AUTH", "BASIC_AUTH", "X_BEARER",
-     "DOCKER_AUTH_CONFIG", "AZURE_STORAGE_CONNECTION_STRING", "SESSION_ID"],
+     "DOCKER_AUTH_CONFIG", "AZURE_STORAGE_CONNECTION_STRING", "SESSION_ID", "DBPASS", "TRITON_PW", "GCP_CREDS",
+     "API_CRED", "VAULT_PASSCODE", "SLACK_WEBHOOK_URL"],
 )  # fmt: skip
 def test_these_names_are_of_secrets(name: str) -> None:
     assert redacted("it is much-too-long-to-guess", {name: "much-too-long-to-guess"}) == "it is ***"
 
 
-@pytest.mark.parametrize("name", ["PATH", "COMPASS", "PATTERN", "AUTHOR", "BYPASS", "COOKIES_ALLOWED", "SSH_AUTH_SOCK"])
+@pytest.mark.parametrize(
+    "name", ["PATH", "COMPASS", "PATTERN", "AUTHOR", "BYPASS", "COOKIES_ALLOWED", "SSH_AUTH_SOCK", "SACRED"]
+)
 def test_these_names_are_not(name: str) -> None:
     assert redacted("it is much-too-long-to-guess", {name: "much-too-long-to-guess"}) == "it is much-too-long-to-guess"
 

@@ -24,7 +24,7 @@ from drill.disk import into_a_namespace, make_disk
 from drill.ends import Ends
 from drill.evidence import held_locks, processes
 from drill.odd import DATABASES, IN_PLACE, Private
-from drill.plan import HARMLESS, LARGE, SHARES, plans
+from drill.plan import LARGE, SHARES, SMALL, plans
 from drill.server import Server
 from drill.starts import Starts
 
@@ -32,8 +32,7 @@ from drill.starts import Starts
 FEWEST = 24
 # Besides those of the plan; by what their names begin with.
 _OTHERS = (
-    *HARMLESS,
-    "the parent killed by SIGKILL",
+    *SMALL,
     "sqlite locked by eight writers",
     "in the place of a record",
     "in the place of sweep.id",
@@ -46,6 +45,7 @@ _OTHERS = (
 _OF_LARGE = (
     *SHARES,
     *ENDS,
+    "the parent killed by SIGKILL",
     "the parent killed while MLflow's database is made",
     "the same command twice at once",
     "the tracking server stopped and started",

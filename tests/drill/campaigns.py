@@ -26,6 +26,8 @@ _MOST_RUNS = 6
 # Making a database takes half a second to a second and a half.
 _MAKING_S, _TRIES = 0.5, 4
 _AT_ONCE = 4
+# Each takes seconds, mostly of waiting: the two sweeps share them.
+_SICK_SERVED, _SICK_LOCAL = list(SICK)[::2], list(SICK)[1::2]
 ENDS = {
     "Ctrl-C pressed twice": (signal.SIGINT, signal.SIGINT),
     "the terminal closed (SIGHUP)": (signal.SIGHUP,),
@@ -105,10 +107,10 @@ class Campaign:
         """Start the same command beside the one that runs, several times at once; `run` waits for them."""
         self._beside += [self.command.start() for _ in range(_AT_ONCE)]
 
-    def sick(self, server: Server, kind: str, *steps: Step) -> None:
-        """Run the command with a sick server in the place of a healthy one."""
-        with sick_server(SICK[kind], server.port) as asked:
-            self.killed(self.run(*steps, more=["tracker.patience_s=2"]))
+    def sick(self, kind: str, port: int = 0) -> None:
+        """Run the command with a sick server: on the port of a healthy one, or in the place of its database."""
+        with sick_server(SICK[kind], port) as (uri, asked):
+            self.killed(self.run(more=["tracker.patience_s=2", f"tracker.uri={uri}"]))
             self.counts[f"a sick tracking server: {kind}"] += asked()
 
     def odd_database(self, kind: str) -> None:
@@ -210,10 +212,10 @@ def served(campaign: Campaign, server: Server) -> None:
     for share, (fault, numbers) in zip((0.55, 0.65, 0.75), ENDS.items(), strict=True):
         campaign.end(fault, share, numbers)
     campaign.run((0.85, stop), (0.95, start))
-    for kind in SICK:
-        # If the command was through before.
-        server.stop()
-        campaign.sick(server, kind)
+    # If the command was through before.
+    server.stop()
+    for kind in _SICK_SERVED:
+        campaign.sick(kind, server.port)
     server.start()
     campaign.finish()
 
@@ -241,18 +243,24 @@ def local(campaign: Campaign, disk: Disk) -> None:
 
     campaign.counts[plant_before(campaign.command.folder, campaign.chance)] += 1
     large = campaign.plan.jobs >= LARGE // 2
+    steps: list[Step] = [(0.05, lock), (0.25, unlock)]
+    later: list[Step] = [(0.55, set_back), (0.65, set_right), (0.75, full)]
     if large:
         for kind in DATABASES:
             campaign.odd_database(kind)
         campaign.kill_while_made()
-    beside = [(0.3, campaign.again)] if large else []
-    campaign.killed(campaign.run((0.05, lock), (0.25, unlock), *beside, (FIRST_END, campaign.kill)))
-    campaign.cut()
-    if large:
+        campaign.killed(campaign.run(*steps, (0.3, campaign.again), (FIRST_END, campaign.kill)))
+        campaign.cut()
         campaign.protected_database()
-    ended = campaign.run((0.55, set_back), (0.65, set_right), (0.75, full))
+        ended = campaign.run(*later)
+    else:
+        ended = campaign.run(*steps, *later)
+        campaign.cut()
     told = disk.error in ended.said
     campaign.counts[f"the disk full ({disk.kind})"] += told and ended.code != 0 and ended.records < campaign.plan.jobs
     disk.empty()
     campaign.plant()
+    if large:
+        for kind in _SICK_LOCAL:
+            campaign.sick(kind)
     campaign.finish()

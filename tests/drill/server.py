@@ -69,8 +69,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def sick_server(answer: Callable[[Sick], None], port: int) -> Iterator[Callable[[], bool]]:
-    """Answer on a port as `answer` does; yields a function that says whether anybody has asked."""
+def sick_server(answer: Callable[[Sick], None], port: int) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Answer on a port, any if it is 0, as `answer` does; yields the URI, and whether anybody has asked."""
     asked = threading.Event()
 
     def answered(sick: Sick) -> None:
@@ -83,6 +83,6 @@ def sick_server(answer: Callable[[Sick], None], port: int) -> Iterator[Callable[
         server.daemon_threads, server.block_on_close = True, False
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield asked.is_set
+            yield f"http://127.0.0.1:{server.server_port}", asked.is_set
         finally:
             server.shutdown()
