@@ -1,0 +1,245 @@
+"""python bench/pick_proof.py OUT: whether a dispatch table picks well where nothing was measured.
+
+Sweeps a grid of shapes and writes the table of it; then draws shapes at random between those of the grid, times the
+backends side by side, and compares what the table picks with the fastest: in the geometric mean, and at most. Then
+duels: transformer blocks with the dispatcher against SDPA's own choice. Writes `pick_proof.csv` and `pick_proof.txt`
+into the folder OUT beside the sweep; a second call with the same OUT keeps what the sweep has measured.
+
+Triton tunes itself for each shape, which takes a second: a backend that the table predicts at more than 1.25 times the
+least time is timed in every eighth shape only. The shapes end when the seconds do (`--budget-s`); the text says how
+many there were.
+"""
+
+import argparse
+import csv
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import attn_exp.dispatch
+from attn_exp.attention.inputs import Inputs, make_inputs
+from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of, load_backend
+from attn_exp.backends.sdpa import Sdpa
+from attn_exp.core.case import Case
+from attn_exp.core.dispatch_choice import Choice
+from attn_exp.core.dispatch_table import MODES
+from attn_exp.core.stats import summarize
+from attn_exp.core.text import grid
+from attn_exp.timers import make_timer
+from attn_exp.timers.loop import Entry, sample_rivals
+from attn_exp.timers.stopping import StoppingRule
+from attn_exp.worker.machine.device import Machine
+
+HERE = Path(__file__).resolve().parent
+SWEEP = "pick_proof"
+# The grid, and what random shapes lie between. A CPU's is only there to try this program.
+GRIDS = {
+    "cuda": {"batch": (1, 4), "heads": 16, "seq_len": (256, 512, 1024, 2048, 4096, 8192), "dims": (64, 128)},
+    "cpu": {"batch": (1, 2), "heads": 2, "seq_len": (32, 64, 128), "dims": (32,)},
+}
+BLOCKS = {
+    "dit_block": ("model=flux", "workload=dit_block"),
+    "decoder_layer": ("model=llama3_8b", "workload=decoder_layer", "seq_len=4096"),
+}
+FAR, ALL_OF = 1.25, 8
+ROUNDS = StoppingRule(precision=0.0, min_rounds=4, max_rounds=4, budget_s=0.0)
+
+
+class Picked(DeclarativeBackend):
+    """The dispatcher as a backend, for duels."""
+
+    supports = Sdpa.supports
+
+    def __init__(self, name: str, table: str) -> None:
+        super().__init__(name)
+        self.table = table
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        """Load the table; each call looks its shape up."""
+        attention = attn_exp.dispatch.load(self.table).attention
+        grouped = case.q_heads != case.kv_heads
+        return calls_of(partial(attention, is_causal=not case.dense, enable_gqa=grouped), inputs)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A shape in a mode: what was picked, and the time of each backend that was timed."""
+
+    case: Case
+    mode: str
+    choice: Choice
+    times_us: dict[str, float]
+
+    @property
+    def slower(self) -> float:
+        """How many times as long as the fastest the pick took."""
+        return self.times_us[self.choice.label or ""] / min(self.times_us.values())
+
+
+def command(*words: str, out: Path) -> str:
+    """The standard output of a command that must succeed; what it says beside goes to standard error."""
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    run = [sys.executable, "-m", "attn_exp", *words]
+    return subprocess.run(run, cwd=out, check=True, text=True, stdout=subprocess.PIPE, env=variables).stdout
+
+
+def sweep(out: Path, backends: str, device: str) -> None:
+    """Measure the grid, and the blocks' attention."""
+    one = GRIDS[device]
+    common = (f"backend={backends}", f"sweep={SWEEP}", f"device={device}", "stopping=quick", "tracker=none")
+    dtype = "dtype=bf16" if device == "cuda" else "dtype=fp32"
+    shapes = (
+        f"batch={_words(one['batch'])}", f"seq_len={_words(one['seq_len'])}", "causal=true,false", dtype,
+        "model=sdpa_bench", f"model.q_heads={one['heads']}", "model.embedding=null",
+        f"model.head_dim={_words(one['dims'])}",
+    )  # fmt: skip
+    command("-m", *shapes, *common, out=out)
+    if device == "cuda":
+        command("-m", "model=flux", *common, out=out)
+        command("-m", "model=llama3_8b", "seq_len=4096", "causal=true", "dtype=bf16", *common, out=out)
+
+
+def _words(values: object) -> str:
+    return ",".join(map(str, values)) if isinstance(values, tuple) else str(values)
+
+
+def drawn(draw: random.Random, device: str) -> Case:
+    """A random shape between those of the grid; lengths are uniform in their logarithm."""
+    one = GRIDS[device]
+    first, *_, last = one["seq_len"]
+    length = 8 * round(math.exp(draw.uniform(math.log(first), math.log(last))) / 8)
+    most = one["batch"][-1] * one["heads"]
+    batch, heads = draw.choice(
+        [(b, h) for b in range(1, 5) for h in range(1, most + 1) if one["heads"] <= b * h <= most]
+    )
+    dim = draw.choice(one["dims"])
+    return Case(
+        batch=batch, q_heads=heads, kv_heads=heads, q_len=length, kv_len=length, head_dim=dim, value_dim=dim,
+        dtype="bfloat16" if device == "cuda" else "float32", causal=draw.random() < 0.5, align="top_left",
+    )  # fmt: skip
+
+
+def timed(case: Case, machine: Machine, backends: dict[str, dict[str, object]]) -> dict[str, dict[str, float]]:
+    """The times of both passes by backend, in microseconds: their blocks alternate, forwards first."""
+    inputs = make_inputs(case, machine.device, 0, with_gradients=True)
+    timer = "cpu" if machine.gpu is None else "device"
+    entries = defaultdict(list)
+    labels = []
+    for label, config in backends.items():
+        backend = load_backend(config)
+        if backend.unsupported(case, machine.device) is not None:
+            continue
+        calls = backend.prepare(case, inputs)
+        with calls.scope():
+            backward = calls.backward(calls.forward())
+            backward()
+        labels.append(label)
+        entries["forward"].append(Entry(make_timer(timer, machine.gpu), calls.forward, calls.scope))
+        entries["backward"].append(Entry(make_timer(timer, machine.gpu), backward, calls.scope))
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for side, own in entries.items():
+        for label, timing in zip(labels, sample_rivals(own, ROUNDS), strict=True):
+            found[label][side] = summarize(timing.times_us, timing.rounds).median_us
+    return found
+
+
+def rows_of(case: Case, at: int, picks: attn_exp.dispatch.Dispatcher, machine: Machine) -> list[Row]:
+    """The rows of one shape, in both modes."""
+    choices = {mode: picks._chooser.choice(case, mode) for mode in MODES}
+    wanted = {choice.label for choice in choices.values()}
+    for choice in choices.values():
+        least = min((one.time_us for one in choice.times.values()), default=0.0)
+        near = [label for label, one in choice.times.items() if one.time_us <= FAR * least]
+        wanted |= set(near if choice.times and at % ALL_OF else picks.table.backends)
+    found = timed(case, machine, {label: one for label, one in picks.table.backends.items() if label in wanted})
+    rows = []
+    for mode, choice in choices.items():
+        times = {label: sum(one.values()) if mode == "training" else one["forward"] for label, one in found.items()}
+        if choice.label in times:
+            rows.append(Row(case, mode, choice, times))
+    return rows
+
+
+def report(rows: list[Row]) -> str:
+    """The table: for each mode how much slower the picks are than the fastest."""
+    shown = []
+    for mode in MODES:
+        own = sorted((row for row in rows if row.mode == mode), key=lambda row: row.slower)
+        if not own:
+            continue
+        mean = math.exp(statistics.fmean(math.log(row.slower) for row in own))
+        worst = own[-1]
+        shown.append(
+            {
+                "mode": mode,
+                "shapes": len(own),
+                "fastest picked": sum(row.slower == 1 for row in own),
+                "slower, geomean": f"{100 * (mean - 1):.2f} %",
+                "slower, 95 of 100": f"{100 * (own[int(0.95 * (len(own) - 1))].slower - 1):.2f} %",
+                "slower at most": f"{100 * (worst.slower - 1):.2f} %",
+                "there": f"{worst.case.label()}: {worst.choice.label}",
+            }
+        )
+    return grid(shown, list(shown[0]))
+
+
+def duels(out: Path, table: Path) -> str:
+    """What duels of blocks with the dispatcher against SDPA's own choice say."""
+    folder = out / "conf" / "backend"
+    folder.mkdir(parents=True, exist_ok=True)
+    choice = f"# backend=picked: what the table picks.\n_target_: pick_proof.Picked\nname: picked\ntable: {table}\n"
+    (folder / "picked.yaml").write_text(choice)
+    said = []
+    for name, words in BLOCKS.items():
+        made = ("duel", "--config-dir", str(out / "conf"), "a=picked", "b=auto", *words)
+        said.append(f"{name}\n{command(*made, 'stopping.budget_s=3', 'tracker=none', out=out).strip()}")
+    return "\n\n".join(said)
+
+
+def main() -> None:
+    began = time.perf_counter()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--backends", default="flash,cudnn,efficient,triton")
+    parser.add_argument("--shapes", type=int, default=200)
+    parser.add_argument("--budget-s", type=float, default=290.0, help="seconds in all, the duels' included")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    given.out.mkdir(parents=True, exist_ok=True)
+    out, table = given.out.resolve(), given.out.resolve() / "table.json"
+    sweep(out, given.backends, device)
+    lines = [command("pick", SWEEP, f"out={table}", out=out).strip()]
+    lines.append(f"sweep and table: {time.perf_counter() - began:.0f} s")
+    print("\n".join(lines), flush=True)
+    duelled = duels(out, table) if device == "cuda" else ""
+    picks, machine, draw = attn_exp.dispatch.load(table), Machine.open(device), random.Random(given.seed)
+    rows: list[Row] = []
+    shapes = 0
+    while shapes < given.shapes and time.perf_counter() - began < given.budget_s:
+        rows += rows_of(drawn(draw, device), shapes, picks, machine)
+        shapes += 1
+    lines.append(f"{shapes} random shapes between those of the sweep, by {time.perf_counter() - began:.0f} s")
+    text = "\n\n".join(filter(None, ["\n".join(lines), report(rows), duelled]))
+    (out / "pick_proof.txt").write_text(f"{text}\n")
+    with (out / "pick_proof.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["case", "mode", "picked", "how", "slower", *picks.table.backends])
+        for row in rows:
+            times = [f"{row.times_us[label]:.2f}" if label in row.times_us else "" for label in picks.table.backends]
+            writer.writerow([row.case.label(), row.mode, row.choice.label, row.choice.how, f"{row.slower:.4f}", *times])
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
