@@ -22,6 +22,7 @@ COMMANDS = {
     "duel": "measure backends side by side and say which is faster, and how surely",
     "compare": "say from records which backend is faster where, or what changed since an earlier sweep",
     "pick": "write a table of the fastest backend at each shape, which a model can dispatch by",
+    "site": "write a static site of the histories of all sweeps in a folder",
     "hunt": "search for a case that a backend computes wrongly",
     "reproduce": "repeat published figures, and say which hold",
     "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",
@@ -77,7 +78,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     earlier = sys.argv[0].startswith("python -m attn_exp.")
-    if sys.argv[1:2] == ["compare"]:
+    if sys.argv[1:2] in (["compare"], ["site"]):
         # Thousands of records are millions of objects without a cycle: looking for some takes a sixth of the time.
         gc.disable()
     try:

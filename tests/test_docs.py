@@ -15,6 +15,7 @@ import pytest
 import sweeps
 import yaml
 
+import attn_exp
 from attn_exp.cli import COMMANDS, dispatch
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import COMMAND as DUEL
@@ -219,7 +220,7 @@ def sweeps_to_compare(folder):
         "monday",
         "tuesday",
         "friday",
-        *("h200", "published"),
+        *("h200", "published", "later"),
         *(f"nightly-{day}" for day in range(9)),
     )
     for day, name in enumerate(names):
@@ -244,6 +245,8 @@ def sweeps_to_compare(folder):
 def test_every_comparison_runs(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sweeps_to_compare(tmp_path)
+    if {"against=main", "replace=true"} & set(arguments):
+        attn_exp.load("first").save("main")
     assert compare_main(arguments) == 0
     assert capsys.readouterr().out or next(tmp_path.glob("*.[hm]*")).read_text()
 

@@ -78,6 +78,9 @@ def _names(place: str, word: str, home: Path) -> Iterator[str]:
         # The figures of a source once its slash is typed: there are hundreds.
         yield from (name for name in names_of_figures() if "/" in word or "/" not in name)
         return
+    if place == "FOLDER":
+        yield from (path for path in _files(word) if path.endswith("/"))
+        return
     sweep, slash, _ = word.partition("/")
     if slash and place == "JOB_OR_SWEEP":
         yield from (f"{sweep}/{path.name}" for path in _folders(home / sweep))

@@ -120,6 +120,23 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     return sorted_rows(comparison, choice.sort) if choice.sort else comparison
 
 
+def history_of(choice: Choice, sweeps: Sequence[Sweep]) -> History:
+    """Return the history of all sweeps of a folder, also of one or two.
+
+    What cannot be compared, as of several GPUs, has series of its own.
+
+    Raises:
+        UserError: the choice cannot be carried out; the message says what to type.
+    """
+    together = labelled([sweep for sweep in sweeps if sweep.results], pairs=True)
+    results = results_of(together)
+    metric, spreads = metric_of(choice.metric, results), spreads_for(results, choice.spread)
+    cells = _filtered([cells_of(sweep.results, metric) for sweep in together], choice.where, pairs=False)
+    history = compare_history(together, cells, metric, spreads, least=1, apart=True)
+    lost = (sentence for sweep in sweeps if not sweep.results for sentence in sweep.broken)
+    return replace(history, broken=(*history.broken, *lost))
+
+
 def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
     """Return the sweeps and baselines with these names, from folders or from MLflow.
 

@@ -126,6 +126,13 @@ def differences(pairs: Iterable[tuple[Result, Result]]) -> tuple[Difference, ...
     return tuple(sorted(listed, key=lambda one: (not one.refuses, one.name, str(one.old), str(one.new))))
 
 
+def comparable_key(result: Result) -> tuple[Any, ...]:
+    """Return what two results must have in common to be compared."""
+    known = facts(result)
+    names = REFUSED_ON_CPU if result.device == "cpu" else REFUSED
+    return (*(repr(known.get(name)) for name in sorted(names)), result.l2, result.method_version)
+
+
 def facts(result: Result) -> dict[str, Any]:
     """Return everything known about where and how a result was measured: `gpu`, `versions.torch`, `timer` ..."""
     known: dict[str, Any] = {"device": result.device}

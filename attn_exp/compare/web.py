@@ -29,14 +29,25 @@ class _Section:
     left_out: int = 0
 
 
-def html(page: Page, pictures: Iterable[Picture] = (), *, limit: int | None = None) -> str:
-    """Return the report, with at most `limit` rows of the first sheet."""
+def html(
+    page: Page,
+    pictures: Iterable[Picture] = (),
+    *,
+    limit: int | None = None,
+    title: str = "",
+    links: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Return the report, with at most `limit` rows of the first sheet.
+
+    `links` are files beside it, whose names are ours, and what they are called.
+    """
     first, *others = page.sheets
     headline = page.headline
     said = (*headline.answer, *headline.warnings, headline.remains, headline.command)
     script = _asset("report.js")
     return template("attn_exp.compare", "report.html.jinja").render(
-        title=f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {page.about['kind']}",
+        title=title or f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {page.about['kind']}",
+        links=links,
         headline=headline,
         # A warning has its command in the same line.
         lines=[line for line in page.lines if line and not any(line in one for one in said)],

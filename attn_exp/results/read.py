@@ -15,6 +15,7 @@ from attn_exp.core.frames import frame
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import FILE_NAME
 from attn_exp.core.redaction import redacted
+from attn_exp.core.request import DUEL_NAME
 from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, decode, named
@@ -123,6 +124,24 @@ def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
     return Sweep(folder.name, str(folder), *read, typed_command(folder), planned_jobs(folder))
 
 
+def read_home(home: Path) -> list[Sweep]:
+    """Return all sweeps in a folder of sweeps, the oldest first, without duels; files that are no records are named.
+
+    Raises:
+        UserError: it has no sweep with a record.
+    """
+    if not home.is_dir():
+        raise UserError(f"there is {_no_home(home)}")
+    folders = [path for path in sweeps_in(home) if not (path / DUEL_NAME).is_file()]
+    sweeps = [read_folder(folder, may_be_empty=True) for folder in folders]
+    if not any(sweep.results for sweep in sweeps):
+        if any((folder / FILE_NAME).is_file() for folder in folders):
+            raise UserError(f"{home} is one sweep: give the folder that it is in, {home.absolute().parent}")
+        broken = next((sentence for sweep in sweeps for sentence in sweep.broken), f"{home} has no sweep yet")
+        raise UserError(f"there is nothing to show, {broken}: give a folder of sweeps, such as {HOME}")
+    return [sweep for sweep in sweeps if sweep.results or sweep.broken]
+
+
 def typed_command(folder: Path) -> str:
     """Return the command that `command.txt` in a sweep's folder has; empty if there is none."""
     return redacted(short_text(folder / "command.txt"))
@@ -168,10 +187,7 @@ def _rows(result: Result) -> list[dict[str, Any]]:
 
 def _no_sweep(word: str, home: Path, there: Sequence[str], kept: Sequence[str]) -> str:
     if not there and not kept and not home.is_dir():
-        parent = home.absolute().parent
-        beside = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-        near = nearest(home.name, beside)
-        return f"there is no sweep '{word}', and no folder {home}: {near}choose another with folder=FOLDER"
+        return f"there is no sweep '{word}', and {_no_home(home)} with folder=FOLDER"
     if not there and not kept:
         return f"there is no sweep '{word}': {home}/ has none yet (folder=FOLDER looks elsewhere)"
     known = f"the sweeps in {home} are {', '.join(there[-8:])}" if there else f"{home}/ has no sweep"
@@ -180,6 +196,12 @@ def _no_sweep(word: str, home: Path, there: Sequence[str], kept: Sequence[str]) 
     if _is_pattern(word):
         return f"no sweep in {home} matches '{word}': {known}"
     return f"there is no sweep{' or baseline' if kept else ''} '{word}': {nearest(word, [*there, *kept])}{known}"
+
+
+def _no_home(home: Path) -> str:
+    parent = home.absolute().parent
+    beside = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    return f"no folder {home}: {nearest(home.name, beside)}choose another"
 
 
 def _is_pattern(word: str) -> bool:
