@@ -7,10 +7,11 @@ dv all change. Changing the same channels of q and k changes no score, and chang
 output: such a *relative* of inputs shares their reference.
 """
 
+import contextlib
 import random
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 
 from attn_exp.attention.bits import bits_of
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
+from attn_exp.attention.sampling import fresh_dice
 from attn_exp.core.case import NORMAL
 
 # Drawn once: drawing signs on the device would take a kernel for each call. Rows are many, and few patterns combine to
@@ -199,6 +201,28 @@ class FreshInputs:
             self._change_channels("d_out", self._dice.randrange(_PATTERNS))
         else:
             self._change_rows("d_out")
+
+    @property
+    def has_normal_numbers(self) -> bool:
+        """Whether these are attention's inputs of a normal distribution, so that others of it can take their place."""
+        coded = any(tensor.element_size() == 1 for tensor in self.tensors.values())
+        return self._attention and not self._keeps_scores and not coded
+
+    @contextlib.contextmanager
+    def other_numbers(self) -> Iterator[None]:
+        """Have other normal numbers in what a forward reads; afterwards all is as it was."""
+        read = [tensor.data for name, tensor in self.tensors.items() if name != "d_out"]
+        read += [one.signs for one in self._changeable.values()]
+        kept, bits, dice = [one.clone() for one in read], dict(self._bits), fresh_dice()
+        try:
+            for name, tensor in self.tensors.items():
+                if name != "d_out":
+                    tensor.data.copy_(torch.randn(tensor.shape, generator=dice))
+            yield
+        finally:
+            for one, before in zip(read, kept, strict=True):
+                one.copy_(before)
+            self._bits = bits
 
     def signs(self, name: str) -> torch.Tensor:
         """Return the signs of a tensor's channels, or by `rows_of` its name of its rows, relative to those written."""

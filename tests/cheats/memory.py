@@ -6,6 +6,7 @@ from cheats.corpus import FORWARD, cheat
 from cheats.ways import Plain, Run, Tensor
 
 OUT = r"\bout\b|result of the first call"
+KNOWN = r"\bout\b|with other signs: what is known"
 
 
 class _Memo(Plain):
@@ -88,7 +89,7 @@ class MemoisedByFingerprint(_Memo):
         return tuple(one.detach().flatten()[::509].abs().sum().item() for one in (q, k, v))
 
 
-@cheat("memory", "inaccurate", OUT, passes=FORWARD, seen="flashinfer-bench#21")
+@cheat("memory", ("inaccurate", "implausible"), KNOWN, passes=FORWARD, seen="flashinfer-bench#21")
 class MemoisedByNorm(_Memo):
     """Remembers its output by the norms of the tensors."""
 
@@ -96,7 +97,7 @@ class MemoisedByNorm(_Memo):
         return tuple(one.detach().norm().item() for one in (q, k, v))
 
 
-@cheat("memory", "inaccurate", OUT, passes=FORWARD, seen="flashinfer-bench#21")
+@cheat("memory", ("inaccurate", "implausible"), KNOWN, passes=FORWARD, seen="flashinfer-bench#21")
 class MemoisedByHistogram(_Memo):
     """Remembers its output by a hash of the sorted magnitudes, which no flipped sign and no permutation changes."""
 

@@ -8,15 +8,16 @@ busy machine does not change, and then it is timed.
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from attn_exp.core.text import figures
 from attn_exp.timers.timed_call import TimedCall
-from attn_exp.worker.attempt import Attempt
+from attn_exp.worker.attempt import Attempt, status_of
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.one_call import OneCall
-from attn_exp.worker.judge.products import more_often, products
+from attn_exp.worker.judge.products import always_more, more_work, products
 from attn_exp.worker.judge.timed_pass import PlainTimes
 from attn_exp.worker.stopped import Stopped
 
@@ -26,8 +27,8 @@ _CALLS = 4
 # much slower the device has become, and microseconds by device. So often, with pauses, before it counts.
 _LONGER, _MARGIN_US = 1.25, {"cuda": 3.0, "cpu": 50.0}
 _REPEATS, _AGAIN, _PAUSE_S = 3, 8, 0.3
-# Forwards whose operators are counted if the first one runs more than it should, or fewer: a backend that chooses among
-# several ways by chance then chose the same all the time.
+# Forwards whose work is counted if the first one does more than it should: a backend that chooses among several ways by
+# chance chooses the least of them once in so many.
 _COUNTED_AGAIN = 24
 
 
@@ -92,41 +93,68 @@ def check_forwards(attempt: Attempt, judge: Judge, clock: OneCall, new_us: list[
 
 
 def count_forwards(attempt: Attempt, judge: Judge) -> Counter[str]:
-    """Return how often forwards run each operator that computes attention; on a CPU.
+    """Return how much forwards do of each operator that computes attention; on a CPU.
 
-    Two are made, of which the second one's result is that of the first but for signs.
+    Of two the second one's result is that of the first but for signs. Of two others the first one's inputs are other
+    numbers altogether, not those of the call before with other signs.
 
     Raises:
-        Stopped: the second one runs less, so that it was recognised.
+        Stopped: one does less, so that its inputs were recognised.
     """
-    both: tuple[Counter[str], Counter[str]] | None = None
+    seen: list[Counter[str]] = []
+
+    def counted(renew: Callable[[], None]) -> Counter[str]:
+        return products(TimedCall(judge.forward, renew))
+
+    def alike() -> tuple[Counter[str], Counter[str]]:
+        both = counted(partial(judge.fresh.renew, every=True)), counted(judge.fresh.renew_values)
+        seen.extend(both)
+        return both
+
+    def unlike() -> tuple[Counter[str], Counter[str]]:
+        with judge.fresh.other_numbers():
+            return counted(lambda: None), counted(judge.fresh.renew)
+
     with attempt.stage("accuracy"):
-        for _ in range(_COUNTED_AGAIN):
-            # No calls of the timer's, so that what is drawn stays among those.
-            renewals = partial(judge.fresh.renew, every=True), judge.fresh.renew_values
-            first, second = (products(TimedCall(judge.forward, renew)) for renew in renewals)
-            less = more_often(first, second)
-            if less is None or (both is not None and both != (first, second)):
-                return first | second
-            both = first, second
-    reason = (
-        f"forward: it runs {less} where its result is not that of the call before but for signs: what is known is not "
-        "computed again"
-    )
-    raise Stopped("implausible", reason)
+        less, known = always_more(alike), None
+        if less is None and judge.fresh.has_normal_numbers:
+            known = always_more(unlike)
+    if less:
+        raise Stopped(
+            "implausible",
+            f"forward: it runs {less} where its result is not that of the call before but for signs: what is known is "
+            "not computed again",
+        )
+    if known:
+        raise Stopped(
+            "implausible",
+            f"forward: it runs {known} where its inputs are not those of the call before with other signs: what is "
+            "known of these is not computed again",
+        )
+    return seen[0] | seen[1]
 
 
 def _check_products(judge: Judge, before: Counter[str]) -> None:
-    """Raise Stopped if every forward that a backward follows runs the same operators, more than when it was timed."""
-    more, known = None, None
+    """Raise Stopped if every forward that a backward follows does more than when it was timed.
+
+    An earlier output is alive, as in a model: what its backward needs could be computed in the next forward.
+    """
+    more, earlier = None, [judge.forward()]
     for _ in range(_COUNTED_AGAIN):
         made: list[Any] = []
-        counted = products(TimedCall(judge.forward, judge.fresh.renew, made.append))
-        more = more_often(counted, before)
-        if more is None or (known is not None and counted != known):
+        try:
+            counted = products(TimedCall(judge.forward, judge.fresh.renew, made.append))
+        except Exception as error:  # whatever does not fit
+            if not earlier or status_of(error, "")[0] != "out_of_memory":
+                raise
+            # The memory does not hold a second graph.
+            earlier.clear()
+            continue
+        more = more_work(counted, before)
+        if more is None:
             return
-        known = counted
         judge.backward_of(made[0])()
+        earlier = earlier and made
     reason = (
         f"forward: once backwards were timed a forward runs {more}, as it did when it was timed itself: what a "
         "backward needs was left out"

@@ -16,7 +16,7 @@ from attn_exp.worker.attempt import Attempt
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.one_call import OneCall
 from attn_exp.worker.judge.pairs import MOST, is_longer, nearly_all_longer
-from attn_exp.worker.judge.products import more_often, products
+from attn_exp.worker.judge.products import always_more, products
 from attn_exp.worker.stopped import Stopped
 
 # Steps of each kind that are timed at least.
@@ -35,8 +35,9 @@ def check_steps(attempt: Attempt, judge: Judge, clock: OneCall) -> None:
         Stopped: they take more.
     """
     with attempt.stage("accuracy"):
-        counted = Counter[str]() if clock.on_gpu else products(_step(judge, known=False))
-        wrong = _more_products(judge, counted) if counted else _longer(judge, clock)
+        wrong = None if clock.on_gpu else _more_products(judge)
+        # A step may see that it is counted.
+        wrong = wrong or _longer(judge, clock)
     if wrong:
         raise Stopped("implausible", f"step: {wrong}: its forward computed what a backward has to")
 
@@ -55,16 +56,14 @@ def _step(judge: Judge, *, known: bool) -> TimedCall:
     return TimedCall(run, judge.fresh.renew)
 
 
-def _more_products(judge: Judge, counted: Counter[str]) -> str | None:
-    """Return which operators steps with a new gradient run more often, each of them equally, or None."""
-    known, first = products(_step(judge, known=True)), counted
-    for _ in range(MOST):
-        more = more_often(counted, known)
-        if more is None or counted != first:
-            # Who chooses among several ways by chance runs others the next time.
-            return None
-        counted = products(_step(judge, known=False))
-    return f"with a gradient that is new after the forward it runs {more}"
+def _more_products(judge: Judge) -> str | None:
+    """Return what steps with a new gradient do more, or None."""
+
+    def pair() -> tuple[Counter[str], Counter[str]]:
+        return products(_step(judge, known=False)), products(_step(judge, known=True))
+
+    more = always_more(pair)
+    return more and f"with a gradient that is new after the forward it runs {more}"
 
 
 def _longer(judge: Judge, clock: OneCall) -> str | None:
