@@ -24,8 +24,9 @@ _SHARE = 0.01
 # Pairs of calls: so many of the same work are enough, or fewer if they take so much CPU time; so many are made at most.
 # In nearly all that differ the first must do more: by chance it does in one of 10,000 series.
 _ENOUGH, _ENOUGH_NS, _MOST, _CHANCE = 4, 60_000_000, 48, 1e-4
-# In so many the second one does more, and not much less often: a backend that chooses among several ways.
-_FEW, _TIMES = 2, 4
+# In so many the second one does more, and not much less often: a backend that chooses among several ways. Of so many it
+# is rare that the first one does, which moves no median.
+_FEW, _TIMES, _SOME, _RARE = 2, 4, 16, 0.25
 
 
 def products(call: Call) -> Counter[str]:
@@ -70,7 +71,7 @@ def always_more(pair: Callable[[], tuple[Counter[str], Counter[str]]]) -> str | 
         less += _exceeds(second, first)
         if not more and (made >= _ENOUGH or process_time_ns() - began > _ENOUGH_NS):
             return None
-        if less > _FEW and more < _TIMES * less:
+        if (less > _FEW and more < _TIMES * less) or (made >= _SOME and more < _RARE * made):
             return None
         if more and _by_chance(more, less) < _CHANCE:
             return told
