@@ -10,6 +10,7 @@ from attn_exp.core.job_question import JobAnswer, JobAnswers, JobQuestion
 from attn_exp.core.nvml import GpuInfo
 from attn_exp.run import forecast
 from attn_exp.run.forecast import Forecast, forecasts, least_bytes, memory_text
+from attn_exp.run.predicted import predicted_text, predictions
 from attn_exp.worker.job_answers import answers
 
 GPU = GpuInfo(0, "NVIDIA H200", "GPU-1", 141 << 30)
@@ -102,3 +103,31 @@ def test_backends_answer_by_themselves_and_one_that_cannot_be_loaded_hides_no_ot
     assert found.cpu_flops_per_s is not None and found.cpu_flops_per_s > 1e6
     # Nobody is asked about a CPU: nothing is multiplied.
     assert answers((replace(asked[0], device="cuda"),)).cpu_flops_per_s is None
+
+
+def test_records_of_the_backend_on_this_gpu_predict_the_times_of_its_passes(tmp_path):
+    def time_us(length, slope):
+        return 10 + slope * (length / 1024) ** 2
+
+    lengths = (512, 1024, 2048, 4096, 8192)
+    made = [
+        sweeps.job(of=sweeps.case(seq_len=length), fwd_us=time_us(length, 100), bwd_us=time_us(length, 250))
+        for length in lengths
+    ]
+    other = [replace(one, environment=sweeps.H200 | {"gpu": "NVIDIA H100"}) for one in made]
+    sweeps.write(
+        tmp_path / "first", [*made, *(sweeps.job("cudnn", of=sweeps.case(seq_len=one)) for one in lengths[:3])]
+    )
+    sweeps.write(tmp_path / "of_another_gpu", other)
+    jobs = [request(case={"seq_len": 3000}), request(case={"seq_len": 65536}), request("cudnn"), request("math")]
+    found = predictions(jobs, tmp_path, [GPU])
+    near = found[jobs[0].job]
+    for side, slope in (("forward", 100), ("backward", 250)):
+        assert near[side].low_us < time_us(3000, slope) < near[side].high_us
+        assert near[side].time_us == pytest.approx(time_us(3000, slope), rel=0.1)
+    assert predicted_text(near).startswith("forward ") and "beyond" not in predicted_text(near)
+    assert "beyond what was measured (q_len 65536 (measured up to 8192)" in predicted_text(found[jobs[1].job])
+    # Three cases are too few, and none is less.
+    assert found[jobs[2].job] == found[jobs[3].job] == {} and predicted_text({}) == ""
+    assert predictions(jobs, tmp_path, [replace(GPU, name="NVIDIA B200")])[jobs[0].job] == {}
+    assert predictions(jobs[:1], tmp_path / "none", [GPU]) == {jobs[0].job: {}}

@@ -8,10 +8,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from attn_exp.core.errors import UserError
+from attn_exp.core.prediction import Prediction
 from attn_exp.core.request import Request
 from attn_exp.core.text import duration
 from attn_exp.results.store import done_record
 from attn_exp.run.forecast import Forecast, forecasts, memory_text
+from attn_exp.run.predicted import predicted_text, predictions
 from attn_exp.run.session import Session
 
 # How they are counted, in this order; the first three always.
@@ -28,11 +30,12 @@ _ALWAYS = 3
 
 @dataclass(frozen=True)
 class Planned:
-    """A job of a dry run: what happens to it, and its request or why there is none."""
+    """A job of a dry run: what happens to it, its request or why there is none, and the folder of its sweeps."""
 
     what: str
     request: Request | None = None
     why: str = ""
+    home: Path | None = None
 
 
 def planned(session: Session, config: DictConfig) -> Planned:
@@ -41,8 +44,9 @@ def planned(session: Session, config: DictConfig) -> Planned:
         request = session.request(config)
     except UserError as error:
         return Planned("impossible", why=str(error))
-    done = done_record(request, Path(str(config.folder)).resolve() / request.job)
-    return Planned(f"done ({done.status})" if done else "would run", request)
+    folder = Path(str(config.folder)).resolve()
+    done = done_record(request, folder / request.job)
+    return Planned(f"done ({done.status})" if done else "would run", request, home=folder.parent)
 
 
 def print_plan(session: Session, plans: Sequence[Planned], *, of_sweep: bool = False) -> None:
@@ -54,8 +58,11 @@ def print_plan(session: Session, plans: Sequence[Planned], *, of_sweep: bool = F
         found = dict(zip([one.job for one in waiting], forecasts(waiting, session.gpus), strict=True))
     except UserError as error:
         unknown = f"what the backends would say is unknown: {error}"
+    times = dict[str, dict[str, Prediction]]()
+    for home in {one.home for one in plans if one.home is not None}:
+        times |= predictions([one for one in waiting if found.get(one.job)], home, session.gpus)
     session.progress.end()
-    lines = [_line(one, found) for one in plans]
+    lines = [_line(one, found, times) for one in plans]
     print("\n".join(f"{what:<18} {text}" for what, text in lines))
     if unknown:
         print(unknown)
@@ -69,7 +76,7 @@ def print_plan(session: Session, plans: Sequence[Planned], *, of_sweep: bool = F
             print(_together(running))
 
 
-def _line(one: Planned, found: dict[str, Forecast]) -> tuple[str, str]:
+def _line(one: Planned, found: dict[str, Forecast], times: dict[str, dict[str, Prediction]]) -> tuple[str, str]:
     if one.request is None:
         return one.what, one.why
     request = one.request
@@ -79,7 +86,8 @@ def _line(one: Planned, found: dict[str, Forecast]) -> tuple[str, str]:
         return one.what, f"{where}, folder {request.job}"
     if forecast.why:
         return forecast.what, f"{request.label}  on {request.device}: {forecast.why}"
-    return forecast.what, ", ".join(filter(None, [where, forecast.size(), f"folder {request.job}"]))
+    predicted = predicted_text(times.get(request.job, {}))
+    return forecast.what, ", ".join(filter(None, [where, forecast.size(), predicted, f"folder {request.job}"]))
 
 
 def _together(running: Sequence[Forecast]) -> str:
