@@ -22,7 +22,7 @@ NAMES: dict[str, str] = {
     "functools": "cache lru_cache partial wraps",
     "dataclasses": "dataclass field replace",
     "torch": (
-        "Generator Size Tensor _scaled_mm abs all allclose amax aminmax any arange "
+        "Generator Size Tensor _int_mm _scaled_mm abs all allclose amax aminmax any arange "
         "are_deterministic_algorithms_enabled argmax argsort as_strided as_tensor baddbmm bfloat16 bincount "
         "bitwise_and bitwise_or bitwise_xor bmm bool broadcast_to cat ceil clamp clone count_nonzero cumsum device div "
         "dtype einsum empty empty_like empty_strided equal exp exp2 eye finfo flatten flip float16 float32 float64 "
