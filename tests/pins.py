@@ -34,13 +34,8 @@ CUDA = (
 )
 # Not pinned: kernel packages, which need a GPU and are built for the torch that is installed.
 KERNELS = (
-    "flash-attn",
-    "flash-attn-4",
-    "helion",
-    "nvidia-cudnn-frontend",
-    "sageattention",
-    "transformer-engine",
-    "xformers",
+    *("flash-attn", "flash-attn-4", "flashinfer-python", "helion", "nvidia-cudnn-frontend", "sageattention"),
+    *("transformer-engine", "xformers"),
 )
 # Not pinned: the tests in a browser run by themselves.
 BROWSER = ("playwright",)

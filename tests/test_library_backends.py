@@ -33,6 +33,7 @@ from attn_exp.backends.bshd import flash_window, sequence_starts
 from attn_exp.backends.fa2 import FlashAttention2
 from attn_exp.backends.fa3 import FlashAttention3
 from attn_exp.backends.fa4 import FlashAttention4
+from attn_exp.backends.flashinfer import FlashInfer
 from attn_exp.backends.helion import Helion
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.backends.sage import Sage
@@ -314,6 +315,7 @@ def test_what_flash_attention_3_was_built_without_is_unsupported(left_out, asked
         ("xformers_cutlass", "xformers.ops.fmha", 'xformers is not installed: pip install "xformers>=0.0.35'),
         ("xformers_fa3", "xformers.ops.fmha", 'xformers is not installed: pip install "xformers>=0.0.35'),
         ("te", "transformer_engine.pytorch", "transformer-engine is not installed: pip install --no-build-isolation"),
+        ("flashinfer", "flashinfer", 'flashinfer-python is not installed: pip install "flashinfer-python>=0.7,<0.8"'),
         ("sage", "sageattention.core", 'sageattention is not installed: pip install "sageattention>=1.0.6,<2"'),
         ("helion", "helion", 'helion is not installed: pip install "helion>=1.0'),
     ],
@@ -449,6 +451,9 @@ def test_compiled_with_the_eager_backend_it_is_one_frame(monkeypatch):
         (TransformerEngine, "forward", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", True),
         (TransformerEngine, "backward", "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", True),
         (TransformerEngine, "forward", "void at::native::softmax_warp_forward<c10::BFloat16", False),
+        (FlashInfer, "forward", "void flashinfer::BatchPrefillWithRaggedKVCacheKernel<flashinfer::KernelTr", True),
+        (FlashInfer, "forward", "void flashinfer::PrefillWithKVCacheKernel<flashinfer::CollectiveMainloop<", True),
+        (FlashInfer, "forward", "void flashinfer::PersistentVariableLengthMergeStatesKernel<8u, 16u, 8u, ", False),
         (Sage, "forward", "_attn_fwd", True),
         (Sage, "forward", "quant_per_block_int8_kernel", False),
         (Helion, "forward", "_helion_attention_forward", True),

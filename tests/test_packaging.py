@@ -89,7 +89,7 @@ def test_every_extra_is_bounded_and_explained():
 
 def test_a_backend_s_extra_is_what_its_backend_says_to_install():
     page = (ROOT / "docs" / "backends.md").read_text()
-    for extra in ("cudnn", "fa2", "fa4", "helion", "sage", "te", "xformers"):
+    for extra in ("cudnn", "fa2", "fa4", "flashinfer", "helion", "sage", "te", "xformers"):
         (package,) = EXTRAS[extra]
         assert f'"{package}"' in page or f"'attn_exp[{extra}]'" in page, extra
 
