@@ -127,6 +127,8 @@ BAD = {
     # where things run and go
     "isolation.name=cold": "is none of warm, fresh, none",
     "isolation.timeout_s=-3": "is not a positive number of seconds",
+    "isolation.timeout_s=inf": "isolation.timeout_s=null sets no limit",
+    "profiler_timeout_s=3e6": "profiler_timeout_s=null sets no limit",
     "metric=latency": "all are measured, and attn-exp compare SWEEP metric=NAME shows one",
     "hydra/launcher=nope": "hydra/launcher=nope does not exist: the choices are basic",
     "-m hydra.launcher._target_=their.Launcher": "leave hydra/launcher out",

@@ -91,9 +91,15 @@ def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = Non
     )
 
 
+# epoll_wait(2) takes milliseconds of 31 bits.
+_LONGEST_S = 2_000_000
+
+
 def _limit(key: str, seconds: Any) -> float | None:
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if seconds is not None and not (number and seconds > 0):
         raise UserError(f"{key}={seconds} is not a positive number of seconds")
+    if seconds is not None and seconds > _LONGEST_S:
+        raise UserError(f"{key}={seconds} is more than {_LONGEST_S:,} seconds: {key}=null sets no limit")
     limit: float | None = seconds
     return limit
