@@ -127,6 +127,8 @@ def test_records_of_the_backend_on_this_gpu_predict_the_times_of_its_passes(tmp_
         assert near[side].time_us == pytest.approx(time_us(3000, slope), rel=0.1)
     assert predicted_text(near).startswith("forward ") and "beyond" not in predicted_text(near)
     assert "beyond what was measured (q_len 65536 (measured up to 8192)" in predicted_text(found[jobs[1].job])
+    block = request(case={"seq_len": 3000, "workload": "decoder_layer", "mlp_dim": 4096, "layout": "bhsd"})
+    assert predictions([block], tmp_path, [GPU]) == {block.job: {}}
     # Three cases are too few, and none is less.
     assert found[jobs[2].job] == found[jobs[3].job] == {} and predicted_text({}) == ""
     assert predictions(jobs, tmp_path, [replace(GPU, name="NVIDIA B200")])[jobs[0].job] == {}

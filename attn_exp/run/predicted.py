@@ -41,7 +41,8 @@ def predictions(requests: Sequence[Request], home: Path, gpus: Sequence[GpuInfo]
         rates.setdefault(result.device, _rates(result))
         for cell in cells_of([result], ChosenMetric()):
             key = (result.key[1:], cell.direction)
-            if cell.value is not None and key in wanted:
+            # A block's time is mostly that of its linear layers, which the roofline of its attention does not know.
+            if cell.value is not None and key in wanted and result.case.workload is None:
                 known[key].append(Known(result.case, cell.value, cell.half or 0.0))
     predictors = {
         key: Predictor(own, key[1], rates[key[0][2]])
@@ -52,7 +53,7 @@ def predictions(requests: Sequence[Request], home: Path, gpus: Sequence[GpuInfo]
         one.job: {
             side: predictors[_key(one), side].predict(one.case)
             for side in one.measuring.passes
-            if (_key(one), side) in predictors
+            if (_key(one), side) in predictors and one.case.workload is None
         }
         for one in requests
     }
