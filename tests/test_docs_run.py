@@ -44,6 +44,7 @@ NOT_RUN = {
     "+experiment=flux": "it compiles and profiles: tests/test_inductor.py, tests/gpu/test_gpu_profilers.py",
     "workload=decoder_layer": "tests/test_workloads.py",
     "attn-exp doctor": "half a minute: tests/test_doctor.py",
+    "attn-exp site": "tests/test_site.py writes sites of many sweeps",
     "attn-exp hunt": "it searches for a minute: tests/test_hunt.py",
     "attn-exp reproduce": "its sizes are for a GPU: tests/test_reproduce.py",
     "+experiment=contradictions": "its sizes are for a GPU: tests/test_reproduce.py composes it",

@@ -101,7 +101,7 @@ def test_the_source_distribution_has_what_is_tracked(tmp_path):
     with tarfile.open(tmp_path / built.stdout.splitlines()[-1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     code = ("attn_exp", "hydra_plugins", "conf", "published", "tests", "examples", "bench")
-    for folder in (*code, "docs", "results", "docker"):
+    for folder in (*code, "docs", "results", "docker", "action"):
         files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert {name for name in files - names if "__pycache__" not in name and "secrets" not in name} == set()
     assert {"LICENSE", "README.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", ".ci/run"} <= names
