@@ -12,6 +12,8 @@ import pytest
 import sweeps
 import yaml
 
+from attn_exp.core.errors import UserError, check_name
+
 ROOT = Path(__file__).resolve().parent.parent
 ACTION = ROOT / "action"
 WORKFLOW = re.search(r"```yaml\n(name: .*?)```", (ROOT / "docs/guarding.md").read_text(), re.DOTALL)[1]
@@ -38,6 +40,14 @@ def test_the_file_names_what_there_is():
                 needed = set(re.findall(r"\$\{?([A-Z_]+)", (ACTION / script).read_text()))
                 given = {name for name in needed if name.startswith(("GITHUB_", "MARKER"))} | set(step["env"])
                 assert needed <= given, script
+
+
+def test_no_baseline_gets_the_cache_of_one_whose_name_begins_alike():
+    steps = {step["name"]: step.get("with", {}) for step in spec()["runs"]["steps"]}
+    asked, kept = steps["Get the baseline"], steps["Keep the baseline"]
+    assert asked["key"] == asked["restore-keys"] and kept["key"].startswith(asked["key"])
+    with pytest.raises(UserError):
+        check_name("save", f"main{asked['key'][-1]}")
 
 
 def test_the_workflow_of_the_page_gives_inputs_that_exist():
