@@ -24,6 +24,7 @@ COMMANDS = {
     "pick": "write a table of the fastest backend at each shape, which a model can dispatch by",
     "site": "write a static site of the histories of all sweeps in a folder",
     "hunt": "search for a case that a backend computes wrongly",
+    "bisect": "find the version of a package, or the commit, that made something slower",
     "reproduce": "repeat published figures, and say which hold",
     "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",
     "doctor": "check that timings on this machine can be trusted",

@@ -317,6 +317,8 @@ def places(tmp_path, monkeypatch):
         ("attn-exp compare first hist", {"history="}),
         ("attn-exp explain first/fl", {"first/flash-1"}),
         ("attn-exp log fr", {"friday"}),
+        ("attn-exp bisect goo", {"good="}),
+        ("attn-exp bisect pass=b", {"pass=backward"}),
         ("attn-exp reproduce thunder", {"thunderkittens_h100"}),
         ("attn-exp reproduce thunderkittens_h100/", {"thunderkittens_h100/fa3-d128-b16h16-s12288-full-fwd"}),
         ("attn-exp reproduce lint form", {"format="}),

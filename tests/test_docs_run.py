@@ -46,6 +46,7 @@ NOT_RUN = {
     "attn-exp doctor": "half a minute: tests/test_doctor.py",
     "attn-exp site": "tests/test_site.py writes sites of many sweeps",
     "attn-exp hunt": "it searches for a minute: tests/test_hunt.py",
+    "attn-exp bisect": "it installs packages: tests/test_bisect.py",
     "attn-exp reproduce": "its sizes are for a GPU: tests/test_reproduce.py",
     "+experiment=contradictions": "its sizes are for a GPU: tests/test_reproduce.py composes it",
     "attn-exp ui": "tests/test_ui.py starts its server",

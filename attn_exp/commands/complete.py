@@ -17,7 +17,7 @@ from attn_exp.core.conf import conf_folder, read_yaml
 _PROGRAM = re.compile(r"\s*(?:\S*python[\d.]*\s+-m\s+attn_exp\b|\S+)\s*(.*)", re.DOTALL)
 _FLAGS = ("--help", "--version", "--hydra-help", "--multirun", "--config-dir", "--cfg", "--info")
 # These take Hydra's groups and keys.
-_OF_HYDRA = ("run", "duel", "backends")
+_OF_HYDRA = ("run", "duel", "backends", "bisect")
 # A backend of a duel.
 _RIVAL = re.compile(r"[a-z]")
 

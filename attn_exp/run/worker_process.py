@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attn_exp.core.errors import last_message
 from attn_exp.core.process import descendants, guarded, kill_all, kill_marked, kill_orphans, own_mark
@@ -27,25 +27,29 @@ class WorkerProcess:
 
     Args:
         variables: names and patterns of environment variables that it gets besides those that computing needs.
+        python: the interpreter, by default this one.
+        more: further environment variables.
 
     Attributes:
         pid: the process's number.
     """
 
-    def __init__(self, variables: Sequence[str] = ()) -> None:
+    def __init__(
+        self, variables: Sequence[str] = (), python: str = sys.executable, more: Mapping[str, str] | None = None
+    ) -> None:
         self._replies, reply_fd = os.pipe()
         os.set_inheritable(reply_fd, True)
         # What it prints before it has a job, and with it a log.
         self._startup = tempfile.TemporaryFile()  # noqa: SIM115
         self._mark = own_mark()
-        command = [sys.executable, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
+        command = [python, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
         self._process = subprocess.Popen(
             guarded(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._startup,
             pass_fds=[reply_fd],
-            env=worker_variables(os.environ, variables) | {_MARK: self._mark},
+            env=worker_variables(os.environ, variables) | dict(more or {}) | {_MARK: self._mark},
             start_new_session=True,
         )
         os.close(reply_fd)

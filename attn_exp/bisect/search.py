@@ -1,0 +1,124 @@
+"""The search: which of many versions is the first that is slower, and when that cannot be told."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from attn_exp.core.interval import RoundsMean
+from attn_exp.core.paired_test import VERDICT_LEVEL
+
+# After so many rounds a decision is tried; the error rate of all decisions about one version is VERDICT_LEVEL.
+LOOKS = (8, 16, 32)
+_LEVEL = VERDICT_LEVEL / len(LOOKS)
+
+Side = Literal["slow", "fast"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: the logarithm of a version's time over that of the good one, and the same of the canary."""
+
+    ratio: float
+    canary: float | None = None
+
+
+# Returns at least so many rounds of a version (an index) against the good one, or why the version cannot be measured.
+Measure = Callable[[int, int], "Sequence[Round] | str"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search found.
+
+    `found`: the first slow version is `bad`, and `good` is the last fast one; where `skipped` ones are between them,
+    the first slow one may be one of these. `same`: the ends do not differ. `undecided`: why is in `reason`, and `good`
+    and `bad` enclose what is left. All are indices. `effect` is how much more time the slow end takes.
+    """
+
+    kind: Literal["found", "same", "undecided"]
+    good: int
+    bad: int
+    effect: float
+    skipped: tuple[tuple[int, str], ...] = ()
+    reason: str = ""
+
+
+def search(count: int, measure: Measure, margin: float, said: Callable[[int, str], None]) -> Answer:
+    """Find the first slow one of `count` versions, of which the first is fast and the last is slow.
+
+    A version is slow if its time, relative to the good one's, is beyond half of the difference of the ends on the log
+    scale. It takes log2(count) steps where no version is skipped.
+
+    Args:
+        count: how many versions there are, 2 or more.
+        measure: measures a version side by side with the good one.
+        margin: the smallest difference of the ends that counts, 0.01 for 1 %.
+        said: called with each version and what was decided about it.
+    """
+    good, bad, skipped = 0, count - 1, dict[int, str]()
+    ends = measure(bad, LOOKS[0])
+    if isinstance(ends, str):
+        return Answer("undecided", good, bad, 0.0, reason=f"the bad end cannot be measured: {ends}")
+    for rounds in LOOKS:
+        again = measure(bad, rounds)
+        assert not isinstance(again, str)
+        ends = again
+        mean = RoundsMean([one.ratio for one in ends]).mean
+        if mean >= math.log1p(margin) and decided(ends, 0.0) == "slow":
+            break
+    else:
+        return Answer("same", good, bad, math.expm1(mean))
+    effect, threshold = math.expm1(mean), mean / 2
+    if _canary_moved(ends, threshold):
+        return Answer("undecided", good, bad, effect, reason="the canary differs between the ends too")
+    said(bad, f"{100 * effect:+.1f} %: slow, as the bad end")
+    while True:
+        middle = _middle(good, bad, skipped)
+        if middle is None:
+            between = tuple((index, why) for index, why in sorted(skipped.items()) if good < index < bad)
+            return Answer("found", good, bad, effect, between)
+        side: Side | None = None
+        rounds_of: Sequence[Round] = ()
+        for rounds in LOOKS:
+            measured = measure(middle, rounds)
+            if isinstance(measured, str):
+                skipped[middle] = measured
+                break
+            rounds_of = measured
+            if (side := decided(measured, threshold)) is not None:
+                break
+        if middle in skipped:
+            said(middle, f"skipped: {skipped[middle]}")
+            continue
+        found = math.expm1(RoundsMean([one.ratio for one in rounds_of]).mean)
+        if side is None or _canary_moved(rounds_of, threshold):
+            why = "the canary differs as well" if side else f"{len(rounds_of)} rounds do not tell it from half of that"
+            said(middle, f"{100 * found:+.1f} %: undecided, {why}")
+            between = tuple((index, one) for index, one in sorted(skipped.items()) if good < index < bad)
+            return Answer("undecided", good, bad, effect, between, f"{100 * found:+.1f} % at one of them: {why}")
+        said(middle, f"{100 * found:+.1f} %: {side}")
+        good, bad = (good, middle) if side == "slow" else (middle, bad)
+
+
+def decided(rounds: Sequence[Round], threshold: float) -> Side | None:
+    """Return on which side of a threshold the mean of the log ratios surely is; None if that is open."""
+    mean = RoundsMean([one.ratio for one in rounds])
+    if mean.p_value(threshold) > _LEVEL:
+        return None
+    return "slow" if mean.mean > threshold else "fast"
+
+
+def _canary_moved(rounds: Sequence[Round], threshold: float) -> bool:
+    """Return whether a fixed work differs between the two sides by as much as half of the threshold, and surely."""
+    canaries = [one.canary for one in rounds if one.canary is not None]
+    if len(canaries) < 2:
+        return False
+    mean = RoundsMean(canaries)
+    return abs(mean.mean) > threshold / 2 and mean.p_value(0.0) <= _LEVEL
+
+
+def _middle(good: int, bad: int, skipped: dict[int, str]) -> int | None:
+    """Return the version nearest to the middle that was not skipped; None if there is none between the two."""
+    open_ = [index for index in range(good + 1, bad) if index not in skipped]
+    return min(open_, key=lambda index: (abs(2 * index - good - bad), index), default=None)

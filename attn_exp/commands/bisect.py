@@ -1,0 +1,165 @@
+"""`attn-exp bisect`: finds the version of a package, or the commit, that made a case slower."""
+
+import hashlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
+from attn_exp.core.case import HALVES
+from attn_exp.core.errors import UserError
+from attn_exp.core.values import share
+
+if TYPE_CHECKING:
+    from attn_exp.bisect.search import Answer
+    from attn_exp.bisect.versions import Packages, Revisions
+    from attn_exp.core.request import Request
+
+UNDECIDED = 1
+_MARGIN = 0.01
+# A round is short: it is the rounds that are compared, and they take turns.
+_WAY = ("stopping.min_rounds=7", "stopping.max_rounds=9", "stopping.settle_s=0.5", "isolation=fresh", "tracker=none")
+# Fixed work beside the case, on a backend that no package but torch changes.
+_CANARIES = {
+    "cpu": ("backend=eager", "dtype=fp32", "model=gpt2", "batch=1", "seq_len=128"),
+    "cuda": ("backend=flash", "dtype=bf16", "model=sdpa_bench", "batch=4", "seq_len=2048"),
+}
+
+
+def run(given: Arguments) -> int:
+    """Search, and print the steps and the answer; return the exit code."""
+    good, bad = given.get("good"), given.get("bad")
+    if not good or not bad:
+        raise UserError("a bisection needs two ends, for example good=flash-attn-4==4.0.0b3 bad=flash-attn-4==4.0.0b36")
+    if given.get("build") and not given.get("repo"):
+        raise UserError("build= is for the revisions of a checkout: give repo=PATH too, or leave it out")
+    if given.get("wheels") and given.get("repo"):
+        raise UserError("wheels= is for packages and repo= for revisions: give one of them")
+    from attn_exp.bisect.versions import packages, revisions
+
+    direction = given.get("pass", "forward")
+    if direction not in HALVES:
+        raise UserError(f"pass={direction} is neither {' nor '.join(HALVES)}")
+    versions: Packages | Revisions
+    if given.get("repo"):
+        versions = revisions(Path(given.get("repo")), good, bad, given.get("build", ""))
+        torch = False
+    else:
+        wheels = Path(given.get("wheels")).resolve() if given.get("wheels") else None
+        versions = packages(good, bad, wheels)
+        torch = versions.package.lower() == "torch"
+    return _search(given, versions, direction, canary=not torch)
+
+
+def _search(given: Arguments, versions: "Packages | Revisions", direction: str, *, canary: bool) -> int:
+    from attn_exp.bisect.measuring import SideBySide
+    from attn_exp.bisect.search import search
+    from attn_exp.bisect.versions import Revisions
+    from attn_exp.run.gpus import lease, visible_gpus
+
+    gpus = visible_gpus()
+    requests = _requests(given, direction, gpus, canary=canary)
+    device = requests["case"].device
+    question = {"versions": list(versions.names), "case": list(given.overrides), "pass": direction, "device": device}
+    digest = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:8]
+    what = getattr(versions, "package", "revisions")
+    folder = Path(given.get("state") or f"bisects/{what}-{digest}")
+    side_by_side = SideBySide(versions, requests, direction, folder, question)
+    held = None
+    if device == "cuda":
+        held = lease(gpus, lambda text: print(text, file=sys.stderr))
+        os.environ["CUDA_VISIBLE_DEVICES"] = held.gpu.uuid
+    count = len(versions.names)
+    steps = max(1, (count - 1).bit_length())
+    print(f"{count} versions, about {steps} steps; the good one beside each; kept in {folder}", flush=True)
+    try:
+        answer = search(
+            count,
+            side_by_side.measure,
+            given.get("margin", _MARGIN),
+            lambda index, text: print(f"{versions.label(index)}: {text}", flush=True),
+        )
+    finally:
+        side_by_side.close()
+        if held is not None:
+            held.release()
+        if isinstance(versions, Revisions):
+            versions.clear(folder / "environments")
+    print(sentence(answer, versions), flush=True)
+    return 0 if answer.kind == "found" else UNDECIDED
+
+
+def _requests(given: Arguments, direction: str, gpus: "list[Any]", *, canary: bool) -> "dict[str, Request]":
+    """Return the job of the case, and that of the canary."""
+    from dataclasses import replace
+
+    from attn_exp.config.compose import compose_config, resolved_config
+    from attn_exp.config.request import request_from_config
+
+    passes = "passes=[forward]" if direction == "forward" else "passes=[forward,backward]"
+
+    def request(words: "list[str]") -> "Request":
+        config = resolved_config(compose_config(words, "bisect", given.get("config_dir")), words)
+        # A class of the user's own is another one in each version.
+        return replace(request_from_config(config, gpus), source={})
+
+    own = list(given.overrides)
+    # A class without a name gets one from itself.
+    named = any(re.match(r"\+*backend(\.name)?=", word) for word in own)
+    case = request([*(() if named else ("~backend.name",)), *_WAY, passes, *own]) if own else request([*_WAY, passes])
+    if not canary:
+        return {"case": case}
+    return {"case": case, "canary": request([*_CANARIES[case.device], *_WAY, passes, f"device={case.device}"])}
+
+
+def sentence(answer: "Answer", versions: "Packages | Revisions") -> str:
+    """Return the answer as one sentence."""
+    good, bad = versions.label(answer.good), versions.label(answer.bad)
+    if answer.kind == "same":
+        return (
+            f"the ends do not differ: {bad} takes {100 * answer.effect:+.1f} % time of {good}; there is nothing to find"
+        )
+    if answer.kind == "undecided":
+        return f"undecided: the first slow one is after {good} and not after {bad} ({answer.reason})"
+    if answer.skipped:
+        between = ", ".join(versions.label(index) for index, _ in answer.skipped)
+        return f"the first slow one is {bad} or one that was skipped before it: {between}; {good} is fast"
+    return f"{bad} is the first slow one; {good} is fast; the bad end takes {100 * answer.effect:.1f} % more time"
+
+
+COMMAND = Command(
+    name="bisect",
+    usage="good=NAME==VERSION bad=NAME==VERSION [wheels=FOLDER] | good=REV bad=REV repo=PATH, and KEY=VALUE ...",
+    about=(
+        "Searches the versions between a fast and a slow one for the first slow one, in log2(n) steps. Each version "
+        "is installed into an environment of its own and measured in turns with the good one, round by round. It stops "
+        "where it cannot tell. The same command again goes on where it was ended."
+    ),
+    examples=(
+        ("attn-exp bisect good=flash-attn-4==4.0.0b3 bad=flash-attn-4==4.0.0b36 backend=fa4", "from the index"),
+        ("attn-exp bisect good=mine==1.0 bad=mine==1.9 wheels=dist backend._target_=mine.Attention", "from wheels"),
+        ("attn-exp bisect good=v1.2 bad=main repo=. backend._target_=mine.Attention pass=backward", "commits"),
+    ),
+    options=(
+        Option(name="good", value="END", help="the fast end: NAME==VERSION, or a revision with repo="),
+        Option(name="bad", value="END", help="the slow end"),
+        Option(name="wheels", value="FOLDER", complete="files", help="take the versions from a folder of wheels",
+               default="the index of pip"),
+        Option(name="repo", value="PATH", complete="files",
+               help="a git checkout whose commits are searched, along first parents"),
+        Option(name="build", value="COMMAND", help="what to run in each commit's worktree before it is measured"),
+        Option(name="pass", value="PASS", choices=HALVES, default="forward", help="the pass that got slower"),
+        Option(name="margin", value="PERCENT", read=share, default="1%",
+               help="the smallest difference of the ends that counts"),
+        Option(name="state", value="FOLDER", complete="files", default="bisects/NAME",
+               help="where environments and rounds are kept; a folder with rounds goes on"),
+        CONFIG_DIR,
+    ),
+    overrides=(("KEY=VALUE", "the case and the backend, in the groups and keys that attn-exp run --help lists"),),
+    exits=("0 found", "1 undecided, or the ends do not differ", "2 invalid command line"),
+    run=run,
+)  # fmt: skip
+main = COMMAND.main
