@@ -109,3 +109,11 @@ def test_a_memory_clock_below_the_highest_is_said():
 def test_a_processors_setting_is_said_where_it_matters(facts, words):
     found = lines(facts, device="cpu", dtype="float32")
     assert (found == []) if words is None else (len(found) == 1 and found[0].startswith(words)), found
+
+
+def test_building_the_mask_is_one_line():
+    metrics = {"forward/mask_build_of_call": 2.4}
+    assert lines(metrics=metrics, mask_build_us=3120.4, mask_build_bytes=64 * MIB) == [
+        "fwd: building the mask takes 3120 us and 64.0 MiB, the time of 2.400 calls"
+    ]
+    assert lines(mask_build_us=12.0) == ["fwd: building the mask takes 12.00 us"]

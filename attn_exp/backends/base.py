@@ -34,6 +34,7 @@ class Calls:
         inputs: the tensors that the calls read, in the backend's layout. They change in place between timed calls; None
             if these are the inputs that were given.
         notes: figures for the record: preparation times, workspace bytes.
+        build_mask: builds the mask's data anew, as `prepare` did before any call; None if the mask is arguments.
         scales: the factors of `out`, `dq`, `dk` and `dv` if these are codes. A pass that is built in its first call
             adds its factors then.
     """
@@ -45,6 +46,7 @@ class Calls:
     alone: Function | None = None
     inputs: DifferentiableInputs | None = None
     notes: dict[str, float] = field(default_factory=dict)
+    build_mask: Callable[[], object] | None = None
     scales: dict[str, float] = field(default_factory=dict)
 
 

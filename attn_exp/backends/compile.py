@@ -45,7 +45,8 @@ def compile_calls(calls: Calls, compile_: Compile) -> Calls:
         )
     made = calls_of(compiled(calls.attention, compile_), inputs, calls.scope, calls.notes)
     # A path of its own for tracing is the one that is timed.
-    return made if calls.alone is None else replace(made, alone=compiled(calls.alone, compile_))
+    alone = None if calls.alone is None else compiled(calls.alone, compile_)
+    return replace(made, alone=alone, build_mask=calls.build_mask)
 
 
 def _check_options(compile_: Compile) -> None:

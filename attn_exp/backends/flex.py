@@ -1,5 +1,6 @@
 """PyTorch's FlexAttention, compiled: the mask is a function that becomes part of a generated Triton kernel."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,17 +47,16 @@ class Flex(DeclarativeBackend):
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Build the block mask and the compiled function; Inductor compiles in the first calls."""
-        attention = flex_function(case, inputs.q_bhsd.device, self.kernel_options)
-        return calls_of(torch.compile(with_own_code(attention), dynamic=False), inputs)
+        device = inputs.q_bhsd.device
+        attention = flex_function(case, device, self.kernel_options)
+        calls = calls_of(torch.compile(with_own_code(attention), dynamic=False), inputs)
+        return calls if case.dense else replace(calls, build_mask=partial(block_mask_of, case, device))
 
 
 def flex_function(case: Case, device: torch.device, kernel_options: dict[str, Any]) -> Attention:
     """Return FlexAttention of a case as a function of q, k and v, not compiled yet."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
-    block_mask = None
-    if not case.dense:
-        block_mask = create_block_mask(_mask(case, device), None, None, case.q_len, case.kv_len, device=device)
     cap = case.softcap or 1.0
 
     def capped(score: torch.Tensor, b: Any, h: Any, q: Any, k: Any) -> torch.Tensor:
@@ -65,10 +65,17 @@ def flex_function(case: Case, device: torch.device, kernel_options: dict[str, An
     return partial(
         flex_attention,
         score_mod=None if case.softcap is None else capped,
-        block_mask=block_mask,
+        block_mask=None if case.dense else block_mask_of(case, device),
         enable_gqa=case.q_heads != case.kv_heads,
         kernel_options=kernel_options or None,
     )
+
+
+def block_mask_of(case: Case, device: torch.device) -> Any:
+    """Return the `BlockMask` of a case, built as PyTorch's documentation does, without torch.compile."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(_mask(case, device), None, None, case.q_len, case.kv_len, device=device)
 
 
 def _mask(case: Case, device: torch.device) -> Any:

@@ -1,5 +1,6 @@
 """Our own fused attention in Triton; the kernels are in attn_exp/kernels."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,8 +41,10 @@ class Triton(DeclarativeBackend):
         self.package.load()
         from attn_exp.kernels.triton_attention import attention
 
-        mask = mask_of(case, inputs.q_bhsd.device)
-        return calls_of(partial(attention, softcap=case.softcap, **mask), inputs)
+        device = inputs.q_bhsd.device
+        mask = mask_of(case, device)
+        calls = calls_of(partial(attention, softcap=case.softcap, **mask), inputs)
+        return replace(calls, build_mask=partial(mask_of, case, device)) if "bounds" in mask else calls
 
 
 def mask_of(case: Case, device: torch.device) -> dict[str, Any]:

@@ -391,6 +391,25 @@ def workspace_bytes(timed: TimedPass) -> Value:
     return timed.measured.workspace_bytes
 
 
+@metric("us")
+def mask_build_us(timed: TimedPass) -> Value:
+    """Time to [build the mask](cases.md#building-a-mask) of a backend whose masks are data; not a part of the call."""
+    return timed.measured.mask_build_us
+
+
+@metric("share")
+def mask_build_of_call(timed: TimedPass) -> Value:
+    """`mask_build_us` relative to the median time: 2 is a mask that takes as long as two calls."""
+    built_us = timed.measured.mask_build_us
+    return None if built_us is None else built_us / timed.summary.median_us
+
+
+@metric("byte")
+def mask_build_bytes(timed: TimedPass) -> Value:
+    """Memory in PyTorch's allocator that building the mask takes at its peak; GPU only."""
+    return timed.measured.mask_build_bytes
+
+
 @metric(YES_OR_NO, higher_is_better=True, head="determ.")
 def deterministic(timed: TimedPass) -> Value:
     """Whether 100 calls on the same inputs had [the same bits](accuracy.md#same-bits): 1 is yes, 0 is no."""

@@ -132,6 +132,8 @@ class PassRecord:
         outside_memory_bytes: device memory taken since before the backend was loaded that PyTorch's allocator does not
             know, by the driver's count.
         workspace_bytes: the size of the workspace that the backend names.
+        mask_build_us: the median time to build the mask's data, of the first requested pass, since all passes share it.
+        mask_build_bytes: the peak of what building it takes in PyTorch's allocator; None on a CPU.
         errors: by tensor.
         kernels: the kernels of one call, longest first; on a CPU operators, nested ones included.
         activity: how their time was used; None on a CPU, and where records of the trace are missing.
@@ -152,6 +154,8 @@ class PassRecord:
     peak_memory_bytes: int | None = None
     outside_memory_bytes: int | None = None
     workspace_bytes: int | None = None
+    mask_build_us: float | None = None
+    mask_build_bytes: int | None = None
     errors: dict[str, TensorError] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()
     activity: Traced | None = None

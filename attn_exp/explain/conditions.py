@@ -22,7 +22,10 @@ def condition_lines(record: Record) -> list[str]:
         if not measured.timings:
             continue
         name = SHORT.get(direction, direction)
-        several = (_window(record, direction, measured), _memory(measured), _rounds(record, direction), _load(measured))
+        several = (
+            _window(record, direction, measured), _memory(measured), _mask(record, direction, measured),
+            _rounds(record, direction), _load(measured),
+        )  # fmt: skip
         lines += [f"{name}: {line}" for line in several if line]
     environment = record.environment
     settings = _gpu(record, environment) if record.request.device == "cuda" else _cpu(environment)
@@ -64,6 +67,15 @@ def _memory(measured: PassRecord) -> str:
         (measured.outside_memory_bytes or None, "outside of PyTorch's allocator"),
     )
     return ", ".join(f"{size / _MIB:,.1f} MiB {what}" for size, what in known if size is not None)
+
+
+def _mask(record: Record, direction: str, measured: PassRecord) -> str:
+    if measured.mask_build_us is None:
+        return ""
+    of_call, size = record.metrics.get(f"{direction}/mask_build_of_call"), measured.mask_build_bytes
+    calls = f", the time of {figures(of_call)} calls" if of_call is not None else ""
+    memory = f" and {size / _MIB:,.1f} MiB" if size is not None else ""
+    return f"building the mask takes {figures(measured.mask_build_us)} us{memory}{calls}"
 
 
 def _rounds(record: Record, direction: str) -> str:

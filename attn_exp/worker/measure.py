@@ -31,6 +31,7 @@ from attn_exp.worker.judge.threads import check_threads
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
 from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.mask_building import measure_mask
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend, prepare
 from attn_exp.worker.secondary import secondary_timings, timer_for
@@ -113,7 +114,7 @@ def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) ->
 def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
     """Compare the results of timed calls with a reference of their inputs, and a timed backward with first ones.
 
-    If requested, compare the bits of further results with each other.
+    Measure what the mask takes to build; if requested, compare the bits of further results with each other.
 
     Raises:
         Stopped: a result is inaccurate, a clock was replaced, first backwards take longer than the one that was timed,
@@ -129,6 +130,9 @@ def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) 
             told = check_first_backward(attempt, machine, prepared.judge, prepared.calls)
             prepared.judgements.later(told)
         prepared.judgements.again()
+    if prepared.build_mask is not None:
+        measure_mask(attempt, machine, prepared.build_mask)
+        _store_metrics(attempt, machine, attempt.request.measuring.passes[0])
     if attempt.request.measuring.determinism:
         measure_determinism(attempt, machine, prepared)
         for direction in attempt.request.measuring.passes:

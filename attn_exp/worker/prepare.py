@@ -40,6 +40,7 @@ class PreparedBackend:
         memory: what it holds and takes, None on a CPU.
         judge: renews the inputs and keeps results.
         judgements: compares them.
+        build_mask: builds the mask's data anew, None if there is none.
     """
 
     backend: Backend
@@ -48,6 +49,7 @@ class PreparedBackend:
     memory: OwnMemory | None
     judge: Judge
     judgements: Judgements
+    build_mask: Callable[[], object] | None
 
     def begin(self, direction: str) -> TimedCall:
         """Return the call of a pass, with new inputs before each time that a timer makes it.
@@ -161,6 +163,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         memory=memory,
         judge=judge,
         judgements=judgements,
+        build_mask=calls.build_mask,
     )
 
 
