@@ -159,4 +159,5 @@ def use_caches(request: Request) -> None:
     # Triton reads its variable at every compilation. PyTorch read its own before the first job arrived.
     os.environ["TRITON_ALWAYS_COMPILE"] = _OWN_ALWAYS_COMPILE if request.caches else "1"
     torch.compiler.config.force_disable_caches = not request.caches or _OWN_DISABLED
-    torch.compiler.config.cache_key_tag = f"{_OWN_TAG}{json.dumps(dict(request.backend), sort_keys=True)}"
+    options = json.dumps(dict(request.backend), sort_keys=True, default=repr)
+    torch.compiler.config.cache_key_tag = f"{_OWN_TAG}{options}"
