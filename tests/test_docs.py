@@ -117,8 +117,8 @@ def test_the_figures_in_the_pages_are_those_of_the_results(embed):
         text = TEXTS[page.relative_to(ROOT).as_posix()]
         assert embed.embedded(text) == text, f"{page.name} is not up to date: run python docs/embed.py"
         blocks += text.count("<!-- end -->")
-    # README.md, two of docs/evidence.md, two of docs/cases.md, intervals, stopping, backends, metrics, statuses, timers
-    assert blocks == 11
+    # README.md, two of docs/evidence.md, three of docs/cases.md, intervals, stopping, backends, metrics, statuses, timers
+    assert blocks == 12
 
 
 def test_the_fastest_backends_are_bold_with_those_too_close_to_call(embed, tmp_path):
