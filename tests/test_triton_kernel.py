@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from attn_exp.attention.inputs import Inputs, make_inputs
-from attn_exp.attention.reference import reference
+from attn_exp.attention.reference import reference, sink_gradients
 from attn_exp.core.case import Case
 
 pytest.importorskip("triton")
@@ -69,6 +69,11 @@ CASES = {
     "value_dim of DeepSeek": case(head_dim=192, value_dim=128, q_len=20, kv_len=20, causal=True),
     "value_dim wider": case(head_dim=16, value_dim=64),
     "head_dim no power of two": case(head_dim=40, value_dim=24, q_len=33),
+    "sinks": case(sink=True, batch=2, q_heads=4, q_len=37, kv_len=53),
+    "sinks causal grouped": case(sink=True, q_heads=6, kv_heads=2, causal=True, q_len=70, kv_len=70, softcap=3.0),
+    "sinks and a window, rows without keys": case(sink=True, causal=True, window=9, q_len=90, kv_len=37),
+    "sinks packed prefix": case(sink=True, causal=True, prefix=5, q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
+    "sinks float16": case(sink=True, dtype="float16", head_dim=64, causal=True),
     "float16": case(dtype="float16", head_dim=64, causal=True),
     "float16 grouped window": case(dtype="float16", q_heads=4, kv_heads=2, causal=True, window=30, q_len=50, kv_len=50),
     "bfloat16": case(dtype="bfloat16", head_dim=64, causal=True),
@@ -205,7 +210,11 @@ def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[s
     if how in ("bshd", "strided"):
         tensors = [_laid_out(tensor.detach(), how) for tensor in tensors]
     q, k, v, d_out = (tensor.detach() for tensor in tensors)
-    for tensor in (q, k, v):
+    leaves = [q, k, v]
+    if inputs.sink is not None:
+        leaves.append(inputs.sink.detach().clone())
+        options |= {"sinks": leaves[3], "softcap": checked.softcap}
+    for tensor in leaves:
         tensor.requires_grad_()
     before = tuning.configs_of, launch.tma_reads
     if how == "overlap":
@@ -215,13 +224,13 @@ def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[s
     tuning.autotuned.cache_clear()
     try:
         out = attention(q, k, v, **mask_of(checked, q.device), **options)
-        gradients = torch.autograd.grad(out, (q, k, v), d_out)
+        gradients = torch.autograd.grad(out, leaves, d_out)
     finally:
         tuning.configs_of, launch.tma_reads = before
         tuning.autotuned.cache_clear()
     if how == "bshd" and checked.head_dim == checked.value_dim:
         assert out.transpose(1, 2).is_contiguous()
-    return dict(zip(NAMES, (out, *gradients), strict=True))
+    return dict(zip(("out", *inputs.gradient_names), (out, *gradients), strict=True))
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -237,7 +246,11 @@ def _errors(checked: Case, how: str = "") -> dict[str, float]:
     inputs = make_inputs(checked, "cpu", 1, with_gradients=True)
     expected = reference(checked, inputs, with_gradients=True)
     found = _run(checked, inputs, how)
-    return {name: _difference(found[name], expected[name]) for name in NAMES}
+    errors = {name: _difference(found[name], expected[name]) for name in NAMES}
+    if inputs.sink is not None:
+        right, usual = sink_gradients(checked, inputs, torch.arange(checked.kv_heads))
+        errors["d_sink"] = float((found["d_sink"] - right).norm() / (usual * checked.q_heads**0.5))
+    return errors
 
 
 def _softcap_errors(checked: Case, softcap: float) -> dict[str, float]:
@@ -294,7 +307,8 @@ def _opcheck(layout: str) -> dict[str, str]:
     inputs = make_inputs(checked, "cpu", 6, with_gradients=False)
     tensors = [_laid_out(tensor, layout) if layout == "bshd" else tensor for tensor in inputs.qkv]
     options = (None, None, 0, 0.25, True, 0, None, None)
-    arguments = (*(tensor.detach().requires_grad_() for tensor in tensors), *options)
+    sinks = torch.ones(1, 4, 1, 1, requires_grad=True)
+    arguments = (*(tensor.detach().requires_grad_() for tensor in tensors), sinks, *options)
     return torch.library.opcheck(triton_attention._forward, arguments)
 
 

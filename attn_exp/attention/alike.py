@@ -69,7 +69,7 @@ class Alike:
 
     def turned(self, tensors: Mapping[str, torch.Tensor], other: "Alike") -> dict[str, torch.Tensor]:
         """Return copies of these inputs, or of results on them, as they are with another one's signs."""
-        turned = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        turned = {name: tensor.detach().clone() for name, tensor in tensors.items() if name != "d_sink"}
         for name, tensor in turned.items():
             which = _which(name)
             flip_rows(tensor, [one ^ two for one, two in zip(self.signs[which], other.signs[which], strict=True)])
@@ -88,6 +88,9 @@ class Alike:
             scales: the factors of those that are codes.
         """
         for name, tensor in results.items():
+            if name == "d_sink":
+                # It is the sum over the batch.
+                continue
             bits = self.signs[_which(name)]
             wrong = _unlike(name, tensor.detach(), bits, row, expected, scales.get(name, 1.0))
             if wrong is not None:

@@ -114,8 +114,12 @@ class Summing:
         sums = torch.stack([one.of_values for one in several], 1)
         of_dv, wanted = sums[0] * made("dv"), sums[1] * scales.d_out
         size = torch.stack([self._size(one.batch) for one in several]) * (LEAST_SUM * scales.d_out)
-        errors = [(of_dv - wanted).norm(dim=-1) / wanted.norm(dim=-1).maximum(size).clamp(min=_TINY)]
-        said, allowed = ["dv of all keys does not sum to d_out"], [allowed_error(relative["dv"])]
+        errors, said, allowed = [], [], []
+        if not self._case.sink:
+            # With a sink the weights of a query sum to less than one.
+            errors.append((of_dv - wanted).norm(dim=-1) / wanted.norm(dim=-1).maximum(size).clamp(min=_TINY))
+            said.append("dv of all keys does not sum to d_out")
+            allowed.append(allowed_error(relative["dv"]))
         of_scores = [one.of_scores for one in several if one.of_scores is not None]
         if len(of_scores) == len(several):
             errors.append(_apart(of_scores, scales.q * made("dq"), scales.k * made("dk")))
@@ -126,6 +130,8 @@ class Summing:
             errors.append(_apart(of_weights, scales.d_out * made("out"), scales.v * made("dv")))
             said.append("dvT v is not d_outT out")
             allowed.append(allowed_sum(max(relative["dv"], relative["out"])))
+        if not errors:
+            return None
         worst, heads = torch.stack(errors).nan_to_num(math.inf, math.inf).max(-1)
         for what, most, of_calls, of_heads in zip(said, allowed, worst.tolist(), heads.tolist(), strict=True):
             for one, error, head in zip(several, of_calls, of_heads, strict=True):

@@ -8,6 +8,7 @@ from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import capped
 from attn_exp.attention.sampling import boundary_rows, fresh_dice
+from attn_exp.attention.sinks import log_sum, sinks_at
 from attn_exp.core.case import Case
 
 # Scores of one head's sampled rows, and boundary keys of all heads: limits of float64 memory and of time.
@@ -93,7 +94,8 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
     key = torch.arange(case.kv_len)
     hidden = ((key < first[:, None]) | (key > last[:, None])).to(device)
     seen = scores.masked_fill(hidden, -torch.inf)
-    weights = (scores - seen.logsumexp(-1, keepdim=True)).exp()
+    sinks = sinks_at(case, q_head)
+    weights = (scores - log_sum(seen, None if sinks is None else sinks[:, None, None])).exp()
     visible = weights.masked_fill(hidden, 0.0)
     out = visible @ v
     spread = (1 / visible.square().sum(-1)).masked_fill((first > last).to(device), 0.0)

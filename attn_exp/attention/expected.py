@@ -1,7 +1,7 @@
 """What a right result is: the reference, what errors are relative to, and how large they may be."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -9,15 +9,18 @@ from attn_exp.attention.error import judged_error
 from attn_exp.attention.error_parts import TILE, UNIT, VANISHING, Tolerance, Unit
 from attn_exp.attention.formula import masked, seen_keys
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.reference import reference_and_largest_score
+from attn_exp.attention.reference import reference_and_largest_score, sink_gradients
 from attn_exp.attention.sampled import sampled_reference
-from attn_exp.attention.sampling import GROUP, Places, worth_sampling
+from attn_exp.attention.sampling import GROUP, Places, draw_heads, worth_sampling
 from attn_exp.attention.tolerance import measured_tolerances
 from attn_exp.core.case import NORMAL, Case
 from attn_exp.core.judged import TensorError
 
 # A reference is noise below this over the number of keys, if these are so many that it is below `VANISHING`.
 VANISHING_OF_KEYS = 1e-2
+# What d_sink may be off by in units of the dtype, at least, and one head of it relative to that: its terms have random
+# signs, and two products that are rounded.
+_SINK_UNITS, _LEAST_SINK, _OF_SINK_HEAD = 8.0, 1e-4, 4.0
 # The dimensions of an output of attention without a block.
 _BHSD = 4
 
@@ -118,6 +121,43 @@ def expected(
         tolerances: those of an earlier reference of the same case, whose inputs had the same distribution; by default
             they are measured.
     """
+    known = _expected(case, inputs, with_gradients=with_gradients, sampled=sampled, tolerances=tolerances)
+    if case.sink and with_gradients and inputs.kind == NORMAL:
+        return _with_sinks(case, inputs, known)
+    return known
+
+
+def _with_sinks(case: Case, inputs: Inputs, known: Expected) -> Expected:
+    """Add `d_sink`, of as many heads as are affordable; on hard values nobody knows what its terms may be off by."""
+    scores = case.batch * (case.q_heads // case.kv_heads) * case.q_len * case.kv_len
+    kv_heads = draw_heads(case.kv_heads, scores, inputs.q_bhsd.device.type)
+    gradient, usual = sink_gradients(case, inputs, kv_heads)
+    group = case.q_heads // case.kv_heads
+    heads = (kv_heads[:, None] * group + torch.arange(group)).flatten().to(gradient.device)
+    places, shapes = dict(known.places), dict(known.shapes)
+    if len(kv_heads) < case.kv_heads:
+        places["d_sink"] = Places(heads, torch.zeros_like(heads)[:, None], case.q_heads)
+        shapes["d_sink"] = (1, case.q_heads, 1, 1)
+    relative = max(_SINK_UNITS * torch.finfo(getattr(torch, case.dtype)).eps, _LEAST_SINK)
+    return replace(
+        known,
+        tensors=known.tensors | {"d_sink": gradient},
+        tolerances=known.tolerances | {"d_sink": Tolerance(relative, _OF_SINK_HEAD * relative)},
+        places=places,
+        shapes=shapes,
+        # The sum of a few heads may cancel.
+        units=known.units | {"d_sink": Unit(usual, usual)},
+    )
+
+
+def _expected(
+    case: Case,
+    inputs: Inputs,
+    *,
+    with_gradients: bool,
+    sampled: bool,
+    tolerances: dict[str, Tolerance] | None,
+) -> Expected:
     bounds = measured_tolerances(case, inputs, with_gradients=with_gradients) if tolerances is None else tolerances
     if sampled and worth_sampling(case.batch * case.q_heads, case.q_len, case.kv_len):
         part = sampled_reference(case, inputs, with_gradients=with_gradients)

@@ -55,10 +55,18 @@ def masked(case: Case) -> bool:
     return not case.dense
 
 
-def formula(case: Case, mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def formula(
+    case: Case,
+    mask: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Compute softmax(q kT / sqrt(d)) v in the tensors' dtype.
 
-    `mask` (q_len, kv_len) is True where a key is hidden.
+    `mask` (q_len, kv_len) is True where a key is hidden. `sinks` (1, q_heads, 1, 1) are columns of the scores that have
+    no value.
     """
     if case.kv_heads != case.q_heads:
         k = k.repeat_interleave(case.q_heads // case.kv_heads, dim=1)
@@ -68,4 +76,7 @@ def formula(case: Case, mask: torch.Tensor | None, q: torch.Tensor, k: torch.Ten
         scores = case.softcap * torch.tanh(scores / case.softcap)
     if mask is not None:
         scores = scores.masked_fill(mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)], dim=-1)
+        return torch.softmax(scores, dim=-1)[..., :-1] @ v
     return torch.softmax(scores, dim=-1) @ v

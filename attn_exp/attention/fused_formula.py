@@ -10,6 +10,7 @@ import torch
 from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import capped
+from attn_exp.attention.sinks import sinks_of
 from attn_exp.core.case import Case
 
 # So few rows of q and d_out are no statistics of rounding.
@@ -27,6 +28,9 @@ def fused_formula(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[s
     largest = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - largest)
     sums = weights.sum(-1, keepdim=True)
+    sinks = sinks_of(case, q.device)
+    if sinks is not None:
+        sums = sums + torch.exp(sinks.float() - largest)
     out = ((weights.to(dtype).float() @ v.float()) / sums).to(dtype)
     if not with_gradients:
         return {"out": out}

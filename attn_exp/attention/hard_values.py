@@ -15,7 +15,7 @@ at a score of -400, bf16 rounds to multiples of two, which is a factor of e^2 be
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -90,7 +90,7 @@ def make_inputs_of(kind: str, case: Case, device: str, seed: int, *, with_gradie
     made = draw(kind, case, torch.Generator(device).manual_seed(seed), like=normal)
     for tensor in made.qkv:
         tensor.requires_grad_(with_gradients)
-    return made
+    return replace(made, sink=normal.sink)
 
 
 # Rows of the batch that are drawn; others repeat them, which bounds time and memory.
@@ -110,7 +110,7 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
     Raises:
         KeyError: there is no such kind.
     """
-    chosen = KINDS[kind]
+    chosen = _with_values(KINDS[kind]) if case.sink else KINDS[kind]
     made = tuple(torch.empty_like(one.detach()) for one in (*like.qkv, like.d_out_bhsd))
     channels = _channels(case, chosen, generator, like.q_bhsd.device)
     distinct = min(case.batch, _DISTINCT)
@@ -120,6 +120,16 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
             whole[first : first + distinct] = by_row[: case.batch - first]
     q, k, v, d_out = made
     return Inputs(q, k, v, d_out, like.scales, kind)
+
+
+# Nothing is left of rows of negative scores beside a learned sink.
+_NEGATIVE = (hard_rows.negative, hard_rows.flat_negative, hard_rows.abyss)
+
+
+def _with_values(kind: Kind) -> Kind:
+    """Return a kind without treatments that leave nothing of a row beside a learned sink."""
+    kept = tuple(treatment for treatment in kind.treatments if treatment not in _NEGATIVE)
+    return replace(kind, treatments=kept or (hard_rows.normal,))
 
 
 _NAMES = ("q", "k", "v", "d_out")

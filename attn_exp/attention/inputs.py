@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from attn_exp.attention.sinks import sinks_of
 from attn_exp.core.case import GIVEN, INT8, NORMAL, Case
 
 # The largest finite e4m3 number (arXiv:2209.05433, table 1).
@@ -96,6 +97,7 @@ class Inputs:
         d_out_bhsd: the output's gradient, (batch, q_heads, q_len, value_dim).
         scales: the factors of codes, None for other dtypes.
         kind: `normal`, a kind of hard values (attn_exp/attention/hard_values.py), or `given`.
+        sink: the sinks of a case that has them, (1, q_heads, 1, 1), for backends; what judges takes them from the case.
     """
 
     q_bhsd: torch.Tensor
@@ -104,6 +106,7 @@ class Inputs:
     d_out_bhsd: torch.Tensor
     scales: Scales | None = None
     kind: str = NORMAL
+    sink: torch.Tensor | None = None
 
     @property
     def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -117,13 +120,13 @@ class Inputs:
 
     @property
     def leaves(self) -> tuple[torch.Tensor, ...]:
-        """Return q, k and v: attention has no weights."""
-        return self.qkv
+        """Return q, k, v and the sinks, if there are any: they are the weights of an attention."""
+        return self.qkv if self.sink is None else (*self.qkv, self.sink)
 
     @property
     def gradient_names(self) -> tuple[str, ...]:
-        """Return the names of the gradients of q, k and v."""
-        return ("dq", "dk", "dv")
+        """Return the names of the gradients of q, k and v, and of the sinks."""
+        return ("dq", "dk", "dv") if self.sink is None else ("dq", "dk", "dv", "d_sink")
 
     @property
     def d_out(self) -> torch.Tensor:
@@ -138,7 +141,7 @@ class Inputs:
         """
         tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
         q, k, v, d_out = (_laid_out(tensor, layout) for tensor in tensors)
-        return Inputs(q, k, v, d_out, self.scales, self.kind)
+        return Inputs(q, k, v, d_out, self.scales, self.kind, self.sink)
 
     def row(self, row: int) -> "Inputs":
         """Return one row of the batch, as a batch of its own; copies that require no gradients."""
@@ -180,10 +183,15 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     k = normal(case.batch, case.kv_heads, case.kv_len, case.head_dim)
     v = normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
     d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
-    made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out)
-    for tensor in made.qkv:
+    made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out, sink=sinks_of(case, q.device))
+    for tensor in made.leaves:
         tensor.requires_grad_(with_gradients)
     return made.laid_out(case.layout)
+
+
+def sinks_in(case: Case, inputs: Inputs) -> torch.Tensor | None:
+    """Return the sinks that a backend computes with: those of the inputs, or the case's where no gradient is asked."""
+    return sinks_of(case, inputs.q_bhsd.device) if inputs.sink is None else inputs.sink
 
 
 def _codes(*numbers: torch.Tensor) -> Inputs:

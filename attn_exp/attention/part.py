@@ -32,6 +32,7 @@ def part_of(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
                 k_bhsd=_first_rows(inputs.k_bhsd, batch),
                 v_bhsd=_first_rows(inputs.v_bhsd, batch),
                 d_out_bhsd=_first_rows(inputs.d_out_bhsd, batch),
+                sink=None,
             )
     side = max(1, int(scores**0.5))
     q_len, kv_len = case.q_len, case.kv_len

@@ -18,6 +18,7 @@ from attn_exp.attention.head_sums import allowed_sum
 from attn_exp.attention.inputs import Inputs, Scales
 from attn_exp.attention.reference import capped
 from attn_exp.attention.sampling import Places, fresh_dice
+from attn_exp.attention.sinks import sinks_at, softmax
 from attn_exp.core.case import Case
 
 # Rows of a head, and at least so many of all heads.
@@ -142,7 +143,8 @@ def _rows(case: Case, seeded: Inputs, places: Places, probes: Sequence[Probe], n
         first, last = seen_keys(case, rows)
         key = torch.arange(case.kv_len, device=device)
         scores.masked_fill_((key < first[..., None]) | (key > last[..., None]), float("-inf"))
-    weights = torch.softmax(scores, -1)
+    sinks = sinks_at(case, places.heads)
+    weights = softmax(scores, None if sinks is None else sinks[:, None, None, None])
     if case.keyless:
         weights.nan_to_num_(0.0)
     out = times(weights * rows_of_v, v)

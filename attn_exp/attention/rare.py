@@ -12,6 +12,7 @@ from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import capped
+from attn_exp.attention.sinks import sinks_at, softmax
 from attn_exp.core.case import Case
 from attn_exp.core.text import apart
 
@@ -133,7 +134,7 @@ class Rare:
         key = torch.arange(case.kv_len, device=q.device)
         hidden = (key > last[:, None]) | (key < first[:, None])
         scores, slope = capped(case, q @ k.mT * case.head_dim**-0.5)
-        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
+        weights = softmax(scores.masked_fill(hidden, -torch.inf), sinks_at(case, torch.tensor(head, device=q.device)))
         out = weights @ v
         if not with_gradients:
             return {"out": out}

@@ -34,11 +34,15 @@ _DEEP = 112.0
 
 
 def sees_enough(draw: Draw) -> torch.Tensor:
-    """Return the queries that see the first key and enough others that these have a value; none where none has."""
+    """Return the queries that see the first key and enough others that these have a value; none where none has.
+
+    A learned sink leaves nothing of negative scores.
+    """
     case = draw.case
     several = ((draw.first == 0) & (draw.last >= _LEAST_OTHERS)).nonzero().squeeze(1)
     fits = case.dtype != "float16" or case.kv_len * _LEAST_WEIGHT_FP16 <= _LEFT[1]
-    return several if fits and case.softcap is None and case.head_dim >= _LEAST_DIM else several[:0]
+    usual = case.softcap is None and not case.sink
+    return several if fits and usual and case.head_dim >= _LEAST_DIM else several[:0]
 
 
 def with_sink(draw: Draw, enough: torch.Tensor, count: int) -> Rare:

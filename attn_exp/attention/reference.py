@@ -8,6 +8,7 @@ import torch
 from attn_exp.attention.autograd import Attention
 from attn_exp.attention.formula import hidden_keys, masked, seen_keys
 from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.sinks import log_sum, sinks_at, softmax
 from attn_exp.core.case import Case
 
 # Scores of one slice. Larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200). On a CPU
@@ -74,6 +75,44 @@ class _Reference(torch.autograd.Function):
 
 
 @torch.no_grad()
+def sink_gradients(case: Case, inputs: Inputs, kv_heads: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return `d_sink` in float32 of the query heads on some key-value heads, and its usual size.
+
+    Args:
+        case: the problem, with sinks.
+        inputs: its tensors.
+        kv_heads: which, ascending.
+
+    Returns:
+        (1, heads, 1, 1), and the root mean square of what it would be if its terms had random signs.
+    """
+    inputs = inputs.numbers()
+    device, group = inputs.q_bhsd.device, case.q_heads // case.kv_heads
+    heads = (kv_heads[:, None] * group + torch.arange(group)).flatten()
+    of_heads = sinks_at(case, heads.to(device))
+    assert of_heads is not None
+    sinks = of_heads.float().reshape(-1, group, 1, 1)
+    total, squares = torch.zeros_like(sinks), torch.zeros_like(sinks)
+    for batch in range(case.batch):
+        q, d_out = (
+            one.detach()[batch, heads.to(device)].unflatten(0, (-1, group))
+            for one in (inputs.q_bhsd, inputs.d_out_bhsd)
+        )
+        k, v = (one.detach()[batch, kv_heads.to(device)].unsqueeze(1) for one in (inputs.k_bhsd, inputs.v_bhsd))
+        for some, rows in _slices(case, len(kv_heads), device.type):
+            seen = slice(0, _last_seen_key(case, rows))
+            scores = (q[some, :, rows].float() * case.head_dim**-0.5) @ k[some, :, seen].float().mT
+            scores, _ = capped(case, scores)
+            _hide(case, scores, rows)
+            lse = log_sum(scores, sinks[some])
+            result = torch.exp(scores - lse) @ v[some, :, seen].float()
+            terms = torch.exp(sinks[some] - lse) * (d_out[some, :, rows].float() * result).sum(-1, keepdim=True)
+            total[some] -= terms.sum(2, keepdim=True)
+            squares[some] += terms.square().sum(2, keepdim=True)
+    return total.reshape(1, -1, 1, 1), squares.mean().sqrt().item()
+
+
+@torch.no_grad()
 def _sliced(
     case: Case,
     inputs: Inputs,
@@ -92,6 +131,8 @@ def _sliced(
     v = inputs.v_bhsd.reshape(-1, 1, case.kv_len, case.value_dim)
     out = torch.empty(d_out.shape, dtype=precision, device=device)
     made = [out]
+    sinks = sinks_at(case, torch.arange(case.batch * case.q_heads, device=device))
+    sinks = None if sinks is None else sinks.to(precision).reshape(-1, group, 1, 1)
     if with_gradients:
         made += [torch.zeros(tensor.shape, dtype=precision, device=device) for tensor in (q, k, v)]
     for heads, rows in _slices(case, len(q), device.type):
@@ -103,7 +144,7 @@ def _sliced(
             least, most = scores.aminmax()
             largest.append(torch.maximum(-least, most))
         scores, slope = capped(case, scores)
-        weights = _softmax(case, scores, rows)
+        weights = _softmax(case, scores, rows, None if sinks is None else sinks[heads])
         out[heads, :, rows] = result = weights @ values
         if with_gradients:
             _, dq, dk, dv = made
@@ -129,9 +170,9 @@ def capped(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return bent.mul_(case.softcap), slope
 
 
-def _softmax(case: Case, scores: torch.Tensor, rows: slice) -> torch.Tensor:
+def _softmax(case: Case, scores: torch.Tensor, rows: slice, sinks: torch.Tensor | None) -> torch.Tensor:
     _hide(case, scores, rows)
-    weights = torch.softmax(scores, dim=-1)
+    weights = softmax(scores, sinks)
     # A row of minus infinities has no softmax.
     return weights.nan_to_num_(0.0) if case.keyless else weights
 

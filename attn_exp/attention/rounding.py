@@ -18,6 +18,7 @@ from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import SLICE_BYTES
 from attn_exp.attention.sampling import Places
+from attn_exp.attention.sinks import sinks_at, softmax
 from attn_exp.core.case import Case
 from attn_exp.core.text import apart
 
@@ -202,6 +203,8 @@ def scores_rounded(case: Case, inputs: Inputs, head: int, *, every_operator: boo
         for one in (inputs.q_bhsd, inputs.d_out_bhsd)
     )
     k, v = (one.detach().flatten(0, 1)[head].float() for one in (inputs.k_bhsd, inputs.v_bhsd))
+    sinks = sinks_at(case, head * group + torch.arange(group, device=q.device))
+    sinks = None if sinks is None else sinks[:, None, None]
     made: dict[str, list[torch.Tensor]] = {"out": [], "dq": []}
     dk, dv = (torch.zeros(group, *one.shape, device=one.device) for one in (k, v))
     step = max(1, SLICE_BYTES[q.device.type] // (4 * group * case.kv_len))
@@ -214,7 +217,7 @@ def scores_rounded(case: Case, inputs: Inputs, head: int, *, every_operator: boo
         if masked(case):
             hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device)
             scores = scores.masked_fill(hidden, -torch.inf)
-        exact = torch.softmax(scores, dim=-1)
+        exact = softmax(scores, sinks)
         if case.keyless:
             exact = exact.nan_to_num_(0.0)
         p = written(exact)

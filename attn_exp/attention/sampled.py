@@ -13,6 +13,7 @@ from attn_exp.attention.formula import masked, seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import SLICE_BYTES, capped
 from attn_exp.attention.sampling import Places, draw_heads
+from attn_exp.attention.sinks import sinks_at, softmax
 from attn_exp.core.case import Case
 
 # Of one part's scores under a causal mask, by device.
@@ -64,6 +65,7 @@ def _of_queries(
     dq = torch.empty(queries.shape, device=device) if with_gradients else None
     largest: list[torch.Tensor] = []
     group, count = queries.shape[1:3]
+    sinks = _sinks(case, on_device.heads.reshape(-1, group), count)
     for heads, some in _parts(len(k), count, group * case.kv_len, device.type, causal=case.causal):
         part = heads, slice(None), some
         seen = slice(0, max(1, int(last[part].max()) + 1))
@@ -72,7 +74,7 @@ def _of_queries(
         largest += scores.aminmax()
         bounds = (bound[part].flatten(1).to(device) for bound in (first, last))
         scores, slope = _capped_and_hidden(case, scores, *bounds)
-        weights = torch.softmax(scores, dim=-1)
+        weights = softmax(scores, None if sinks is None else sinks[part].flatten(1, 2))
         if case.keyless:
             # A row of minus infinities has no softmax.
             weights.nan_to_num_(0.0)
@@ -94,6 +96,7 @@ def _of_keys(case: Case, inputs: Inputs, drawn: Places) -> tuple[torch.Tensor, t
     own_values = drawn.of(inputs.v_bhsd).squeeze(0).float()
     dk, dv = (torch.zeros(*drawn.rows.shape, dim, device=device) for dim in (case.head_dim, case.value_dim))
     group, at = queries.shape[1], drawn.rows.cpu()
+    sinks = _sinks(case, drawn.heads[:, None] * group + torch.arange(group, device=device), case.q_len)
     first, last = seen_keys(case, torch.arange(case.q_len))
     for heads, rows in _parts(len(k), case.q_len, group * case.kv_len, device.type, causal=case.causal):
         seen = slice(0, max(1, int(last[rows].max()) + 1))
@@ -102,7 +105,7 @@ def _of_keys(case: Case, inputs: Inputs, drawn: Places) -> tuple[torch.Tensor, t
         q = queries[heads, :, rows].float().flatten(1, 2) * case.head_dim**-0.5
         bounds = tuple(bound[rows].to(device).repeat(group)[None] for bound in (first, last))
         scores, slope = _capped_and_hidden(case, q @ k[heads, seen].float().mT, *bounds)
-        weights = torch.softmax(scores, dim=-1)
+        weights = softmax(scores, None if sinks is None else sinks[heads, :, rows].flatten(1, 2))
         if case.keyless:
             # A query that sees no key gives every key no weight.
             weights.nan_to_num_(0.0)
@@ -116,6 +119,12 @@ def _of_keys(case: Case, inputs: Inputs, drawn: Places) -> tuple[torch.Tensor, t
         slope = slope if slope is None else slope.gather(-1, columns)
         dk[own] += _d_scores(d_result, result, own_values[own], weights, slope).mT @ q
     return dk.unsqueeze(0), dv.unsqueeze(0)
+
+
+def _sinks(case: Case, heads: torch.Tensor, rows: int) -> torch.Tensor | None:
+    """Return the sink of each row of query heads (kv_heads, group) as (kv_heads, group, rows, 1)."""
+    sinks = sinks_at(case, heads)
+    return None if sinks is None else sinks.float()[..., None, None].expand(-1, -1, rows, 1)
 
 
 def _capped_and_hidden(

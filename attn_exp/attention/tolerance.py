@@ -21,6 +21,7 @@ from attn_exp.attention.inputs import Inputs, unit_of
 from attn_exp.attention.int8_formula import int8_formula
 from attn_exp.attention.part import part_of
 from attn_exp.attention.reference import reference
+from attn_exp.attention.sinks import sinks_of
 from attn_exp.attention.small_gradients import worst_query
 from attn_exp.core.case import DTYPE_BYTES, INT8, NORMAL, Case
 
@@ -196,7 +197,7 @@ def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, tor
         return fp8_formula(case, inputs, with_gradients=with_gradients)
     mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if masked(case) else None
     with torch.set_grad_enabled(with_gradients):
-        out = formula(case, mask, *inputs.qkv)
+        out = formula(case, mask, *inputs.qkv, sinks_of(case, inputs.q_bhsd.device))
     tensors = {"out": out.detach()}
     if with_gradients:
         tensors |= dict(zip(("dq", "dk", "dv"), autograd_backward(inputs, out)(), strict=True))

@@ -57,13 +57,15 @@ def verdict(
         case: the problem.
         inputs: what the call computed on; at the boundary of a mask only attention's own are judged, not a block's.
         expected: the reference of these inputs.
-        tensors: `out`, and the gradients if they are judged.
+        tensors: `out`, and the gradients if they are judged; not those that the reference lacks, as it lacks `d_sink`
+            of hard values.
         scales: the factors of tensors of codes.
         out: the output that gradients belong to, if it is not among `tensors`.
 
     Raises:
         ValueError: a tensor has another shape; `malformed` says so beforehand in a sentence.
     """
+    tensors = {name: tensor for name, tensor in tensors.items() if name in expected.tensors}
     errors = {name: expected.judge(name, tensor, scales.get(name, 1.0)) for name, tensor in tensors.items()}
     wrong = inaccuracy({name: _whole(error) for name, error in errors.items()})
     # On hard values a boundary key that is missed, or let in, is a needle that the errors show; and where scores are

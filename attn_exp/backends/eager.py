@@ -3,7 +3,7 @@
 from functools import partial
 
 from attn_exp.attention.formula import formula, hidden_keys, masked
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, sinks_in
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case import HALVES, Case
@@ -19,6 +19,7 @@ class Eager(DeclarativeBackend):
         prefix=True,
         chunk=True,
         softcap=True,
+        sink=True,
         packed=True,
         ragged=True,
         value_dims="any",
@@ -33,4 +34,4 @@ class Eager(DeclarativeBackend):
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Build the mask once, untimed."""
         mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if masked(case) else None
-        return calls_of(partial(formula, case, mask), inputs)
+        return calls_of(partial(formula, case, mask, sinks=sinks_in(case, inputs)), inputs)

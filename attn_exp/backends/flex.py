@@ -8,7 +8,7 @@ import torch
 
 from attn_exp.attention.autograd import Attention
 from attn_exp.attention.formula import seen_keys, sequence_ids
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, sinks_in
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.bshd import starts_of
 from attn_exp.backends.compile import with_own_code
@@ -24,7 +24,7 @@ class Flex(DeclarativeBackend):
     """
 
     supports = Supports(
-        dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True,
+        dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True, sink=True,
         packed=True, ragged=True, value_dims="any", capability=(8, 0),
     )  # fmt: skip
     generates_triton = True
@@ -49,6 +49,9 @@ class Flex(DeclarativeBackend):
         """Build the block mask and the compiled function; Inductor compiles in the first calls."""
         device = inputs.q_bhsd.device
         attention = flex_function(case, device, self.kernel_options)
+        sinks = sinks_in(case, inputs)
+        if sinks is not None:
+            attention = _with_sinks(attention, sinks)
         calls = calls_of(torch.compile(with_own_code(attention), dynamic=False), inputs)
         return calls if case.dense else replace(calls, build_mask=partial(block_mask_of, case, device))
 
@@ -76,6 +79,17 @@ def block_mask_of(case: Case, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(_mask(case, device), None, None, case.q_len, case.kv_len, device=device)
+
+
+def _with_sinks(attention: Attention, sinks: torch.Tensor) -> Attention:
+    """Return FlexAttention with sinks: the output without them times the share of the keys, sigmoid(lse - sink)."""
+
+    def with_sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # A function of q, k and v as `Attention` has it, with one option more.
+        out, lse = attention(q, k, v, return_lse=True)  # type: ignore[call-arg]
+        return (out * torch.sigmoid(lse.unsqueeze(-1) - sinks.float())).to(out.dtype)
+
+    return with_sinks
 
 
 def _mask(case: Case, device: torch.device) -> Any:

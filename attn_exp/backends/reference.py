@@ -8,7 +8,7 @@ import torch
 
 from attn_exp.attention.autograd import Gradients
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.reference import reference, reference_forward
+from attn_exp.attention.reference import reference, reference_forward, sink_gradients
 from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.eager import Eager
 from attn_exp.core.case import Case
@@ -34,6 +34,8 @@ def _forward(case: Case, inputs: Inputs) -> torch.Tensor:
 def _backward(case: Case, inputs: Inputs, out: torch.Tensor) -> Callable[[], Gradients]:
     def gradients() -> Gradients:
         made = reference(case, inputs, with_gradients=True)
-        return tuple(made[name].to(inputs.q_bhsd.dtype) for name in ("dq", "dk", "dv"))
+        if inputs.sink is not None:
+            made["d_sink"], _ = sink_gradients(case, inputs, torch.arange(case.kv_heads))
+        return tuple(made[name].to(inputs.q_bhsd.dtype) for name in inputs.gradient_names)
 
     return gradients

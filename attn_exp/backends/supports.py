@@ -30,6 +30,7 @@ class Supports:
         prefix: a prefix that every query sees.
         chunk: chunks of positions that see only their own keys.
         softcap: capped scores.
+        sink: a learned logit of each query head.
         packed: packed sequences of different lengths.
         ragged: packed sequences with more keys than queries.
         keyless: zeros for queries that see no key.
@@ -50,6 +51,7 @@ class Supports:
     prefix: bool = False
     chunk: bool = False
     softcap: bool = False
+    sink: bool = False
     packed: bool = False
     ragged: bool = False
     keyless: bool = False
@@ -78,7 +80,7 @@ class Supports:
             words.append(pairs)
         words += ["grouped heads"] if self.grouped else []
         words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
-        words += [name for name in ("window", "prefix", "chunk", "softcap", "packed", "ragged") if getattr(self, name)]
+        words += [name for name in ("window", "prefix", "chunk", "softcap", "sink", "packed", "ragged") if getattr(self, name)]
         words += ["forward only"] if self.passes == ("forward",) else []
         words += [f"{TYPED_DTYPES.get(name, name)} forward only" for name in self.forward_only]
         if self.capability or self.capabilities:
@@ -105,6 +107,10 @@ class Supports:
             (
                 self.softcap or case.softcap is None,
                 f"has no softcap: set softcap=null, {_OTHERS}",
+            ),
+            (
+                self.sink or not case.sink,
+                f"has no sinks: set sink=false, {_OTHERS}",
             ),
             (
                 self.packed or case.lengths is None,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from attn_exp.attention.formula import seen_keys
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, sinks_in
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
@@ -24,6 +24,7 @@ class Triton(DeclarativeBackend):
         prefix=True,
         chunk=True,
         softcap=True,
+        sink=True,
         packed=True,
         ragged=True,
         keyless=True,
@@ -43,7 +44,7 @@ class Triton(DeclarativeBackend):
 
         device = inputs.q_bhsd.device
         mask = mask_of(case, device)
-        calls = calls_of(partial(attention, softcap=case.softcap, **mask), inputs)
+        calls = calls_of(partial(attention, softcap=case.softcap, sinks=sinks_in(case, inputs), **mask), inputs)
         return replace(calls, build_mask=partial(mask_of, case, device)) if "bounds" in mask else calls
 
 

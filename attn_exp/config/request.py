@@ -32,7 +32,7 @@ L2_STATES = ("cold", "written")
 # Options that are younger than the identity, as every job has them that does not set them.
 _LATER = {"patience_s": 5.0, "settle_s": 3.0, "determinism": False}
 # Fields of a case that are younger than the identity, which has them where they are set.
-_LATER_MASKS = ("prefix", "chunk", "kv_lengths")
+_LATER_FIELDS = {"prefix": None, "chunk": None, "kv_lengths": None, "sink": False}
 # Every configuration has these groups and keys.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
@@ -54,6 +54,7 @@ _KEYS = (
     "prefix",
     "chunk",
     "softcap",
+    "sink",
     "lengths",
     "kv_lengths",
     "layout",
@@ -402,8 +403,8 @@ def _identity(
     if case.workload is None:
         # A case without a block around it keeps the identity that it had before there were workloads.
         del parts["case"]["workload"], parts["case"]["mlp_dim"]
-    for name in _LATER_MASKS:
-        if parts["case"][name] is None:
+    for name, usual in _LATER_FIELDS.items():
+        if parts["case"][name] == usual:
             del parts["case"][name]
     if source:
         parts["source"] = identity(source)

@@ -74,6 +74,9 @@ class Case:
         chunk: under a causal mask a query sees only keys of its own chunk of so many positions (Llama 4's
             `attention_chunk_size`). The position of query i is that of the last key that it sees.
         softcap: bounds the scores before the mask: softcap * tanh(scores / softcap).
+        sink: whether each query head has a learned logit that joins the softmax's denominator and has no value
+            (gpt-oss, arXiv:2508.10925). Its values follow from the case (attn_exp/attention/sinks.py), and its
+            gradient, `d_sink`, is part of the backward.
         lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,
             and masks count within it, prefixes and chunks too.
         kv_lengths: how many keys each of these sequences has, as many as queries or more: the requests of a batch in
@@ -103,6 +106,7 @@ class Case:
     prefix: int | None = None
     chunk: int | None = None
     softcap: float | None = None
+    sink: bool = False
     lengths: tuple[int, ...] | None = None
     kv_lengths: tuple[int, ...] | None = None
     layout: str = "bhsd"
@@ -131,6 +135,8 @@ class Case:
         cap = self.softcap
         if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < 1e6):
             raise UserError(f"softcap={cap!r} is not a positive number; null is no softcap")
+        if not isinstance(self.sink, bool):
+            raise UserError(f"sink={self.sink!r} is neither true nor false")
         if self.layout not in LAYOUTS:
             raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.lengths is not None:
@@ -202,6 +208,7 @@ class Case:
             (self.lengths is None, "has no packed sequences: set lengths=null"),
             (self.head_dim == self.value_dim, "has values as wide as its keys: set model.value_dim=null"),
             (self.head_dim % 2 == 0, "rotates pairs of dimensions: set an even model.head_dim"),
+            (not self.sink, "has no sinks: set sink=false"),
             (
                 not self.quantised,
                 f"has weights in the case's dtype, and none in {TYPED_DTYPES[self.dtype]}: set dtype=bf16",
@@ -313,6 +320,7 @@ class Case:
 
     def _more(self) -> list[str]:
         more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
+        more += ["sink"] if self.sink else []
         if self.lengths is not None:
             more.append(f"{len(self.lengths)} {'packed' if self.kv_lengths is None else 'requests'}")
         more += [self.layout] if self.layout != LAYOUTS[0] else []
@@ -373,6 +381,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "prefix": config["prefix"],
         "chunk": config["chunk"],
         "softcap": config["softcap"],
+        "sink": config["sink"],
         "lengths": lengths,
         "kv_lengths": kv_lengths,
         "layout": config["layout"],

@@ -440,9 +440,9 @@ def secondary_time_us(timed: TimedPass) -> Value:
     return {other.timer: summarize(other.times_us, other.rounds).median_us for other in timed.measured.timings[1:]}
 
 
-@metric("share", name="error_{tensor}", parts=("out", "dq", "dk", "dv", "dx"))
+@metric("share", name="error_{tensor}", parts=("out", "dq", "dk", "dv", "d_sink", "dx"))
 def error(timed: TimedPass) -> Value:
-    """[Error](accuracy.md) relative to the reference's norm: out, dq, dk, dv; of a block out, dx, dvec, each d_NAME."""
+    """[Error](accuracy.md) relative to the reference's norm: out, dq, dk, dv, d_sink; of a block out, dx, dvec, each d_NAME."""
     return {tensor: one.relative for tensor, one in timed.measured.errors.items()}
 
 

@@ -70,13 +70,13 @@ class Judge:
             return Outcome(status=status, reason=reason, poisoned=_poisoned(device))
 
     def _computed(self, example: Example, inputs: Inputs) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-        """Return the backend's tensors, `out` and with gradients `dq`, `dk`, `dv`, and the factors of codes."""
+        """Return the backend's tensors, `out` and with gradients those of the inputs, and the factors of codes."""
         calls = self.backend.prepare(example.case, inputs)
         with calls.scope():
             out = calls.forward()
             tensors = {"out": out.detach() if type(out) is torch.Tensor else out}
             if example.backward:
-                tensors |= dict(zip(("dq", "dk", "dv"), calls.backward(out)(), strict=True))
+                tensors |= dict(zip(inputs.gradient_names, calls.backward(out)(), strict=True))
             synchronize(self.device)
         return tensors, calls.scales
 
@@ -154,7 +154,7 @@ _BOUNDS = {
 def _malformed(
     example: Example, inputs: Inputs, tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float]
 ) -> str | None:
-    shapes = dict(zip(("dq", "dk", "dv"), (tuple(one.shape) for one in inputs.qkv), strict=True))
+    shapes = dict(zip(inputs.gradient_names, (tuple(one.shape) for one in inputs.leaves), strict=True))
     shapes["out"] = tuple(inputs.d_out_bhsd.shape)
     for name, tensor in tensors.items():
         wrong = malformed(name, tensor, shape=shapes[name], like=inputs.q_bhsd, scales=scales)
@@ -166,7 +166,7 @@ def _malformed(
 def _in_float64(part: Part, wanted: Expected, *, with_gradients: bool) -> Expected:
     """Return what is expected with a reference in float64, whose own rounding is nothing."""
     exact = reference(part.case, part.inputs, with_gradients=with_gradients, precision=torch.float64)
-    return replace(wanted, tensors=exact)
+    return replace(wanted, tensors=wanted.tensors | exact)
 
 
 def _widened(case: Case, wanted: Expected, bounds: list[dict[str, Tolerance]]) -> Expected:
@@ -174,7 +174,8 @@ def _widened(case: Case, wanted: Expected, bounds: list[dict[str, Tolerance]]) -
     score = _OF_SCORES * (wanted.largest_score or 0.0)
     unit = unit_of(case)
     widest = {
-        name: _widest([own, *(one[name] for one in bounds)], score, unit) for name, own in wanted.tolerances.items()
+        name: _widest([own, *(one.get(name, own) for one in bounds)], score, unit)
+        for name, own in wanted.tolerances.items()
     }
     if min(case.head_dim, case.value_dim) < _LEAST_DIM:
         widest = {name: Tolerance(one.relative, one.worst_row) for name, one in widest.items()}

@@ -115,7 +115,7 @@ def _spread(which: str, inputs: Inputs) -> Inputs:
     """Return the inputs with the parts of one tensor, `q`, `k` or `v`, far from each other."""
     tensors = dict(zip("qkv", inputs.qkv, strict=True))
     tensors[which] = spread(tensors[which])
-    return Inputs(tensors["q"], tensors["k"], tensors["v"], inputs.d_out_bhsd, inputs.scales)
+    return replace(inputs, q_bhsd=tensors["q"], k_bhsd=tensors["k"], v_bhsd=tensors["v"])
 
 
 def spread(tensor: torch.Tensor) -> torch.Tensor:

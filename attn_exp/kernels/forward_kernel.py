@@ -20,6 +20,7 @@ def forward_kernel(
     out,
     lse_log2,
     key_bounds,
+    sinks_log2,
     q_strides,
     k_strides,
     v_strides,
@@ -40,6 +41,7 @@ def forward_kernel(
     WINDOWED: tl.constexpr,
     BOUNDED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     TMA: tl.constexpr,
@@ -51,7 +53,8 @@ def forward_kernel(
 
     Scores in base 2 are `outer` * q kT, or with SOFTCAPPED `outer` * tanh(`inner` * q kT). `sizes` only distinguishes
     cases for the autotuner. With BOUNDED, `key_bounds` has the first and, `bounds_len` numbers later, the last key of
-    each query, for as many queries as blocks have.
+    each query, for as many queries as blocks have. With SINKS, `sinks_log2` has a logit of each head in base 2, which
+    every row begins with, as with a key that has no value.
 
     OVERLAP delays each block's product with v until the next block's scores are computed, so that the tensor cores work
     on it while the exponentials are computed (FlashAttention-3, arXiv:2407.08608, section 3.2).
@@ -77,8 +80,12 @@ def forward_kernel(
         )
     q_tile = load_tile(q, q_strides, batch, head, first_query, q_len, BLOCK_M, BLOCK_D, DIM, TMA)
     total = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        row_max = tl.zeros([BLOCK_M], tl.float32) + tl.load(sinks_log2 + head)
+        row_sum = tl.full([BLOCK_M], 1.0, tl.float32)
+    else:
+        row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
     # Weights of the previous block, as integers: Triton would move known 16-bit floats to shared memory.
     pending = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if q_tile.dtype == tl.float32 else tl.int16)
     pending_rescale = tl.full([BLOCK_M], 1.0, tl.float32)

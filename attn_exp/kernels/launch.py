@@ -68,10 +68,14 @@ def launch_forward(
     lse_log2: torch.Tensor,
     scores: Scores,
     *,
+    sinks_log2: torch.Tensor | None = None,
     config: triton.Config | None = None,
     tma: bool | None = None,
 ) -> None:
-    """Fill `out_bhsd` and `lse_log2` (batch, q_heads, q_len); if `config` is None the autotuner chooses."""
+    """Fill `out_bhsd` and `lse_log2` (batch, q_heads, q_len); if `config` is None the autotuner chooses.
+
+    `sinks_log2` (q_heads) in float32 are logits of base 2 that join each row's sum; the backward needs only the sum.
+    """
     batch, q_heads, q_len, _ = q_bhsd.shape
     tma = _tma(tma, q_bhsd, k_bhsd, v_bhsd)
     q, k, v = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd))
@@ -89,6 +93,8 @@ def launch_forward(
         v_strides=_strides(v_bhsd),
         out_strides=_strides(out_bhsd),
         q_heads=q_heads,
+        sinks_log2=sinks_log2,
+        SINKS=sinks_log2 is not None,
         **_common(q_bhsd, k_bhsd, v_bhsd, scores, tma),
     )
 

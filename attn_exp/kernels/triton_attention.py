@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from attn_exp.kernels.bounds import Bounds
-from attn_exp.kernels.launch import Scores, launch_dkdv, launch_dq, launch_forward, launch_rows
+from attn_exp.kernels.launch import LOG2_E, Scores, launch_dkdv, launch_dq, launch_forward, launch_rows
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_DIM = 256
@@ -27,8 +27,9 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     bounds: Bounds | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute softmax(scores) v with scores = scale * q kT, differentiable in q, k and v.
+    """Compute softmax(scores) v with scores = scale * q kT, differentiable in q, k, v and the sinks.
 
     A query that sees no key gets zeros and has no gradient. Results and gradients are bitwise reproducible.
 
@@ -43,6 +44,7 @@ def attention(
         window: the number of keys kept, i + offset - window < j; it needs a causal mask.
         softcap: scores = softcap * tanh(scores / softcap), before the mask.
         bounds: another mask in place of the causal one (attn_exp/kernels/bounds.py).
+        sinks: a logit of each query head, (1, q_heads, 1, 1), that joins the softmax's denominator.
 
     Returns:
         (batch, q_heads, q_len, value_dim), with q's memory layout if their dimensions are equal.
@@ -64,12 +66,14 @@ def attention(
         raise ValueError(f"bounds of other lengths than {q_len} queries and {kv_len} keys")
     if window is not None and window < 1:
         raise ValueError(f"window={window} is not a positive number of keys")
+    if sinks is not None and sinks.shape != (1, q_bhsd.shape[1], 1, 1):
+        raise ValueError(f"sinks of the shape {tuple(sinks.shape)}, not {(1, q_bhsd.shape[1], 1, 1)}")
     if abs(offset) > _LARGEST_POSITION:
         raise ValueError(f"offset={offset} is beyond +-{_LARGEST_POSITION}")
     if window is not None:
         window = min(window, _LARGEST_POSITION)
     mask = (None, None, 0) if bounds is None else (bounds.keys, bounds.queries, bounds.pairs)
-    out: torch.Tensor = _forward(q_bhsd, k_bhsd, v_bhsd, *mask, scale, causal, offset, window, softcap)[0]
+    out: torch.Tensor = _forward(q_bhsd, k_bhsd, v_bhsd, sinks, *mask, scale, causal, offset, window, softcap)[0]
     return out
 
 
@@ -78,6 +82,7 @@ def _forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    sinks: torch.Tensor | None,
     key_bounds: torch.Tensor | None,
     query_bounds: torch.Tensor | None,
     pairs: int,
@@ -91,7 +96,7 @@ def _forward(
     bounds = _bounds(key_bounds, query_bounds, pairs)
     scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap, bounds=bounds)
     with torch.cuda.device_of(q):
-        launch_forward(q, k, v, out, lse_log2, scores)
+        launch_forward(q, k, v, out, lse_log2, scores, sinks_log2=_log2(sinks))
     return out, lse_log2
 
 
@@ -110,6 +115,7 @@ def _backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse_log2: torch.Tensor,
+    sinks: torch.Tensor | None,
     key_bounds: torch.Tensor | None,
     query_bounds: torch.Tensor | None,
     pairs: int,
@@ -118,7 +124,7 @@ def _backward(
     offset: int,
     window: int | None,
     softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     if d_out.stride(-1) != 1 or 0 in d_out.stride():
         # For example a gradient that was expanded from one number.
         d_out = d_out.contiguous()
@@ -129,7 +135,8 @@ def _backward(
         padded_lse, delta = launch_rows(out, d_out, lse_log2)
         launch_dkdv(q, k, v, d_out, padded_lse, delta, dk, dv, scores)
         launch_dq(q, k, v, d_out, padded_lse, delta, dq, scores)
-    return dq, dk, dv
+        d_sinks = _d_sinks(q, sinks, padded_lse, delta)
+    return dq, dk, dv, d_sinks
 
 
 @_backward.register_fake
@@ -138,26 +145,30 @@ def _(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    *saved_and_options: torch.Tensor | float | bool | int | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    out: torch.Tensor,
+    lse_log2: torch.Tensor,
+    sinks: torch.Tensor | None,
+    *mask_and_options: torch.Tensor | float | bool | int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     dq, dk, dv = (_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-    return dq, dk, dv
+    return dq, dk, dv, q.new_empty(0) if sinks is None else torch.empty_like(sinks)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, key_bounds, query_bounds, *options = inputs
+    q, k, v, sinks, key_bounds, query_bounds, *options = inputs
     out, lse_log2 = output
     ctx.mark_non_differentiable(lse_log2)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, out, lse_log2, key_bounds, query_bounds)
+    ctx.save_for_backward(q, k, v, out, lse_log2, sinks, key_bounds, query_bounds)
     ctx.options = options
 
 
 def _differentiate(ctx: Any, d_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if d_out is None:
-        return (None,) * (5 + len(ctx.options))
-    gradients = _backward(d_out, *ctx.saved_tensors, *ctx.options)
-    return (*gradients, None, None, *(None for _ in ctx.options))
+        return (None,) * (6 + len(ctx.options))
+    *gradients, d_sinks = _backward(d_out, *ctx.saved_tensors, *ctx.options)
+    d_sinks = d_sinks if ctx.needs_input_grad[3] else None
+    return (*gradients, d_sinks, None, None, *(None for _ in ctx.options))
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
@@ -165,6 +176,25 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 
 def _bounds(keys: torch.Tensor | None, queries: torch.Tensor | None, pairs: int) -> Bounds | None:
     return None if keys is None or queries is None else Bounds(keys, queries, pairs)
+
+
+def _log2(sinks: torch.Tensor | None) -> torch.Tensor | None:
+    """Return sinks as logits of base 2, (q_heads) in float32."""
+    return None if sinks is None else sinks.detach().flatten().float() * LOG2_E
+
+
+def _d_sinks(
+    q: torch.Tensor, sinks: torch.Tensor | None, padded_lse: torch.Tensor, delta: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient of the sinks, empty without them: that of a key's score whose value is zeros.
+
+    Rows beyond the queries have lse inf and add nothing.
+    """
+    logits = _log2(sinks)
+    if sinks is None or logits is None:
+        return q.new_empty(0)
+    gradients = torch.exp2(logits[None, :, None] - padded_lse).mul_(delta).sum((0, 2)).neg_()
+    return gradients.reshape(sinks.shape).to(sinks.dtype)
 
 
 def _outputs(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -62,6 +62,7 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
             "WINDOWED",
             "BOUNDED",
             "SOFTCAPPED",
+            "SINKS",
             "TMA",
             "WANT_DK",
             "WANT_DV",

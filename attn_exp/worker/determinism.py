@@ -185,7 +185,7 @@ class _Comparing:
         for one in (q, k, v):
             one.requires_grad_(self._attempt.with_gradients)
         seeded = self._prepared.judgements.seeded()
-        return Inputs(q, k, v, d_out, seeded.scales, seeded.kind)
+        return replace(seeded, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out)
 
     def _elsewhere(self, other: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
         """Compare the calls themselves on the rows at other positions."""
@@ -224,7 +224,9 @@ class _Comparing:
             if calls.scales:
                 raise _Impossible("the scales of results in codes are those of a whole batch")
             if other is not None:
-                usual = {name: other.picked(name, tensor) for name, tensor in usual.items()}
+                # That of sinks is the sum over the batch.
+                results = {name: tensor for name, tensor in results.items() if name != "d_sink"}
+                usual = {name: other.picked(name, usual[name]) for name in results}
             tally.add(results, usual, partial(_named, self._doing) if other is None else other.name)
         synchronize(self._device)
 

@@ -34,7 +34,7 @@ class Looks:
         self._batch, self._device = case.batch, read.d_out.device
         # Made now: copying indices to a GPU between timed calls would make the host wait for it.
         self._places = draw_places(case, self._device, _PLACES) if isinstance(read, Inputs) else []
-        self._scales = scales
+        self._scales, self._names = scales, read.gradient_names
         self.summing = Summing(case, read, scales) if isinstance(read, Inputs) else None
 
     def perhaps(
@@ -70,14 +70,16 @@ class Looks:
     def _rows(self, index: int, returned: Sequence[torch.Tensor], state: State) -> Probe:
         """Take rows of `out`, or of dq: a wrong output of a step has wrong gradients."""
         places = self._dice.choice(self._places)
-        name, tensor = ("out", returned[0]) if len(returned) == 1 else ("dq", returned[-3])
+        name, tensor = ("out", returned[0]) if len(returned) == 1 else ("dq", self._gradients(returned)[0])
         # A later backward may have another scale.
         return Probe(places, places.of(tensor).squeeze(0), state, index, self._scales.get(name, 1.0))
 
     def _sums(self, index: int, returned: Sequence[torch.Tensor], out: torch.Tensor | None) -> CallSums | None:
         if self.summing is None:
             return None
-        *outputs, dq, dk, dv = returned
-        return self.summing.taken(
-            self._dice.randrange(self._batch), index, (dq, dk, dv), outputs[0] if outputs else out
-        )
+        out = returned[0] if len(returned) > len(self._names) else out
+        return self.summing.taken(self._dice.randrange(self._batch), index, self._gradients(returned)[:3], out)
+
+    def _gradients(self, returned: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return the gradients of what a backward or a step returned, dq, dk and dv first."""
+        return returned[-len(self._names) :]
