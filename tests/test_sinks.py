@@ -18,10 +18,14 @@ from attn_exp.attention.reference import reference, sink_gradients
 from attn_exp.attention.sampled import sampled_reference
 from attn_exp.attention.sinks import sinks_of
 from attn_exp.attention.verdict import verdict
-from attn_exp.backends.base import calls_of
+from attn_exp.backends.base import Calls, calls_of
+from attn_exp.backends.eager import Eager
+from attn_exp.backends.supports import Supports
 from attn_exp.core.case import Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.flops import compulsory_bytes, flops
+from attn_exp.core.hunting import Example, Outcome, overrides
+from attn_exp.hunt.judge import Judge as HuntingJudge
 
 NAMES = ("out", "dq", "dk", "dv", "d_sink")
 
@@ -152,3 +156,45 @@ def test_a_sink_is_true_or_false() -> None:
         case(sink=3)
     with pytest.raises(UserError, match="has no sinks: set sink=false"):
         case(workload="decoder_layer", mlp_dim=64, causal=True, layout="bhsd")
+
+
+class Mistaken(Eager):
+    """Eager with a mistake in its sinks: `ignored`, `of_another_head`, `no_gradient` or none."""
+
+    def __init__(self, mistake: str) -> None:
+        super().__init__("mistaken")
+        self.mistake = mistake
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        sink, mask = inputs.sink, None if case.dense else hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device)
+        assert sink is not None
+        used = {"ignored": sink - 100, "of_another_head": sink.roll(1, 1), "no_gradient": sink.detach() + 0 * sink}
+        return calls_of(partial(formula, case, mask, sinks=used.get(self.mistake, sink)), inputs)
+
+
+def hunted(mistake: str, seed: int) -> Outcome:
+    one = case(q_len=60, kv_len=60, head_dim=32, causal=seed % 2 == 0, dtype="bfloat16" if seed % 3 else "float32")
+    return HuntingJudge(Mistaken(mistake), "cpu").outcome(Example(case=one, backward=True, seed=seed))
+
+
+@pytest.mark.parametrize("mistake", ["ignored", "of_another_head", "no_gradient"])
+def test_a_hunt_finds_wrong_sinks(mistake: str) -> None:
+    found = hunted(mistake, 1)
+    assert found.status == "inaccurate", found
+    assert mistake != "no_gradient" or found.tensor == "d_sink"
+
+
+def test_a_hunt_finds_nothing_where_sinks_are_right() -> None:
+    for seed in range(4):
+        assert hunted("", seed).status == "ok"
+
+
+def test_a_hunt_draws_sinks_and_the_case_is_typed_with_them() -> None:
+    example = Example(case=case(q_len=8, kv_len=8), backward=True)
+    assert "sink=true" in overrides(example, "cpu") and example.fields["sink"] is True
+
+
+def test_backends_without_sinks_say_so() -> None:
+    refusal = Supports(devices=("cpu",), dtypes=("float32",)).refusal(case(), "cpu")
+    assert refusal is not None and "has no sinks: set sink=false" in refusal
+    assert Eager("eager").unsupported(case(), "cpu") is None

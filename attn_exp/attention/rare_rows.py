@@ -48,8 +48,8 @@ _TAILS = (1, 4, 16, 64)
 def rare_inputs(case: Case, normal: Inputs) -> Iterator[Rare]:
     """Yield inputs with a hard row of q, of k, and with a sink; none where normal scores never reach that far.
 
-    That is at fp8, and with few channels. With a softcap or learned sinks there is no sink among the keys. The backward that is judged is that of the
-    last ones, or where these have no sink that of the row of q.
+    That is at fp8, and with few channels. With a softcap or learned sinks there is no sink among the keys. The backward
+    that is judged is that of the last ones, or where these have no sink that of the row of q.
 
     Args:
         case: the problem.

@@ -83,11 +83,13 @@ def block_mask_of(case: Case, device: torch.device) -> Any:
 
 def _with_sinks(attention: Attention, sinks: torch.Tensor) -> Attention:
     """Return FlexAttention with sinks: the output without them times the share of the keys, sigmoid(lse - sink)."""
+    from torch.nn.attention.flex_attention import AuxRequest
 
     def with_sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        # A function of q, k and v as `Attention` has it, with one option more.
-        out, lse = attention(q, k, v, return_lse=True)  # type: ignore[call-arg]
-        return (out * torch.sigmoid(lse.unsqueeze(-1) - sinks.float())).to(out.dtype)
+        # FlexAttention has one option more than a function of q, k and v.
+        out, more = attention(q, k, v, return_aux=AuxRequest(lse=True))  # type: ignore[call-arg]
+        made: torch.Tensor = (out * torch.sigmoid(more.lse.unsqueeze(-1) - sinks.float())).to(out.dtype)
+        return made
 
     return with_sinks
 

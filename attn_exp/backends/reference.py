@@ -18,7 +18,8 @@ class Reference(DeclarativeBackend):
     """Float32 attention of any size."""
 
     supports = replace(Eager.supports, keyless=True)
-    claims = Eager.claims
+    # With sinks it sums exponentials.
+    claims = dict.fromkeys(Eager.claims, r"(?i)softmax|logsumexp")
     claimed_share = Eager.claimed_share
     a_function = False
 

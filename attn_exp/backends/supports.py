@@ -80,7 +80,9 @@ class Supports:
             words.append(pairs)
         words += ["grouped heads"] if self.grouped else []
         words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
-        words += [name for name in ("window", "prefix", "chunk", "softcap", "sink", "packed", "ragged") if getattr(self, name)]
+        words += [
+            name for name in ("window", "prefix", "chunk", "softcap", "sink", "packed", "ragged") if getattr(self, name)
+        ]
         words += ["forward only"] if self.passes == ("forward",) else []
         words += [f"{TYPED_DTYPES.get(name, name)} forward only" for name in self.forward_only]
         if self.capability or self.capabilities:

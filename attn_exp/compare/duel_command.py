@@ -102,8 +102,8 @@ def _compile_words(compiled: Compile, added: str = "") -> list[str]:
 
 def case_words(case: Case, model: str) -> list[str]:
     """Return the overrides that compose to a case: its model's name if that defines its sizes, else the sizes."""
-    # A model may bring a mask or a softcap, which the case is perhaps without. The width of a block's MLP is no part of
-    # other cases.
+    # A model may bring a mask, a softcap or sinks, which the case is perhaps without. The width of a block's MLP is no
+    # part of other cases.
     words, own = [f"dtype={TYPED_DTYPES[case.dtype]}"], {**choice("model", model), "mlp_dim": None}
     if _sizes(own) == {name: getattr(case, name) for name in _OF_MODEL}:
         words.append(f"model={model}")
@@ -115,8 +115,9 @@ def case_words(case: Case, model: str) -> list[str]:
     typed = typed_fields(case, square=False)
     for field in fields(Case):
         value = typed[field.name]
-        # Booleans are always given, because the configuration's default may differ from the dataclass's.
-        given = field.default is MISSING or value != own.get(field.name, field.default) or isinstance(value, bool)
+        # The configuration's default of `causal` differs from the dataclass's.
+        usual = own.get(field.name, field.default) or None
+        given = field.default is MISSING or value != usual or field.name == "causal"
         if field.name in (*_OF_MODEL, "dtype", "q_len", "kv_len") or not given:
             continue
         words.append(f"{field.name}={word(value)}")

@@ -172,7 +172,8 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
 def shared_values(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the values of model, case, timer and device that all cells share."""
     only = {name: next(iter(values.values())) for name, values in _values_of(cells).items() if len(values) == 1}
-    return {name: value for name, value in only.items() if value is not None}
+    # A case without sinks is like one without a softcap.
+    return {name: value for name, value in only.items() if value is not None and (name != "sink" or value)}
 
 
 def _values_of(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:

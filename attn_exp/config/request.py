@@ -403,8 +403,8 @@ def _identity(
     if case.workload is None:
         # A case without a block around it keeps the identity that it had before there were workloads.
         del parts["case"]["workload"], parts["case"]["mlp_dim"]
-    for name, usual in _LATER_FIELDS.items():
-        if parts["case"][name] == usual:
+    for name, unset in _LATER_FIELDS.items():
+        if parts["case"][name] == unset:
             del parts["case"][name]
     if source:
         parts["source"] = identity(source)

@@ -381,7 +381,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "prefix": config["prefix"],
         "chunk": config["chunk"],
         "softcap": config["softcap"],
-        "sink": config["sink"],
+        "sink": False if config["sink"] is None else config["sink"],
         "lengths": lengths,
         "kv_lengths": kv_lengths,
         "layout": config["layout"],
@@ -418,7 +418,8 @@ def typed_fields(case: Case, *, square: bool) -> dict[str, Any]:
     Files and records have the fields of `case_columns`, and PyTorch's names of dtypes.
     """
     values = {name: getattr(case, name) for name in case_columns() if not (square and name == "kv_len")}
-    values["dtype"] = TYPED_DTYPES[case.dtype]
+    # What a case is without is None.
+    values |= {"dtype": TYPED_DTYPES[case.dtype], "sink": case.sink or None}
     if case.lengths is not None:
         values |= {"lengths": typed_lengths(case.lengths, case.kv_lengths), "kv_lengths": None}
     return {"seq_len" if square and name == "q_len" else name: value for name, value in values.items()}

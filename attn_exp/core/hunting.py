@@ -27,7 +27,7 @@ KINDS = (
     *("normal", "sharp", "negative", "positive", "abyss", "needles", "sinks", "ramps", "outliers", "constant", "zeros"),
     *("large", "denormal", "mixed"),
 )
-TRUTHS = ("causal", "backward", "packed", "large")
+TRUTHS = ("causal", "sink", "backward", "packed", "large")
 _SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "seq_len", "head_dim", "value_dim")
 # Numbers that a case may be without.
 _OPTIONAL = (*CAUSAL_MASKS, "softcap")
@@ -68,7 +68,7 @@ class Example:
     def fields(self) -> dict[str, Any]:
         """Return the values that `where=` compares."""
         case = self.case
-        own = {name: getattr(case, name) for name in (*NUMBERS, *WORDS, "causal") if hasattr(case, name)}
+        own = {name: getattr(case, name) for name in (*NUMBERS, *WORDS, "causal", "sink") if hasattr(case, name)}
         return own | {
             "seq_len": max(case.q_len, case.kv_len), "inputs": self.inputs, "backward": self.backward,
             "packed": case.lengths is not None, "large": self.large is not None,
@@ -79,7 +79,12 @@ class Example:
         """Return a key that sorts simple examples first."""
         case = self.case
         large = 2 if self.large == "whole" else int(self.large is not None)
-        features = (case.lengths is not None, case.causal, *(getattr(case, name) is not None for name in _OPTIONAL))
+        features = (
+            case.lengths is not None,
+            case.causal,
+            case.sink,
+            *(getattr(case, name) is not None for name in _OPTIONAL),
+        )
         words = (WORDS["dtype"].index(case.dtype), WORDS["layout"].index(case.layout), KINDS.index(self.inputs))
         sizes = (case.batch * case.q_heads, max(case.q_len, case.kv_len), case.q_len + case.kv_len, case.head_dim)
         return (large, sum(features) + self.backward, sum(words), *sizes, case.value_dim, self.seed)
@@ -254,6 +259,7 @@ def overrides(example: Example, device: str) -> list[str]:
     masks = {name: getattr(case, name) for name in CAUSAL_MASKS}
     words += [f"{name}={keys}" for name, keys in masks.items() if keys is not None]
     words += [f"softcap={case.softcap:g}"] if case.softcap is not None else []
+    words += ["sink=true"] if case.sink else []
     words += [f"layout={case.layout}"] if case.layout != LAYOUTS[0] else []
     words += [f"inputs={example.inputs}"] if example.inputs != "normal" else []
     words += [] if example.backward else ["passes=[forward]"]

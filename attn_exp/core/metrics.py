@@ -442,7 +442,7 @@ def secondary_time_us(timed: TimedPass) -> Value:
 
 @metric("share", name="error_{tensor}", parts=("out", "dq", "dk", "dv", "d_sink", "dx"))
 def error(timed: TimedPass) -> Value:
-    """[Error](accuracy.md) relative to the reference's norm: out, dq, dk, dv, d_sink; of a block out, dx, dvec, each d_NAME."""
+    """[Error](accuracy.md) relative to the reference's norm: out, dq, dk, dv, d_sink; of a block also dx, d_NAME."""
     return {tensor: one.relative for tensor, one in timed.measured.errors.items()}
 
 

@@ -34,6 +34,8 @@ def script_of(backend: Backend, example: Example, outcome: Outcome, device: str)
     case = example.case
     if case.quantised:
         return Script(text="", why_not=f"scripts of {TYPED_DTYPES[case.dtype]} are not written: run the overrides")
+    if case.sink:
+        return Script(text="", why_not="scripts of sinks are not written: run the overrides")
     inputs = inputs_of(example, device)
     calls = backend.prepare(case, inputs)
     call = source(backend, case, calls.attention)

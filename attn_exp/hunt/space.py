@@ -79,10 +79,12 @@ class Examples:
         else:
             q_len, kv_len = self._lengths(draw, most)
         head_dim, value_dim = self._dims(draw)
+        sink = self._truth(draw, "sink", supports.sink)
         example = Example(
             case=self._case(
                 batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
-                value_dim=value_dim, dtype=dtype, causal=causal, lengths=lengths, softcap=self._softcap(draw),
+                value_dim=value_dim, dtype=dtype, causal=causal, lengths=lengths, sink=sink,
+                softcap=self._softcap(draw),
                 **self._mask(draw, causal, kv_len),
                 align=self._pick(draw, "align", WORDS["align"]), layout=self._pick(draw, "layout", WORDS["layout"]),
             ),

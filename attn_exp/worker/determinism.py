@@ -184,7 +184,7 @@ class _Comparing:
         q, k, v, d_out = (read[name].detach().clone() for name in ("q", "k", "v", "d_out"))
         for one in (q, k, v):
             one.requires_grad_(self._attempt.with_gradients)
-        seeded = self._prepared.judgements.seeded()
+        seeded: Inputs = self._prepared.judgements.seeded()
         return replace(seeded, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out)
 
     def _elsewhere(self, other: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
