@@ -57,8 +57,14 @@ CASES = [
 ]
 REQUESTS = replace(CASE, batch=1, q_len=602, kv_len=3900, lengths=(1, 300, 1, 300), kv_lengths=(2000, 300, 600, 1000))
 CASES += [replace(REQUESTS, causal=True), replace(REQUESTS, causal=True, kv_heads=2, window=200), REQUESTS]
-# Masks that backends of ours and of PyTorch take as data or as a function.
+# Masks and sinks that backends of ours and of PyTorch take as data or as a function.
 MASKS = [
+    replace(CASE, sink=True),
+    replace(CASE, sink=True, causal=True, kv_heads=2, softcap=5.0),
+    replace(CASE, sink=True, causal=True, q_len=500, kv_len=1111, dtype="float16", head_dim=64, value_dim=64),
+    replace(CASE, sink=True, causal=True, window=128, q_heads=64, head_dim=64, value_dim=64, q_len=4096, kv_len=4096),
+    replace(PACKED, sink=True, causal=True),
+    replace(CASE, sink=True, q_len=1, kv_len=4096, kv_heads=2),
     replace(CASE, causal=True, prefix=300),
     replace(CASE, causal=True, prefix=77, q_len=500, kv_len=1111, kv_heads=2),
     replace(CASE, causal=True, prefix=900, q_len=1111, kv_len=500, head_dim=64, value_dim=64),
@@ -109,7 +115,7 @@ def test_it_is_right_and_runs_the_kernels_that_it_claims(name, case):
         found, timed = {"out": out.detach()}, {"forward": calls.forward}
         if both:
             timed["backward"] = calls.backward(out)
-            found |= dict(zip(("dq", "dk", "dv"), timed["backward"](), strict=True))
+            found |= dict(zip(inputs.gradient_names, timed["backward"](), strict=True))
         assert inaccuracy({name: right.judge(name, tensor) for name, tensor in found.items()}) is None
         for direction, call in timed.items():
             ran = [activity.name for activity in activities(call)]
