@@ -42,7 +42,7 @@ Outcome = Literal["not slower", "slower", "undecided"]
 # The keys of `attn-exp run` that say a case, and how its tensors are drawn.
 _OF_CASE = (
     "model", "dtype", "batch", "seq_len", "q_len", "kv_len", "mask", "causal", "align", "window", "prefix", "chunk",
-    "softcap", "layout", "device", "seed",
+    "softcap", "sink", "layout", "device", "seed",
 )  # fmt: skip
 # A judgement needs timed calls, and few of them.
 _BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "settle_s": 0}
@@ -226,4 +226,7 @@ def _composed(given: "str | Mapping[str, Any] | Case") -> tuple[Case, str, int]:
     with hydra_aside():
         config = resolved_config(compose_config(overrides, "guard"), overrides)
     request = request_from_config(config, visible_gpus())
-    return given if isinstance(given, Case) else request.case, request.device, request.measuring.seed
+    case = given if isinstance(given, Case) else request.case
+    if case.sink:
+        raise UserError("a function of q, k and v has no sinks: set sink=false")
+    return case, request.device, request.measuring.seed

@@ -100,6 +100,7 @@ def inexpressible(case: Case) -> str | None:
         "fp8": case.quantised,
         "int8 scores": case.dtype == INT8,
         "a softcap": case.softcap is not None,
+        "sinks": case.sink,
         "a window": case.window is not None and not case.dense,
         "a prefix": case.prefix is not None and not case.dense,
         "chunks": case.chunk is not None and not case.dense,

@@ -221,6 +221,7 @@ def kind_of(case: Case) -> dict[str, Any]:
         ),
         "sequences": "packed" if case.lengths is not None else "padded",
         "softcap": case.softcap is not None,
+        "sink": case.sink,
         "workload": case.workload or "attention",
     }
 

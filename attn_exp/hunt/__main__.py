@@ -46,7 +46,7 @@ def search(question: Question, show: Callable[[Search], None]) -> Search:
         return Search(over=True, mistake=hello.missing)
     everything = Supports(
         devices=("cuda", "cpu"), dtypes=tuple(DTYPE_BYTES), window=True, prefix=True, chunk=True, softcap=True,
-        sink=True, packed=True, keyless=True, value_dims="any",
+        packed=True, keyless=True, value_dims="any",
     )  # fmt: skip
     examples = Examples(hello.supports or everything, space, question.device)
     searching = Searching(tester, show)
