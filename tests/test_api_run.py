@@ -158,7 +158,7 @@ def test_a_dtype_of_pytorch_and_a_number_of_numpy_are_choices():
 
 
 # Needs what these records lack: first-call seconds, measured ceilings, several samples.
-UNDRAWN = ("first_call", "roofline", "samples")
+UNDRAWN = ("first_call", "precision", "roofline", "samples")
 
 
 @pytest.fixture(scope="module")

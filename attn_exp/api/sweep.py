@@ -71,7 +71,8 @@ class Sweep(read.Sweep):
 
         Args:
             kind: `heatmap` (speed-ups by case), `lengths` (TFLOPS against sequence length), `roofline`, `accuracy`
-                (errors against time), `first_call` (seconds of the first call) or `samples` (times in microseconds);
+                (errors against time), `precision` (the same of several dtypes), `first_call` (seconds of the first
+                call) or `samples` (times in microseconds);
                 by default the first of these that its results give.
 
         Raises:

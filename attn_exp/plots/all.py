@@ -20,6 +20,7 @@ from attn_exp.plots.data import one_each
 from attn_exp.plots.dots import accuracy_chart, first_call_chart
 from attn_exp.plots.heatmap import heatmap_chart
 from attn_exp.plots.lengths import lengths_chart
+from attn_exp.plots.precision import precision_chart
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.samples import samples_chart
 from attn_exp.plots.style import MISSING, Chart, available, svg
@@ -31,6 +32,7 @@ _OF_RESULTS: "dict[str, Callable[[Sequence[Result]], Chart | None]]" = {
     "lengths": lengths_chart,
     "roofline": roofline_chart,
     "accuracy": accuracy_chart,
+    "precision": precision_chart,
     "first_call": first_call_chart,
     "samples": samples_chart,
 }
