@@ -117,7 +117,7 @@ def test_the_figures_in_the_pages_are_those_of_the_results(embed):
         text = TEXTS[page.relative_to(ROOT).as_posix()]
         assert embed.embedded(text) == text, f"{page.name} is not up to date: run python docs/embed.py"
         blocks += text.count("<!-- end -->")
-    # README.md, two of docs/evidence.md, three of docs/cases.md, and one each of intervals, stopping, backends, metrics,
+    # README.md, two of docs/evidence.md, three of docs/cases.md, one each of intervals, stopping, backends, metrics,
     # statuses and timers.
     assert blocks == 12
 
