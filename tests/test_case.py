@@ -21,6 +21,7 @@ def config(**changes):
         "prefix": None,
         "chunk": None,
         "softcap": None,
+        "sink": False,
         "lengths": None,
         "kv_lengths": None,
         "layout": "bhsd",

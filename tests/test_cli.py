@@ -103,7 +103,7 @@ BAD = {
     "-m batch=1,x": "batch='x' is not a whole number",
     "causal=maybe": "causal='maybe' is neither true nor false",
     "align=left": "is not one of bottom_right, top_left",
-    "dtype.name=int8": "is not one of bfloat16, float16, float32",
+    "dtype.name=int16": "is not one of bfloat16, float16, float32",
     # a device that is not there, and a timer that is not for it
     "device=cuda": "needs an NVIDIA GPU and there is none here: use device=cpu or device=auto",
     "device=cuda:3": "use device=auto or device=cpu",

@@ -306,7 +306,7 @@ def places(tmp_path, monkeypatch):
         ("attn-exp causal=t", {"causal=true"}),
         ("attn-exp --config-dir mine -m backend=sl", {"backend=sliced"}),
         ("attn-exp --hy", {"--hydra-help"}),
-        ("attn-exp duel a=fl", {"a=flash", "a=flex"}),
+        ("attn-exp duel a=fl", {"a=flash", "a=flashinfer", "a=flex"}),
         ("attn-exp duel --co", {"--config-dir"}),
         ("attn-exp backends for", {"format="}),
         ("attn-exp backends format=m", {"format=markdown"}),

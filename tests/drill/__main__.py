@@ -33,7 +33,6 @@ FEWEST = 24
 # Besides those of the plan; by what their names begin with.
 _OTHERS = (
     *SMALL,
-    "sqlite locked by eight writers",
     "in the place of a record",
     "in the place of sweep.id",
     "links out of the sweep",
@@ -43,6 +42,8 @@ _OTHERS = (
 )
 # And those that a small drill leaves out: each takes a run of the command.
 _OF_LARGE = (
+    # A few jobs may be over before the writers hold the file.
+    "sqlite locked by eight writers",
     *SHARES,
     *ENDS,
     "the parent killed by SIGKILL",
