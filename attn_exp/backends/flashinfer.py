@@ -18,7 +18,8 @@ _WORKSPACE_BYTES = 394 << 20
 class FlashInfer(DeclarativeBackend):
     """FlashInfer's `BatchPrefillWithRaggedKVCacheWrapper`: all sequences of the batch lie behind each other.
 
-    Not run by the authors. Written against flashinfer-python 0.7.2 (flashinfer/prefill.py); tested with a stand-in.
+    Not run by the authors, who ran its `fa2` kernel alone. Written against flashinfer-python 0.7.2
+    (flashinfer/prefill.py); tested with a stand-in.
     `plan`, which a model calls once for all of its layers, belongs to the preparation, like the compilation with nvcc;
     `run` is timed. `kernel` forces its own FlashAttention 2 or 3.
     """

@@ -18,9 +18,9 @@ _TILE = 64
 class Sage(DeclarativeBackend):
     """SageAttention 1: float16 tensors whose scores are int8 products, quantised inside of the timed call.
 
-    Not run by the authors on a GPU: its kernels were run in Triton's interpreter. Written against 1.0.6
-    (sageattention/core.py). `smooth_k` subtracts the keys' mean before they are quantised. 1.0.6 writes the difference
-    into the caller's k, which a second call would not repeat; here it is a new tensor, as in later versions.
+    Written against 1.0.6 (sageattention/core.py). `smooth_k` subtracts the keys' mean before they are quantised. 1.0.6
+    writes the difference into the caller's k, which a second call would not repeat; here it is a new tensor, as in
+    later versions.
     """
 
     supports = Supports(
