@@ -292,8 +292,6 @@ def test_an_option_that_inductor_does_not_have_is_named_with_the_nearest():
 def test_each_backend_has_its_own_entries_in_the_cache_of_autograd(tmp_path, monkeypatch):
     """AOTAutograd's key lacks the backends that SDPA may choose: one would run what another compiled."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
-    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", False)
     operands = tensors(1, 2, 16, 8)
 
     def hits(name):
@@ -303,5 +301,8 @@ def test_each_backend_has_its_own_entries_in_the_cache_of_autograd(tmp_path, mon
         torch.compile(lambda q, k, v: scaled_dot_product_attention(q, k, v))(*operands)
         return torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"]
 
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with (
+        torch.compiler.config.patch(cache_key_tag="", force_disable_caches=False),
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+    ):
         assert [hits(name) for name in ("one", "two", "one")] == [0, 0, 1]
