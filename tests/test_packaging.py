@@ -144,7 +144,7 @@ def test_the_installed_command_says_what_was_typed_wrong(bin_, tmp_path):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("attn-exp backend=fl", {"backend=flash", "backend=flex"}),
+        ("attn-exp backend=fl", {"backend=flash", "backend=flashinfer", "backend=flex"}),
         ("attn-exp -m batch=1,2 model=llama3", {"model=llama3_8b", "model=llama3_70b"}),
         ("attn-exp +experiment=sdp", {"+experiment=sdpa_sweep"}),
         ("attn-exp stopping.bud", {"stopping.budget_s="}),
