@@ -2,33 +2,36 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Bytecode is written where a module is imported for the first time, also where the environment forbids it: hundreds of
+# processes start, and most of what is installed is never imported.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test lint docs compiled gpu-test browser-test drill soak fuzz clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: setup
 	$(BIN)/python -m attn_exp -m backend=flash,math,cudnn batch=1,4 seq_len=256 stopping.budget_s=0.5
 
-# One thread each: three processes on two cores would otherwise wait for each other's threads.
+# One thread each: four processes on two cores would otherwise wait for each other's threads. Tests that wait for what
+# they started leave a core to another.
 test: setup
 	$(MAKE) --jobs 2 --output-sync=target lint docs compiled
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Hundreds of processes start, each of which would compile the package anew where the environment forbids to write
-# bytecode, and pytest's the tests, whose mistakes its run tells.
+# What the tests import, compiled once and not by each of their processes; pytest's own mistakes its run tells.
 compiled: setup
 	$(BIN)/python -m compileall -q attn_exp hydra_plugins
-	-PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -qq --collect-only > /dev/null
+	-$(BIN)/python -m pytest -qq --collect-only > /dev/null
 
 # The documentation as a site in site/; a warning is an error. The variable hides mkdocs-material's advertisement.
 docs: setup
@@ -59,7 +62,7 @@ gpu-test:
 AXE_VERSION := 4.14.1
 AXE := .axe/package/axe.min.js
 browser-test: setup $(AXE)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[browser]'
 	AXE=$(AXE) $(BIN)/python -m pytest -q -m browser tests/browser
 
 $(AXE):
