@@ -20,6 +20,15 @@ _ENVIRONMENT = {
     "max_sm_clock_mhz": 1980,
     "max_memory_clock_mhz": 3201,
     "ecc": False,
+    "matmul_precision": "highest",
+    "matmul_tf32": False,
+    "cudnn_tf32": True,
+    "bf16_reduced_precision_reduction": True,
+    "fp16_reduced_precision_reduction": False,
+    "cpu_governor": "powersave",
+    "cpu_capability": "AVX512",
+    "cpu_instruction_sets": "avx2 avx512f",
+    "changed_settings": {"flash_sdp": "False"},
 }
 _METRICS = {
     "rounds": 20.0,
@@ -29,6 +38,13 @@ _METRICS = {
     "power_w": 600.0,
     "power_error": 0.01,
     "tflops_per_watt": 1.0,
+    "clock_mhz": 1980.0,
+    "memory_clock_mhz": 3000.0,
+    "load_s": 0.1,
+    "rest_s": 2.0,
+    "peak_memory_bytes": 4096.0,
+    "workspace_bytes": 10.0,
+    "outside_memory_bytes": 5.0,
 }
 
 

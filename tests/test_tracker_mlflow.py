@@ -48,7 +48,10 @@ def a_record(
         job=job, sweep="first", model="gpt2", device="cpu", case=case, measuring=measuring,
         backend={"name": "flash", "_target_": "a.B", "tiles": {"rows": 64}},
     )  # fmt: skip
-    timing = Timing(timer="cpu", l2="warm", times_us=(1.5, 2.5, 3.5), rounds=(0, 0, 1), stop_reason="max_rounds")
+    blocks = ((0, 1_700_000_000.25, 1_700_000_000.5), (0, 1_700_000_000.75, 1_700_000_001.0))
+    timing = Timing(
+        timer="cpu", l2="warm", times_us=(1.5, 2.5, 3.5), rounds=(0, 0, 1), stop_reason="max_rounds", blocks=blocks
+    )
     kernels = (Kernel(name="short", count=1, time_us=1), Kernel(name="long" * 100, count=1, time_us=2))
     ok = status == "ok"
     values: dict[str, Any] = {
@@ -163,8 +166,8 @@ def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
     assert artifacts_of(run) == {"record.json", "samples.csv"}
     samples = Path(run.info.artifact_uri.removeprefix("file://"), "samples.csv").read_text().splitlines()
     assert samples == [
-        "pass,timer,round,index,time_us",
-        *(f"forward,cpu,{r},{i},{i + 1}.5" for i, r in enumerate((0, 0, 1))),
+        "pass,timer,round,index,time_us,round_at",
+        *(f"forward,cpu,{r},{i},{i + 1}.5,{'' if r else '1700000000.250000'}" for i, r in enumerate((0, 0, 1))),
     ]
     assert {path.name for path in (place / "first" / "a").iterdir()} == {"record.json"}
 

@@ -113,7 +113,8 @@ def _settle(rivals: "Rivals") -> int:
     beside = _beside(Path(rivals.sweeps[0].place))
     duels = [[*shlex.split(command)[2:], *beside] for command in commands if not command.startswith("#")]
     if not duels:
-        print("nothing is undecided: there is no duel to run", file=sys.stderr)
+        why = "nothing is undecided" if rivals.metric.settled_by_duels else f"a duel does not compare {rivals.metric}"
+        print(f"{why}: there is no duel to run", file=sys.stderr)
         return 0
     # Before a gradient there is a forward, which is measured as well.
     most_s = sum(longest_s(1 if "passes=[forward]" in words else 2) for words in duels)

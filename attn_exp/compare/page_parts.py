@@ -13,7 +13,7 @@ from attn_exp.compare.sheet import Column, Page, Sheet, Tone, of_all, written
 from attn_exp.core.bitwise import yes_or_no
 from attn_exp.core.case import MASK_FIELDS, Case, case_columns, with_mask
 from attn_exp.core.flags import FLAGS, flag_notes
-from attn_exp.core.metrics import METRICS
+from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import counted_of
 from attn_exp.results.result import Result
@@ -23,7 +23,10 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     """Return the page with its details and the notes that they make redundant."""
     results = list({id(cell.result): cell.result for cell in cells}.values())
     flags = [flag for result in results for flag in result.flags]
-    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_same_bits(cells), *_environments(comparison)]
+    sheets = [
+        *_flags(Counter(flags)), *_statuses(cells), *_same_bits(cells), *_power_and_memory(cells),
+        *_environments(comparison),
+    ]  # fmt: skip
     redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
     warnings = (
         *page.headline.warnings,
@@ -100,6 +103,26 @@ def _same_bits(cells: Sequence[Cell]) -> list[Sheet]:
     )
     rows = [(*place, *(_yes_in(known[place].get(one.name, ())) for one in facts)) for place in sorted(known)]
     return [Sheet("same_bits", "same bits", columns, tuple(rows))] if rows else []
+
+
+# In a report each with its time, where any is known; elsewhere by `metric=` or `columns=`.
+_POWER_AND_MEMORY = ("joules_per_call", "tflops_per_watt", "power_w", "clock_mhz", "memory_clock_mhz",
+                     "peak_memory_bytes", "outside_memory_bytes", "workspace_bytes")  # fmt: skip
+
+
+def _power_and_memory(cells: Sequence[Cell]) -> list[Sheet]:
+    """A row per cell of which something is known about energy, clocks or memory."""
+    known = [
+        (cell, values)
+        for cell in cells
+        if any(values := [cell.result.metrics.get(f"{cell.direction}/{name}") for name in _POWER_AND_MEMORY])
+    ]
+    columns = (
+        *(Column(name, name) for name in ("case", "pass", "backend")),
+        *(Column(name, metric_named(name).head, "figure") for name in _POWER_AND_MEMORY),
+    )
+    rows = [(cell.result.case.label(), cell.direction, cell.result.label, *values) for cell, values in known]
+    return [Sheet("power_and_memory", "power and memory", columns, tuple(rows))] if rows else []
 
 
 def _yes_in(values: Sequence[float]) -> str:

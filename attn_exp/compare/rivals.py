@@ -23,6 +23,7 @@ from attn_exp.compare.ranking import (
     settled_pairs,
 )
 from attn_exp.compare.ratio import Spreads, gain, geometric_mean
+from attn_exp.compare.rule import best
 from attn_exp.compare.settled import Settlements
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.compare.takeaway import Answer, answer_of
@@ -155,8 +156,12 @@ _WAYS: dict[str, Callable[[Result], str]] = {
 }
 
 
-_STAR = "* best: the fastest, and every row too close to it to call"
-_OPEN = "no row of a case and pass is best where one in doubt (?) may be: a duel decides"
+_STAR = "* best: {}, and every row too close to it to call"
+_OPEN, _DUEL = "no row of a case and pass is best where one in doubt (?) may be", ": a duel decides"
+_POWER = (
+    "no duel decides this: its rivals take turns faster than energy is counted; longer passes narrow the intervals: "
+    "stopping.min_rounds=200 stopping.max_rounds=200 stopping.budget_s=3"
+)
 _SAME = "same kernel: these backends ran one and the same kernel, so that they differ by noise (A/A)"
 
 
@@ -271,7 +276,7 @@ def compare_rivals(
     rows = ranking(Settlements())
     summaries = tuple(summarize_sweep(sweep) for sweep in sweeps)
     ties = _ties(rows, metric)
-    if ties and metric.kind.has_time_interval and metric.kind.follows_clock and (settlements := duels_of()):
+    if ties and (settlements := duels_of()):
         rows = ranking(settlements)
         ties = _ties(rows, metric)
     settled = settled_pairs(rows)
@@ -285,9 +290,10 @@ def compare_rivals(
         sweeps=summaries,
         broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
         notes=(
-            *([_STAR] if any(row.best for row in rows) else ()),
+            *([_STAR.format(best(metric))] if any(row.best for row in rows) else ()),
             *doubt_notes([row.doubt for row in rows if row.cell.value is not None]),
-            *([_OPEN] if any(row.challenge for row in rows) else ()),
+            *([_OPEN + _DUEL * metric.settled_by_duels] if any(row.challenge for row in rows) else ()),
+            *([_POWER] if metric.kind.of_power and answer.undecided else ()),
             *([_SAME] if any(row.same for row in rows) else ()),
             *notes,
             *repeated,
@@ -305,7 +311,12 @@ def compare_rivals(
 
 
 def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
-    """Return the duels of what is undecided, those first in which most is at stake: the difference, in both passes."""
+    """Return the duels of what is undecided, those first in which most is at stake: the difference, in both passes.
+
+    There are none where a duel would not tell.
+    """
+    if not metric.settled_by_duels:
+        return ()
     pairs = [pair for group in by_group(rows) if (pair := open_pair(group, metric)) is not None]
     found = list(zip(duels([(one.cell, two.cell) for one, two in pairs]), pairs, strict=True))
     stakes: dict[str, float] = defaultdict(float)

@@ -76,7 +76,7 @@ class Rule:
         surely = "surely in " if self.wins < self.n else ""
         sure = f"{surely}{of_all_passes(self.wins, self.n, self.cases)}"
         if self.over is None or self.ratio is None or self.low is None or self.high is None:
-            return f"{who} is {_best(metric)}, {sure}, and all others are in doubt"
+            return f"{who} is {best(metric)}, {sure}, and all others are in doubt"
         times = f"{times_text(self.ratio)} [{level}{times_text(self.low)}, {times_text(self.high)}] times"
         compared = f"{times} {_better(metric)} {'the next best, ' if self.over_next else ''}{self.over}"
         each = [f"{direction} {times_text(ratio)}" for direction, ratio in self.by_pass]
@@ -107,7 +107,8 @@ def _better(metric: ChosenMetric) -> str:
     return "as fast as" if metric.kind.follows_clock else f"better by {metric} than"
 
 
-def _best(metric: ChosenMetric) -> str:
+def best(metric: ChosenMetric) -> str:
+    """Return what the best by a metric is called: `the fastest`, `the best by joules_per_call`."""
     return "the fastest" if metric.kind.follows_clock else f"the best by {metric}"
 
 

@@ -373,6 +373,24 @@ def clock_mhz(timed: TimedPass) -> Value:
     return timed.window.clock_mhz
 
 
+@metric("MHz", higher_is_better=True)
+def memory_clock_mhz(timed: TimedPass) -> Value:
+    """Median clock of the GPU's memory while the pass was timed."""
+    return timed.window.memory_clock_mhz
+
+
+@metric("s")
+def load_s(timed: TimedPass) -> Value:
+    """Seconds of these calls from the warm-up to the first round, with what it took until the clock settled."""
+    return timed.measured.timings[0].notes.get("load_s")
+
+
+@metric("s")
+def rest_s(timed: TimedPass) -> Value:
+    """Seconds before that since the device was last timed or put under load."""
+    return timed.measured.rest_s
+
+
 @metric("byte")
 def peak_memory_bytes(timed: TimedPass) -> Value:
     """[Memory of the call](measuring.md#memory) at its peak in PyTorch's allocator; GPU only."""

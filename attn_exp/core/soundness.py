@@ -26,7 +26,8 @@ _LARGEST, _LEAST = 1e100, 1e-100
 _SHORTEST_US, _LONGEST_US, _LAST_MOMENT = 1e-6, 1e13, 253402300799.0
 # Two rounds that differ leave an interval of any width.
 _FREE = ("_low_us", "_high_us", "half_width", ".low", ".high")
-_NEVER_NEGATIVE = ("power_error", "/rounds", "half_width", "_at")
+_MOMENTS = ("_at", ".blocks")
+_NEVER_NEGATIVE = ("power_error", "/rounds", "half_width", *_MOMENTS)
 # Below every limit.
 _USUAL = 1e11
 _LONGEST_TEXT = 20_000
@@ -80,6 +81,7 @@ class Facts(msgspec.Struct, gc=False):
     bf16_reduced_precision_reduction: bool | None = None
     fp16_reduced_precision_reduction: bool | None = None
     gradients_enabled: bool | None = None
+    changed_settings: dict[_Word, _Text] = {}
     inputs: _Text | None = None
     nvml: _Text | None = None
 
@@ -171,7 +173,7 @@ def _odd_number(place: str, value: Any) -> str | None:
         least, largest = _LEAST, _LARGEST
         if place.endswith(("/time_us", ".times_us")):
             least, largest = _SHORTEST_US, _LONGEST_US
-        elif place.endswith("_at"):
+        elif place.endswith(_MOMENTS):
             largest = _LAST_MOMENT
         elif place.endswith(_FREE):
             least, largest = 0.0, sys.float_info.max

@@ -23,6 +23,7 @@ from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
 from attn_exp.explain.rivals import against_fastest, kind, main_kernel, short
+from attn_exp.explain.settings import setting_lines
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.style import MISSING, available, save
 from attn_exp.results.result import Result, named
@@ -199,6 +200,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
         parts.append(["Compared with the fastest on the same case", *(lines or [_BEYOND])])
     if record.profiles:
         parts.append(["Profiles", *_profiles(job, record)])
+    parts += [["Setting", *lines] for lines in [setting_lines(record)] if lines]
     notes = flag_notes(record.flags)
     if notes:
         parts.append(["Marks", *notes])

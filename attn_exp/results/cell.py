@@ -38,6 +38,11 @@ class ChosenMetric:
         """The registered metric: whether higher is better, whether it follows the clock, its column header."""
         return metric_named(self.name)
 
+    @property
+    def settled_by_duels(self) -> bool:
+        """Whether a duel, which compares times, tells which of two backends is better by it."""
+        return self.kind.has_time_interval and not self.kind.of_power
+
     def __str__(self) -> str:
         return f"{self.direction}/{self.name}" if self.direction else self.name
 

@@ -21,6 +21,13 @@ from attn_exp.results.opinions import opinion_notes
 from attn_exp.results.result import Result, named
 
 _CASE_NAMES = ("backend", "model", "seq_len", *case_columns(), "timer", "regime", "l2", "inputs", "seed", "device")
+_VERSIONS = ("cuda", "cudnn", "driver")
+# Facts of the environment that move times; a GPU's are those of its record only.
+_SETTINGS = (
+    *("power_limit_w", "ecc", "gpu_numa_node", "matmul_precision", "matmul_tf32", "cudnn_tf32"),
+    *("bf16_reduced_precision_reduction", "fp16_reduced_precision_reduction"),
+    *("cpu", "cpu_threads", "cpu_affinity", "numa_nodes", "cpu_governor", "cpu_capability", "cpu_instruction_sets"),
+)
 # Columns that a narrow terminal may omit, the least important first.
 _RATES = ("bwd\nTFLOPS", "fwd\nTFLOPS")
 _DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
@@ -121,7 +128,7 @@ def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]
         "second_opinions",
         *(f"{direction}/{metric}" for direction in passes for metric in _metric_names(results, direction)),
         *(f"{direction}/kernels" for direction in passes),
-        *("gpu", "gpu_uuid", "torch", "cuda", "cudnn", "driver", "finished_at"),
+        *("gpu", "gpu_uuid", "torch", *_VERSIONS, *_SETTINGS, "finished_at"),
     ]
     known = frozenset(names)
     return names, [_csv_row(result, known) for result in _ordered(results)]
@@ -234,7 +241,7 @@ def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
         "finished_at": f"{result.finished_at:.3f}",
     }
     row |= {name: getattr(result.case, name) for name in case_columns()}
-    row |= {name: environment.get(name, "") for name in ("gpu", "gpu_uuid", "cuda", "cudnn", "driver")}
+    row |= {name: environment.get(name, "") for name in ("gpu", "gpu_uuid", *_VERSIONS, *_SETTINGS)}
     for direction, kernels in result.kernels.items():
         row[f"{direction}/kernels"] = " | ".join(kernel.split("(")[0] for kernel in kernels)
     row |= {name: f"{value:.6g}" for name, value in result.metrics.items() if name in names}

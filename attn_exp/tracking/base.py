@@ -223,12 +223,20 @@ def _colour(request: Request) -> str:
 
 
 def samples_csv(record: Record) -> str:
-    """Return all samples of a record as CSV, in chronological order for each pass and timer."""
-    lines = ["pass,timer,round,index,time_us"]
+    """Return all samples of a record as CSV, in chronological order for each pass and timer.
+
+    `round_at` is when their round began, in seconds since 1970; empty of a secondary timer.
+    """
+    lines = ["pass,timer,round,index,time_us,round_at"]
     for direction, measured in record.passes.items():
         for timing in measured.timings:
+            # The first block of a round is the last one here.
+            began = {round_: f"{begin:.6f}" for round_, begin, _ in reversed(timing.blocks)}
             samples = enumerate(zip(timing.rounds, timing.times_us, strict=True))
-            lines += [f"{direction},{timing.timer},{round_},{index},{time!r}" for index, (round_, time) in samples]
+            lines += [
+                f"{direction},{timing.timer},{round_},{index},{time!r},{began.get(round_, '')}"
+                for index, (round_, time) in samples
+            ]
     return "\n".join(lines) + "\n"
 
 
