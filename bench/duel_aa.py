@@ -119,9 +119,10 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     # Of worker processes, as attn-exp starts them.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    # Before this process opens the GPU, which the others would find `shared_gpu` then: a duel decides little on such.
+    rows = [{"what": "A/A, a process each"} | apart(given.device) for _ in range(given.processes)]
     machine = Machine.open(given.device)
-    rows = [{"what": "A/A, one process"} | here(machine, given.device) for _ in range(given.count)]
-    rows += [{"what": "A/A, a process each"} | apart(given.device) for _ in range(given.processes)]
+    rows += [{"what": "A/A, one process"} | here(machine, given.device) for _ in range(given.count)]
     (alone,) = measure_interleaved([request("a", given.device)], machine)
     us = given.share * alone.metrics["forward/time_us"]
     rows += [{"what": f"+{100 * given.share:g} %"} | here(machine, given.device, us) for _ in range(given.count // 2)]

@@ -3,6 +3,7 @@
 import statistics
 from types import SimpleNamespace
 
+import fakes
 import inprocess
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from attn_exp.core.flags import timing_flags
 from attn_exp.timers import loop
 from attn_exp.timers.loop import Block, Cost, Entry, sample, sample_rivals
 from attn_exp.timers.stopping import StoppingRule
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.measure import measure
 
 RULES = {
     path.stem: StoppingRule(**{key: value for key, value in read_yaml(path).items() if key != "settle_s"})
@@ -68,6 +71,14 @@ def test_patience_has_an_end(monkeypatch):
 def test_the_most_rounds_are_kept_where_half_of_them_would_be_too_few(monkeypatch):
     timing = sample(Noisy(monkeypatch, 0.5), lambda: None, StoppingRule(0.01, 5, 9, 0.05, 5.0))
     assert (timing.stop_reason, max(timing.rounds)) == ("max_rounds", 8)
+
+
+def test_rounds_that_can_never_be_enough_are_an_error_and_no_endless_sampling():
+    with pytest.raises(ValueError, match="min_rounds=20 cannot be reached in max_rounds=10"):
+        StoppingRule(0.01, 20, 10, 0.05)
+    record = measure(fakes.make_request(min_rounds=20, max_rounds=10, passes=("forward",)), Machine("cpu"))
+    assert (record.status, record.metrics) == ("error", {})
+    assert "cannot be reached" in record.reason
 
 
 def test_rivals_get_their_budget_alone(monkeypatch):

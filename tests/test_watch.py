@@ -12,10 +12,13 @@ import fakes
 import pytest
 
 from attn_exp.core import cpu
-from attn_exp.core.cpu_reader import CpuReader
+from attn_exp.core.cpu_reader import THROTTLED, CpuReader
 from attn_exp.core.energy import Reading
-from attn_exp.core.flags import window_flags
+from attn_exp.core.flags import FLAGS, window_flags
 from attn_exp.core.moment import moment
+from attn_exp.core.window import window_of
+from attn_exp.results.result import result_of
+from attn_exp.results.table import table
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.nvml_reader import NvmlReader
 from attn_exp.worker.machine.watch import Watch, watch_cpu
@@ -196,7 +199,10 @@ def test_a_throttled_processor_is_seen(tmp_path):
     (folder / "package_throttle_count").write_text("8\n")
     reader.look()
     reader.look()
-    assert [bool(one.reasons) for one in reader.end()[0]] == [False, True, False]
+    readings, _ = reader.end()
+    assert [bool(one.reasons) for one in readings] == [False, True, False]
+    window = window_of("linux", [(readings[0].at, readings[-1].at)], 0.1, readings, watched=(0.0, 1.0))
+    assert window_flags(window, None) == {"thermal"}
 
 
 def test_energy_that_only_root_may_read_is_told_apart_from_none(tmp_path):
@@ -270,6 +276,33 @@ def test_a_measured_job_has_a_window_for_each_pass_with_power_and_joules_a_call(
         assert metrics["tflops_per_watt"] == pytest.approx(metrics["tflops"] / window.power_w)
         assert (metrics["clock_mhz"], metrics["power_error"]) == (3000.0, window.power_error)
     assert record.passes["backward"].rest_s > 0
+
+
+class Troubled(Steady):
+    """Goes wrong for good in the midst of what is watched: a clock that `jumps`, a `hot` processor, or `silent`."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def end(self):
+        # The last ones are always of blocks, whatever the warm-up took.
+        before, after = self.readings[:-3], self.readings[-3:]
+        if self.how == "silent":
+            return before, "the processor's frequency can no longer be read"
+        odd = {"jumps": {"clock_mhz": 2000.0}, "hot": {"reasons": (THROTTLED,)}}[self.how]
+        return [*before, *(replace(one, **odd) for one in after)], ""
+
+
+@pytest.mark.parametrize(("how", "flag"), [("jumps", "clock_jump"), ("hot", "thermal"), ("silent", "telemetry_lost")])
+def test_what_goes_wrong_amid_a_pass_is_a_flag_of_the_record_and_a_mark_in_its_table(how, flag):
+    request = fakes.make_request(passes=("forward",), precision=1e-9, min_rounds=20, max_rounds=40, patience_s=0.3)
+    record = measure(request, machine_with(Watch(Troubled(how), limits={})))
+    assert record.status == "ok", record.reason
+    assert flag in record.flags and flag in record.passes["forward"].flags
+    # A precision that cannot be reached ends with the budget, as far as it got.
+    assert record.passes["forward"].timings[0].stop_reason in ("budget", "max_rounds")
+    assert f"{FLAGS[flag][0]} {flag}: " in " ".join(table([result_of(record)]).split())
 
 
 def test_rivals_of_a_duel_have_windows_of_their_own_blocks():

@@ -15,7 +15,8 @@ from attn_exp.core.moment import moment
 _CPUS = 8
 _POWERCAP = "sys/class/powercap"
 _CPU = "sys/devices/system/cpu"
-_THROTTLED = "cpu_throttled"
+# The reason of a reading since whose predecessor a processor's temperature lowered its clock.
+THROTTLED = "cpu_throttled"
 
 
 class CpuReader:
@@ -65,7 +66,7 @@ class CpuReader:
         clocks = [khz / 1e3 for path in self._clocks if (khz := _number(path)) is not None]
         energy_uj, at = self._energy_uj(), time.perf_counter()
         count = self._throttle_count()
-        reasons = (_THROTTLED,) if count > self._throttled >= 0 else ()
+        reasons = (THROTTLED,) if count > self._throttled >= 0 else ()
         self._throttled = count
         now = moment(at)
         self._readings.append(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_exp.core.cpu_reader import THROTTLED
 from attn_exp.core.interval import log_half_width
 from attn_exp.core.record import Timing
 from attn_exp.core.stats import round_medians
@@ -47,7 +48,7 @@ FLAGS = {
     "launch_bound": ("L", "issuing the call takes longer than running it: without a CUDA graph users see more"),
     "unblocked": ("u", "the stream could not be held back while the host enqueued: host gaps may be inside"),
     "power_capped": ("p", "the power cap lowered the clock while measuring (information, not an error)"),
-    "thermal": ("T", "the GPU slowed down because of its temperature"),
+    "thermal": ("T", "the GPU or the processor slowed down because of its temperature"),
     "clock_low": ("c", "the SM clock was below 75 % of the highest: locked, or idling between calls"),
     "clock_jump": ("j", "the clock was more than 8 % off its median at some time while the calls were timed"),
     "telemetry_lost": ("?", "clock, power or energy stopped being read while calls were timed, or cannot be right"),
@@ -94,7 +95,8 @@ _OTHERS_CORES = 0.1
 _CLOCK_JUMP = 0.08
 _DRIFT, _CLOCK, _CLOCK_MISMATCH = 0.01, 0.75, 0.01
 _SHORT_US, _SHORT_QUANTA = 10.0, 50.0
-_HOT = frozenset({"sw_thermal", "hw_thermal", "hw_slowdown"})
+# A GPU's by NVML, a processor's by Linux (core/cpu_reader.py).
+_HOT = frozenset({"sw_thermal", "hw_thermal", "hw_slowdown", THROTTLED})
 _CAPPED = frozenset({"sw_power_cap", "hw_power_brake"})
 
 

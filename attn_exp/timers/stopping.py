@@ -23,6 +23,9 @@ class StoppingRule:
     have passed. Its rounds are then joined in pairs as often as there are too many.
 
     For calls above 50 ms, 5 rounds are enough. Nothing stops before `least_s` seconds; rounds are joined then, too.
+
+    Raises:
+        ValueError: `min_rounds` is above `max_rounds`: joining rounds would go on for ever.
     """
 
     precision: float
@@ -31,6 +34,10 @@ class StoppingRule:
     budget_s: float
     patience_s: float = 0.0
     least_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.min_rounds > self.max_rounds:
+            raise ValueError(f"min_rounds={self.min_rounds} cannot be reached in max_rounds={self.max_rounds}")
 
     def least_rounds(self, call_us: float) -> int:
         """Return the number of rounds before which no rule stops."""
