@@ -115,7 +115,7 @@ def test_the_answer_comes_first_then_the_warnings_then_plots_then_rows(tmp_path,
     assert said and places == sorted(places)
     assert "pw@" not in text
     sections = re.findall(r'<section id="(\w+)"', text)
-    assert sections == ["charts", "s1", "s2", "s3", "s0", "d0", "d1", "d2"]
+    assert sections == ["charts", "s1", "s2", "s3", "s0", "d0", "d1", "d2", "d3"]
     # What nothing can be said about begins with that.
     lone = [one for one in records() if one.request.backend["name"] == "flash"]
     sweeps.write(tmp_path / "b", lone)
