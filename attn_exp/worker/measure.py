@@ -129,6 +129,9 @@ def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) 
         if "backward" in prepared.judge.passes:
             told = check_first_backward(attempt, machine, prepared.judge, prepared.calls)
             prepared.judgements.later(told)
+        if attempt.request.case.workload is not None:
+            # With what the timed forward saved: the attention alone got the memory without it before.
+            prepared.calls.pop("backward", None)
         prepared.judgements.again()
     if prepared.build_mask is not None:
         measure_mask(attempt, machine, prepared.build_mask)
