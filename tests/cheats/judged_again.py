@@ -1,4 +1,4 @@
-"""What only a judgement after the timing shows: another way from some call on, gaps in a gradient, what is no number."""
+"""What only a judgement after the timing shows: another way from some call on, gaps in a gradient, NaN."""
 
 from collections.abc import Callable
 from functools import partial

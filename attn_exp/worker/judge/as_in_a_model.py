@@ -31,7 +31,8 @@ def with_other_strides(d_out: torch.Tensor) -> torch.Tensor | None:
 def with_gaps(d_out: torch.Tensor) -> torch.Tensor | None:
     """Return a copy of a tensor whose neighbours along a row are not adjacent in memory, None for rows of one element.
 
-    Between them is what is no number. The gradient of an output is such where what follows the attention reads a part of the channels, or splits them.
+    Between them is what is no number. The gradient of an output is such where what follows the attention reads a part
+    of the channels, or splits them.
     """
     if d_out.shape[-1] == 1:
         return None
