@@ -68,7 +68,7 @@ class Judged:
     Attributes:
         call: `first`, on the inputs of the seed; `hard`, on hard values; `alone`, of a block's attention without the
             block; `drawn`, a timed call that was chosen at random; `last`, one more call as the timer makes it;
-            `again`, on hard values after the timing.
+            `again`, after the timing, on hard values; of a block's attention without the block, on normal ones, too.
         passes: the passes whose results were compared.
         index: which timed call of the pass it was, from 1 on; None for the others.
         of: how many calls the timer made of that pass by then.
@@ -82,7 +82,8 @@ class Judged:
         gradients_overwritten: whether a later backward wrote over gradients that were returned: who adds those of two
             backwards has to copy the first ones. It is known of the same calls, not at fp8 nor of few channels.
         strides_refused: whether the backward raised where the output's gradient lay in the other layout, `bshd` or
-            `bhsd`, as a model may leave it. It is known of the same calls, of a backward by autograd.
+            `bhsd`, as a model may leave it. It is known of the same calls, of a backward by autograd; of `again` it is
+            said of a gradient whose neighbours along a row are not adjacent in memory.
         strides_kept: whether the backward was wrong there only because it had been called for the usual layout before:
             it keeps a plan whose key lacks the strides.
     """

@@ -30,7 +30,8 @@ def _call(one: Judged) -> str:
     if one.index is None:
         written = ["a later forward overwrites the output"] if one.overwritten else []
         written += ["a later backward overwrites gradients"] if one.gradients_overwritten else []
-        written += ["its backward refuses a gradient in the other layout"] if one.strides_refused else []
+        lies = "with gaps in memory" if one.call == "again" else "in the other layout"
+        written += [f"its backward refuses a gradient {lies}"] if one.strides_refused else []
         written += ["its backward is wrong for gradients in two layouts in turn"] if one.strides_kept else []
         return f"{one.call} ({', '.join(written)})" if written else one.call
     passes = "+".join(SHORT.get(name, name) for name in one.passes)

@@ -23,6 +23,7 @@ from attn_exp.core.request import Request
 from attn_exp.core.status import Status
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.environment import versions
+from attn_exp.worker.machine.own_state import OwnState
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.stopped import Stopped, Untrusted
 
@@ -56,6 +57,8 @@ class Attempt:
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
     guard: "Guard | None" = None
+    # What a rival of a duel has set for itself.
+    own: OwnState | None = None
     # A function and tensors of the user's own in place of those that the request names.
     given: "tuple[Backend, Workload] | None" = None
     # Seconds of stages that ended inside the current one.
@@ -69,7 +72,8 @@ class Attempt:
     def run(self, work: Callable[[], None]) -> None:
         """Run a part of the job and turn any exception into a status."""
         try:
-            work()
+            with self.own_state():
+                work()
         except Untrusted as stopped:
             self.status, self.reason = stopped.status, stopped.reason
             return
@@ -87,6 +91,10 @@ class Attempt:
                 self.guard.check("while the backend ran")
         except Untrusted as stopped:
             self.status, self.reason = stopped.status, stopped.reason
+
+    def own_state(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a rival of a duel has what it has set for itself."""
+        return contextlib.nullcontext() if self.own is None else self.own.inside()
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -110,14 +118,18 @@ class Attempt:
 
     def record(self, machine: Machine) -> Record:
         """Return the record. It has metrics if and only if the status is `ok`."""
-        added = {
+        added: dict[str, Any] = {
             "inputs": distribution(self.request.case, self.request.measuring.inputs),
             "gradients_enabled": self.with_gradients,
             "flops_convention": CONVENTION,
         }
-        if changed := machine.settings.changed():
+        with self.own_state():
+            changed = machine.settings.changed()
+        if changed:
             # The backend's own: they hold while it is timed, not for the reference or for other jobs.
             added["changed_settings"] = changed
+        if self.own is not None and self.own.set_back:
+            added["set_back"] = sorted(self.own.set_back)
         return Record(
             request=self.request,
             status=self.status,

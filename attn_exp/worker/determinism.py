@@ -20,6 +20,7 @@ from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.timed_pass import Results
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.other_batches import OtherBatch, other_positions, other_sizes
+from attn_exp.worker.other_head import OtherHead
 from attn_exp.worker.prepare import PreparedBackend, calls_for
 from attn_exp.worker.stopped import Stopped
 from attn_exp.worker.unrest import Unrest
@@ -138,6 +139,7 @@ class _Comparing:
             self._usual[direction] = usual = {name: tensor.clone() for name, tensor in first.items()}
             del first
             unrest = Unrest(usual, self._judge.fresh.tensors["d_out"].device)
+            other = self._other_head(direction)
             try:
                 for number in range(2, CALLS + 1):
                     if number % _WAITS_AFTER == 0:
@@ -146,12 +148,28 @@ class _Comparing:
                         return
                     self._doing = f"{direction}, call {number} of {CALLS} on the same inputs"
                     unrest.before(number)
-                    tally.add(self._judge.results(direction, call()), usual, partial(_named, f"call {number}"))
+                    if other is None or number % 2:
+                        tally.add(self._judge.results(direction, call()), usual, partial(_named, f"call {number}"))
+                        continue
+                    with other.changed() as place:
+                        results = other.without(place, self._judge.results(direction, call()), usual)
+                    tally.add(results, usual, partial(_named, f"call {number} (with another head)"))
             finally:
                 unrest.end()
 
         self._try(compare, tally)
         return tally.fact(CALLS - 1)
+
+    def _other_head(self, direction: str) -> OtherHead | None:
+        """Return what changes a head in every other call: results that are kept by the inputs' numbers are not found.
+
+        None where heads depend on each other: in a block, by the scales of codes, or if there is only one.
+        """
+        case = self._request.case
+        heads_alone = isinstance(self._prepared.judgements.seeded(), Inputs) and not self._calls.scales
+        if not heads_alone or case.batch * case.kv_heads == 1:
+            return None
+        return OtherHead(case, self._judge.fresh, direction)
 
     def _over_batches(self, facts: dict[str, dict[str, Bitwise]]) -> None:
         """Compare with other positions, batch sizes and kv splits; passes whose calls differ are not compared."""

@@ -3,7 +3,8 @@
 The loop is attn_exp/timers/loop.py; the clock is read in a timer's `block`.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -31,6 +32,7 @@ from attn_exp.worker.judge.threads import check_threads
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
 from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.machine.own_state import OwnState
 from attn_exp.worker.mask_building import measure_mask
 from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend, prepare
@@ -74,7 +76,8 @@ def measure_interleaved(
     """
     reset_dynamo()
     attempts = [
-        Attempt(request, given=own) for request, own in zip(requests, given or [None] * len(requests), strict=True)
+        Attempt(request, given=functions, own=OwnState(machine.settings))
+        for request, functions in zip(requests, given or [None] * len(requests), strict=True)
     ]
     rivals: list[tuple[Attempt, PreparedBackend]] = []
     for attempt in attempts:
@@ -129,6 +132,9 @@ def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) 
         if "backward" in prepared.judge.passes:
             told = check_first_backward(attempt, machine, prepared.judge, prepared.calls)
             prepared.judgements.later(told)
+        if attempt.request.case.workload is not None:
+            # With what the timed forward saved: the attention alone got the memory without it before.
+            prepared.calls.pop("backward", None)
         prepared.judgements.again()
     if prepared.build_mask is not None:
         measure_mask(attempt, machine, prepared.build_mask)
@@ -185,7 +191,7 @@ def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine
                 launched = name_kernels(attempt, machine, prepared, direction) + _KERNELS_AROUND
             measuring = attempt.request.measuring
             timer = timer_for(attempt.request, measuring.timer, machine)
-            entries.append((attempt, Entry(timer, call, prepared.scope, launched)))
+            entries.append((attempt, Entry(timer, call, partial(_own_scope, attempt, prepared), launched)))
             judges[id(attempt)] = prepared.judge
 
         attempt.run(enter)
@@ -199,6 +205,13 @@ def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine
         attempt.run(partial(_make_last_of_rival, attempt, machine, judges[id(attempt)], direction, entry))
         attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
         _flag_telemetry(attempt, machine)
+
+
+@contextlib.contextmanager
+def _own_scope(attempt: Attempt, prepared: PreparedBackend) -> Iterator[None]:
+    """Enter a rival's scope with what it has set for itself: no rival's settings make another one slower."""
+    with attempt.own_state(), prepared.scope():
+        yield
 
 
 def _make_last_of_rival(attempt: Attempt, machine: Machine, judge: Judge, direction: str, entry: Entry) -> None:

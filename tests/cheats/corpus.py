@@ -60,6 +60,7 @@ class Entry:
         ceiling_flops: the measured FLOP/s of a matrix product that the machine claims, None for more than any CPU has.
         device: `cpu` or `cuda`.
         timer: the timer that ranks, None for the device's usual one.
+        determinism: whether the bits of its results are compared, too.
     """
 
     group: str
@@ -77,6 +78,7 @@ class Entry:
     ceiling_flops: float | None = None
     device: str = "cpu"
     timer: str | None = None
+    determinism: bool = False
 
     @property
     def name(self) -> str:

@@ -35,6 +35,12 @@ class _Attention(torch.autograd.Function):
         return ds @ k, ds.mT @ q, p.mT @ d_out, None, None
 
 
+def attention_with(q: Tensor, k: Tensor, v: Tensor, read: Step) -> Tensor:
+    """Return an attention that saves its output, and reads the gradient of that in a way of its own."""
+    made: Tensor = _Attention.apply(q, k, v, True, read)
+    return made
+
+
 def as_it_is(d_out: Tensor, out: Tensor) -> Tensor:
     """Return the output's gradient."""
     return d_out
@@ -62,7 +68,7 @@ class StridesOfTheOutput(Plain):
     """Reads the output's gradient by the output's strides, as a kernel that is told only one set of them."""
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _Attention.apply(q, k, v, True, by_the_strides_of_the_output)
+        return attention_with(q, k, v, by_the_strides_of_the_output)
 
 
 @cheat("gradients", "inaccurate", "changed in place after its forward spoils the gradients silently: dq is", case=LONG)
@@ -78,7 +84,7 @@ class OutputIsSaved(Plain):
     """Saves the output for its backward, which raises where a model has changed it."""
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _Attention.apply(q, k, v, True, as_it_is)
+        return attention_with(q, k, v, as_it_is)
 
 
 @honest(case=LONG)
@@ -97,7 +103,7 @@ class RefusesOtherStrides(Plain):
         return calls_of(partial(self.attention, case), inputs)
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _Attention.apply(q, k, v, True, if_contiguous)
+        return attention_with(q, k, v, if_contiguous)
 
 
 class KeepsStrides(Plain):
@@ -112,4 +118,4 @@ class KeepsStrides(Plain):
             return torch.as_strided(d_out, out.shape, self.kept.setdefault(out.shape, d_out.stride()))
 
         k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
-        return _Attention.apply(q, k, v, True, by_the_first)
+        return attention_with(q, k, v, by_the_first)

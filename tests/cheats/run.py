@@ -33,7 +33,7 @@ def _ceilings(flops: float) -> dict[str, dict[str, float]]:
 def request_of(entry: Entry, **measuring: object) -> Request:
     """Return the entry's job: two short rounds."""
     backend = {"_target_": entry.target, "name": entry.target.rpartition(".")[2].lower(), **entry.options}
-    made = make_request(backend, entry.case, passes=entry.passes, **measuring)
+    made = make_request(backend, entry.case, passes=entry.passes, determinism=entry.determinism, **measuring)
     return replace(made, compile=entry.compile)
 
 

@@ -16,7 +16,7 @@ from attn_exp.worker.stopped import Stopped
 from attn_exp.workloads import workload_of
 
 
-def judge_attention_alone(attempt: Attempt, machine: Machine, calls: Calls) -> None:
+def judge_attention_alone(attempt: Attempt, machine: Machine, calls: Calls, *, again: bool = False) -> None:
     """Call the very function that a block calls, on normal and on hard values of its shapes and layout, and compare.
 
     Nothing is prepared for it, so that it is what was prepared for the block. It is compiled if the block is.
@@ -25,6 +25,8 @@ def judge_attention_alone(attempt: Attempt, machine: Machine, calls: Calls) -> N
         attempt: the job; gets what was judged.
         machine: keeps references for other jobs of the same case.
         calls: of the block; their scope is entered.
+        again: whether it was judged before, and calls were timed since: what a backend does otherwise from some call on
+            shows then. Where the memory does not hold these calls any more there are none.
 
     Raises:
         Stopped: a result is inaccurate, or the memory does not hold these calls beside the block.
@@ -44,9 +46,11 @@ def judge_attention_alone(attempt: Attempt, machine: Machine, calls: Calls) -> N
         judge = Judge(case, of_attention, given)
         compared = OtherValues(attempt, machine, request, of_attention, judge, seeded, call="alone")
         for kind in (NORMAL, HARD):
-            compared.compare(kind)
+            (compared.compare_again if again else compared.compare)(kind)
     except Exception as error:
         if status_of(error, "")[0] != "out_of_memory":
             raise
+        if again:
+            return
         reason = f"the attention alone, which is judged beside the block: {error_summary(error)}"
         raise Stopped("out_of_memory", reason) from error

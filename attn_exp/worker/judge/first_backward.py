@@ -7,6 +7,7 @@ of a backward a few more are timed: of a new forward with other inputs, made and
 
 import random
 import statistics
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +30,9 @@ from attn_exp.worker.stopped import Stopped
 # A round is enough for calls of this length by device, two for shorter ones. If first calls seem longer, so many follow
 # that it is no accident.
 _LONG_US, _ENOUGH = {"cuda": 10_000.0, "cpu": 20_000.0}, 2
+# Outputs that are freed and made again, one after the other: at most, at least, and as many as take so long. So many of
+# those that lie where an earlier one lay are looked at.
+_MOST_OUTPUTS, _LEAST_OUTPUTS, _OUTPUTS_S, _LOOKS = 12, 3, 0.1, 3
 # Other forwards between the first new one and its backward: at least two, and as many more as take so long.
 _LEAST_BETWEEN, _MOST_BETWEEN, _BETWEEN_US = 2, 16, 10_000.0
 
@@ -77,7 +81,34 @@ def check_first_backward(attempt: Attempt, machine: Machine, judge: Judge, calls
         with attempt.stage("accuracy"):
             _check_products(judge)
     check_forwards(attempt, judge, rounds.clock, rounds.of_forward)
+    with attempt.stage("accuracy"):
+        _look_where_others_lay(judge, rounds.told)
     return rounds.told
+
+
+def _look_where_others_lay(judge: Judge, told: dict[int, str]) -> None:
+    """Look at backwards of new outputs that lie where earlier ones lay, whose backward was called.
+
+    Memory that was freed is given again: what a backward keeps by an address is another output's then. Where the memory
+    does not hold a second graph there are none.
+    """
+    addresses, looks, began = set[int](), 0, time.perf_counter()
+    try:
+        for number in range(_MOST_OUTPUTS):
+            if looks == _LOOKS or (number >= _LEAST_OUTPUTS and time.perf_counter() - began > _OUTPUTS_S):
+                return
+            judge.fresh.renew(every=True)
+            judge.fresh.renew_gradient()
+            out = judge.forward()
+            gradients = judge.backward_of(out)()
+            if out.data_ptr() in addresses:
+                told[judge.look(gradients, out)] = "that of a new forward, whose output lies where an earlier one lay,"
+                looks += 1
+            addresses.add(out.data_ptr())
+            del out, gradients
+    except Exception as error:  # whatever does not fit
+        if status_of(error, "")[0] != "out_of_memory":
+            raise
 
 
 def _check_products(judge: Judge) -> None:

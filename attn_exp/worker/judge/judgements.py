@@ -99,14 +99,18 @@ class Judgements:
         others.compare(HARD)
 
     def again(self) -> None:
-        """Call each pass of an attention once more on hard values, after the timing.
+        """Call each pass of an attention, of a block's by itself, once more on hard values, after the timing.
 
         Raises:
             Stopped: a result is inaccurate.
         """
-        request, seeded = self.attempt.request, self.seeded()
-        if request.case.workload is None and isinstance(seeded, Inputs):
-            OtherValues(self.attempt, self.machine, request, self.calls, self.judge, seeded).compare_again()
+        request = self.attempt.request
+        if request.case.workload is not None:
+            judge_attention_alone(self.attempt, self.machine, self.calls, again=True)
+            return
+        seeded = self.seeded()
+        if isinstance(seeded, Inputs):
+            OtherValues(self.attempt, self.machine, request, self.calls, self.judge, seeded).compare_again(HARD)
 
     def timed(self) -> None:
         """Compare the drawn and the last call of each pass with one reference of their inputs.

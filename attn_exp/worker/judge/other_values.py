@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 from random import SystemRandom
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
+from attn_exp.attention.alike import Alike
 from attn_exp.attention.autograd import Gradients
 from attn_exp.attention.error import tensor_error
 from attn_exp.attention.expected import Expected
@@ -18,16 +19,16 @@ from attn_exp.core.judged import Form
 from attn_exp.core.request import Request
 from attn_exp.timers.sync import synchronize
 from attn_exp.worker.attempt import Attempt, status_of
-from attn_exp.worker.judge.as_in_a_model import change_in_place, gradients_of, is_autograd, with_other_strides
+from attn_exp.worker.judge.as_in_a_model import GAPS, OTHER, Layout, change_in_place, gradients_of, is_autograd
 from attn_exp.worker.judge.between import Between
 from attn_exp.worker.judge.judge import Judge
 from attn_exp.worker.judge.judged import add_judged, form_of
+from attn_exp.worker.judge.not_finite import hidden_nan
 from attn_exp.worker.judge.timed_pass import Results
 from attn_exp.worker.machine.device import HARD, Machine
 from attn_exp.worker.stopped import Stopped
 
 # What reasons have.
-_LAYOUT = "the backward is wrong where the output's gradient lies in the other layout"
 _ON = {HARD: "on hard values (docs/accuracy.md)", NORMAL: "on normal values"}
 # A gradient that is read by other strides is off by its norm; on hard values rounding alone may take some percent.
 _UNLIKE, _RIGHT = 0.5, 0.1
@@ -41,15 +42,33 @@ class _MadeCalls:
         results: by name, the output as a copy.
         forms: of the results.
         out: the output, with its graph.
-        other_strides: whether the output's gradient lay in the other layout.
-        strides_refused: whether the backward raised for it then.
+        layout: the other layout that the output's gradient lay in, None for the usual one.
+        strides_refused: whether the backward raised for that.
     """
 
     results: Results
     forms: dict[str, Form]
     out: torch.Tensor
-    other_strides: bool
+    layout: Layout | None
     strides_refused: bool
+
+
+class _MadeAgain(NamedTuple):
+    """What a call after the timing was: its results' forms, the verdict, what is wrong, and as in `_MadeCalls`."""
+
+    forms: dict[str, Form]
+    made: Verdict
+    wrong: str | None
+    layout: Layout | None
+    strides_refused: bool
+
+
+def _described(request: Request, kind: str) -> str:
+    return "hard values" if kind == HARD else distribution(request.case, kind)
+
+
+def _wrong_for(layout: Layout) -> str:
+    return f"the backward is wrong where the output's gradient {layout.words}"
 
 
 def _unlike(made: Verdict) -> bool:
@@ -100,13 +119,13 @@ class OtherValues:
                 # Where the formula itself is not finite there is no tolerance; the record has no such call then.
                 return
         values, between = alike.inputs, self._between()
-        made_calls = self._calls_on(values, between, as_in_a_model=kind == HARD)
+        made_calls = self._calls_on(values, between, OTHER if kind == HARD else None)
         results = made_calls.results
         with attempt.stage("accuracy"), self.machine.settings.again():
             made = self._verdict(values, row, expected, results)
         # A block's own backward, which came before, may have had its gradient in another layout than this one.
-        may_be_kept = made_calls.other_strides or self.call == "alone"
-        strides_kept = bool(made.wrong) and may_be_kept and _unlike(made) and self._right_at_first(values)
+        may_be_kept = made_calls.layout is not None or self.call == "alone"
+        strides_kept = bool(made.wrong) and may_be_kept and _unlike(made) and self._right_at_first(values, OTHER)
         if strides_kept:
             made_calls = self._calls_on(values, None)
             results = made_calls.results
@@ -116,14 +135,13 @@ class OtherValues:
                     results = {"out": results["out"]}
                     made = self._verdict(values, row, expected, results)
         with attempt.stage("accuracy"), self.machine.settings.again():
-            described = "hard values" if kind == HARD else distribution(request.case, kind)
             add_judged(
                 attempt,
                 self.call,
                 made_calls.forms,
                 expected,
                 made,
-                described,
+                _described(request, kind),
                 overwritten=between.overwritten,
                 gradients_overwritten=between.gradients_overwritten,
                 strides_refused=made_calls.strides_refused,
@@ -143,14 +161,14 @@ class OtherValues:
             wrong = wrong or self._wrong_if_changed(values, row, expected, made_calls.out)
         self.judge.write(self.seeded)
         if wrong:
-            alone = "the attention alone, " if self.call == "alone" else ""
-            raise Stopped("inaccurate", f"{alone}{_ON[kind]}: {wrong}")
+            raise Stopped("inaccurate", f"{self._alone}{_ON[kind]}: {wrong}")
 
-    def compare_again(self) -> None:
-        """Compare one call more of each pass on hard values with other signs, after the timing.
+    def compare_again(self, kind: str) -> None:
+        """Compare one call more of each pass on values of a kind with other signs, after the timing.
 
-        What a backend does otherwise from some call on shows on the values that bite. Where the memory does not hold
-        another graph beside the timed one there is no such call.
+        What a backend does otherwise from some call on shows on the values that bite. On hard ones the output's
+        gradient has gaps in memory, and what is not a number must stay it. Where the memory does not hold another graph
+        beside the timed one there is no such call.
 
         Raises:
             Stopped: a result is inaccurate.
@@ -159,33 +177,72 @@ class OtherValues:
         with attempt.stage("accuracy"), self.machine.settings.again():
             try:
                 alike, row, expected = self.machine.values_for(
-                    request, HARD, self.seeded, with_gradients=attempt.with_gradients
+                    request, kind, self.seeded, with_gradients=attempt.with_gradients
                 )
             except ValueError:
                 # As in `compare`.
                 return
             again = alike.with_other_signs(request.case, SystemRandom())
-        between = self._between()
+        asked = GAPS if kind == HARD else None
         try:
-            made_calls = self._calls_on(again.inputs, None)
-            results, forms = made_calls.results, made_calls.forms
-            # A later output may get the memory of this one.
-            del made_calls
-            between.run_one()
+            forms, made, wrong, layout, refused = self._made_again(alike, again, row, expected, asked)
+            strides_kept = False
+            if wrong and layout is not None:
+                usual = self._made_again(alike, again, row, expected, None)
+                strides_kept = _unlike(made) and usual.wrong is None and self._right_at_first(alike.inputs, layout)
+                if strides_kept:
+                    forms, made, wrong = usual[:3]
+                elif usual.wrong is None:
+                    wrong = f"{_wrong_for(layout)}: {wrong}"
         except Exception as error:  # whatever does not fit
             if status_of(error, "")[0] != "out_of_memory":
                 raise
             return
         finally:
             self.judge.write(self.seeded)
-        with attempt.stage("accuracy"), self.machine.settings.again():
-            results = again.turned(results, alike)
-            made = self._verdict(alike.inputs, row, expected, results)
-            add_judged(attempt, "again", forms, expected, made, "hard values")
-            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales)
-            wrong = wrong or next(iter(between.wrong), None)
+        described = _described(request, kind)
+        add_judged(
+            attempt, "again", forms, expected, made, described, strides_refused=refused, strides_kept=strides_kept
+        )
         if wrong:
-            raise Stopped("inaccurate", f"{_ON[HARD]}, once more after the timing: {wrong}")
+            raise Stopped("inaccurate", f"{self._alone}{_ON[kind]}, once more after the timing: {wrong}")
+        if kind == HARD:
+            self._call_once_more()
+
+    def _made_again(
+        self, alike: Alike, again: Alike, row: int, expected: Expected, layout: Layout | None
+    ) -> "_MadeAgain":
+        """Call each pass on `again`, which has other signs than `alike`, and compare with the reference of that."""
+        made_calls = self._calls_on(again.inputs, None, layout)
+        with self.attempt.stage("accuracy"), self.machine.settings.again():
+            results = again.turned(made_calls.results, alike)
+            made = self._verdict(alike.inputs, row, expected, results)
+            wrong = made.wrong or alike.wrong_row(row, expected, results, self.calls.scales)
+        return _MadeAgain(made_calls.forms, made, wrong, made_calls.layout, made_calls.strides_refused)
+
+    def _call_once_more(self) -> None:
+        """Compare a forward on rare rows, and a call of each pass on what is not a number, after the timing.
+
+        Where the memory does not hold another graph there are no such calls.
+
+        Raises:
+            Stopped: a result is inaccurate.
+        """
+        between = self._between()
+        try:
+            between.run_one()
+            if between.wrong:
+                raise Stopped("inaccurate", f"{self._alone}after the timing: {between.wrong[0]}")
+            hidden = hidden_nan(
+                self.request.case, self.calls, self.judge, self.seeded, with_gradients=self.attempt.with_gradients
+            )
+            if hidden:
+                raise Stopped("inaccurate", f"{self._alone}after the timing: {hidden}")
+        except Exception as error:  # whatever does not fit
+            if status_of(error, "")[0] != "out_of_memory":
+                raise
+        finally:
+            self.judge.write(self.seeded)
 
     def _verdict(self, values: Inputs, row: int, expected: Expected, results: Results) -> Verdict:
         # That of sinks is the sum over the batch.
@@ -204,31 +261,31 @@ class OtherValues:
     def _why(self, values: Inputs, row: int, expected: Expected, made: _MadeCalls, between: Between) -> str | None:
         """Return what makes the gradients wrong if they are right without it, or None."""
         if not between.overwritten:
-            at_once = self._calls_on(values, None, as_in_a_model=made.other_strides).results
+            at_once = self._calls_on(values, None, made.layout).results
             if self._verdict(values, row, expected, at_once).wrong is None:
                 return "a later forward overwrites what the backward of an earlier one needs"
-        if made.other_strides:
+        if made.layout is not None:
             usual = self._calls_on(values, None).results
             if self._verdict(values, row, expected, usual).wrong is None:
-                return _LAYOUT
+                return _wrong_for(made.layout)
         return None
 
     def _wrong_in_the_other_layout(self, values: Inputs, row: int, expected: Expected, made: _MadeCalls) -> str | None:
         """Return what is wrong with gradients in the other layout, if the backend's own backward was called before."""
-        if made.other_strides or made.strides_refused or not made.out.requires_grad:
+        if made.layout is not None or made.strides_refused or not made.out.requires_grad:
             return None
-        found = self._in_the_other_layout(made.out)[0]
+        found = self._in_layout(made.out, OTHER)[0]
         if found is None:
             return None
         with self.attempt.stage("accuracy"), self.machine.settings.again():
             wrong = self._verdict(values, row, expected, self.judge.results("backward", found)).wrong
-        if wrong and self._right_at_first(values):
+        if wrong and self._right_at_first(values, OTHER):
             self.attempt.judged[-1] = replace(self.attempt.judged[-1], strides_kept=True)
             return None
-        return wrong and f"{_LAYOUT}: {wrong}"
+        return wrong and f"{_wrong_for(OTHER)}: {wrong}"
 
-    def _right_at_first(self, values: Inputs) -> bool:
-        """Whether the first backward of a case gets its gradient right if that lies in the other layout.
+    def _right_at_first(self, values: Inputs, layout: Layout) -> bool:
+        """Whether the first backward of a case is right if the output's gradient lies in another layout.
 
         The case has another number of heads than any that was called before, two or three of those there are.
         """
@@ -243,7 +300,7 @@ class OtherValues:
         k, v = (tensor.detach()[:, of_keys] for tensor in (values.k_bhsd, values.v_bhsd))
         for tensor in (q, k, v):
             tensor.requires_grad_()
-        inputs, other = Inputs(q, k, v, d_out, kind=values.kind), with_other_strides(d_out)
+        inputs, other = Inputs(q, k, v, d_out, kind=values.kind), layout.of(d_out)
         try:
             found = None if other is None else gradients_of(attention(q, k, v), inputs, other)
         except Exception:
@@ -273,15 +330,15 @@ class OtherValues:
             wrong = self._verdict(values, row, expected, gradients).wrong
         return wrong and f"an output that is changed in place after its forward spoils the gradients silently: {wrong}"
 
-    def _calls_on(self, values: Inputs, between: Between | None, *, as_in_a_model: bool = False) -> _MadeCalls:
+    def _calls_on(self, values: Inputs, between: Between | None, layout: Layout | None = None) -> _MadeCalls:
         """Call each pass on these values.
 
         Args:
             values: what the calls read.
             between: gets what calls between find; None for none of them.
-            as_in_a_model: whether the output's gradient shall lie in the other layout, where autograd can be asked.
+            layout: how the output's gradient shall lie, where autograd can be asked.
         """
-        attempt, other_strides, refused = self.attempt, False, False
+        attempt, refused = self.attempt, False
         # The gradient comes after the forward, as in training: what a forward computes of another one is wrong.
         unknown = replace(values, d_out_bhsd=self.seeded.d_out_bhsd)
         self.judge.write(unknown)
@@ -297,26 +354,31 @@ class OtherValues:
                     out = self.calls.forward()
                 self.judge.write(values)
                 # A backward of the backend's own, around autograd's or not, is called as it is.
-                asked = as_in_a_model and is_autograd(self.calls.backward)
-                gradients, refused = self._in_the_other_layout(out) if asked else (None, False)
-                other_strides = gradients is not None
+                gradients = None
+                if layout is not None and is_autograd(self.calls.backward):
+                    gradients, refused = self._in_layout(out, layout)
+                layout = None if gradients is None else layout
                 made |= self.judge.results("backward", gradients or self.calls.backward(out)())
             synchronize(self.request.device)
         forms = {name: form_of(tensor) for name, tensor in made.items()}
-        return _MadeCalls(made | results, forms, out, other_strides, refused)
+        return _MadeCalls(made | results, forms, out, layout if attempt.with_gradients else None, refused)
 
-    def _in_the_other_layout(self, out: torch.Tensor) -> tuple[Gradients | None, bool]:
-        """Return the gradients of an output whose own gradient lies in the other layout, and whether it was refused.
+    def _in_layout(self, out: torch.Tensor, layout: Layout) -> tuple[Gradients | None, bool]:
+        """Return the gradients of an output whose own gradient lies in a layout, and whether it was refused.
 
         None if it was, if the backward is not autograd's, or where the memory does not hold another gradient.
         """
         if not out.requires_grad:
             return None, False
         try:
-            d_out = with_other_strides(self.judge.fresh.tensors["d_out"])
+            d_out = layout.of(self.judge.fresh.tensors["d_out"])
             return (None if d_out is None else gradients_of(out, self.judge.read, d_out)), False
         except Exception as error:
             return None, status_of(error, "")[0] != "out_of_memory"
+
+    @property
+    def _alone(self) -> str:
+        return "the attention alone, " if self.call == "alone" else ""
 
     def _between(self) -> Between:
         return Between(self.attempt, self.machine, self.request, self.calls, self.judge, self.seeded)

@@ -51,10 +51,13 @@ class ProcessState:
         """Return the present state."""
         return cls({name: get() for name, (get, _) in _STATE.items()})
 
+    def changed(self) -> list[str]:
+        """Return the names of what is otherwise now."""
+        return [name for name, (get, _) in _STATE.items() if get() != self.values[name]]
+
     def restore(self) -> bool:
         """Set back what was changed; return whether all of it could be. Only root may raise some of it again."""
-        for name, (get, set_back) in _STATE.items():
-            if get() != self.values[name]:
-                with contextlib.suppress(OSError, TypeError, ValueError):
-                    set_back(self.values[name])
-        return ProcessState.now() == self
+        for name in self.changed():
+            with contextlib.suppress(OSError, TypeError, ValueError):
+                _STATE[name][1](self.values[name])
+        return not self.changed()

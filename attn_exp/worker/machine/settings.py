@@ -25,11 +25,16 @@ def _precision(owner: Any) -> _Setting:
     )
 
 
+def _autocast(device: str) -> _Setting:
+    return lambda: torch.is_autocast_enabled(device), lambda wanted: torch.set_autocast_enabled(device, wanted)
+
+
 _SETTINGS: dict[str, _Setting] = {
     "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
     "num_threads": (torch.get_num_threads, torch.set_num_threads),
-    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "fill_uninitialized_memory": _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
     "flash_sdp": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     "mem_efficient_sdp": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
     "math_sdp": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
@@ -40,6 +45,11 @@ _SETTINGS: dict[str, _Setting] = {
     "bf16_reduction": _attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
     "fp16_reduction": _attribute(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
     "cudnn": _attribute(torch.backends.cudnn, "enabled"),
+    "cudnn_benchmark": _attribute(torch.backends.cudnn, "benchmark"),
+    "cudnn_deterministic": _attribute(torch.backends.cudnn, "deterministic"),
+    "mkldnn": _attribute(torch.backends.mkldnn, "enabled"),
+    "autocast_cpu": _autocast("cpu"),
+    "autocast_cuda": _autocast("cuda"),
     # PyTorch sets it and does not say it: half of the smallest normal number is no zero otherwise.
     "flush_denormal": (lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal),
     "gc": (gc.isenabled, lambda wanted: gc.enable() if wanted else gc.disable()),
