@@ -11,7 +11,8 @@ from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.duel_command import Duel
 from attn_exp.compare.sheet import Column, Page, Sheet, Tone, of_all, written
 from attn_exp.core.bitwise import yes_or_no
-from attn_exp.core.case import MASK_FIELDS, Case, case_columns, with_mask
+from attn_exp.core.case import Case
+from attn_exp.core.case_fields import MASK_FIELDS, case_columns, with_mask
 from attn_exp.core.flags import FLAGS, flag_notes
 from attn_exp.core.metrics import METRICS
 from attn_exp.results.cell import Cell, ChosenMetric

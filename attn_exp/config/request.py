@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from attn_exp.config.kept import kept_config
-from attn_exp.core.case import NORMAL, PASSES, WORKLOADS, Case, case_from_config
+from attn_exp.core.case import NORMAL, PASSES, WORKLOADS, Case
+from attn_exp.core.case_config import case_from_config
 from attn_exp.core.catalogue import (
     TimerChoice,
     about_backend,
