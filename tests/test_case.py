@@ -24,6 +24,8 @@ def config(**changes):
         "chunk": None,
         "softcap": None,
         "sink": False,
+        "alibi": False,
+        "bias": None,
         "lengths": None,
         "kv_lengths": None,
         "layout": "bhsd",

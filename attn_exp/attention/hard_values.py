@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attn_exp.attention import hard_rows
+from attn_exp.attention.biases import biased
 from attn_exp.attention.hard_rows import Channels, Role, Rows, Treatment
 from attn_exp.attention.inputs import Inputs, Scales, make_inputs, quantised
 from attn_exp.core.case import E4M3, INT8, NORMAL, Case
@@ -110,7 +111,7 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
     Raises:
         KeyError: there is no such kind.
     """
-    chosen = _with_values(KINDS[kind]) if case.sink else KINDS[kind]
+    chosen = _near_zero(KINDS[kind]) if case.sink or biased(case) else KINDS[kind]
     made = tuple(torch.empty_like(one.detach()) for one in (*like.qkv, like.d_out_bhsd))
     channels = _channels(case, chosen, generator, like.q_bhsd.device)
     distinct = min(case.batch, _DISTINCT)
@@ -122,12 +123,13 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
     return Inputs(q, k, v, d_out, like.scales, kind)
 
 
-# Nothing is left of rows of negative scores beside a learned sink.
+# Nothing is left of rows of negative scores beside a learned sink, and nothing of a bias that is added to large scores
+# in 16 bits.
 _NEGATIVE = (hard_rows.negative, hard_rows.flat_negative, hard_rows.abyss)
 
 
-def _with_values(kind: Kind) -> Kind:
-    """Return a kind without treatments that leave nothing of a row beside a learned sink."""
+def _near_zero(kind: Kind) -> Kind:
+    """Return a kind without treatments that shift all scores of a row to where learned sinks, or biases, are lost."""
     kept = tuple(treatment for treatment in kind.treatments if treatment not in _NEGATIVE)
     return replace(kind, treatments=kept or (hard_rows.normal,))
 

@@ -128,6 +128,7 @@ def _environments(comparison: Comparison) -> list[Sheet]:
 
 # If more fields of the case vary than this, tables show the case's label instead.
 _MOST_COLUMNS = 5
+_FLAGS = ("sink", "alibi")
 _SIZES = attrgetter(*case_columns())
 _NAMES = ("model", *case_columns(), "timer", "device")
 _LENGTHS = ("q_len", "kv_len")
@@ -173,8 +174,8 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
 def shared_values(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the values of model, case, timer and device that all cells share."""
     only = {name: next(iter(values.values())) for name, values in _values_of(cells).items() if len(values) == 1}
-    # A case without sinks is like one without a softcap.
-    return {name: value for name, value in only.items() if value is not None and (name != "sink" or value)}
+    # A case without sinks or ALiBi is like one without a softcap.
+    return {name: value for name, value in only.items() if value is not None and (name not in _FLAGS or value)}
 
 
 def _values_of(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3,
 TYPED_DTYPES = {name: typed for typed, name in DTYPES.items()}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
+# Whether a bias has numbers of its own for each query head.
+BIASES = ("heads", "shared")
 # What is computed around the attention. The first is attention without a block, None in a case.
 WORKLOADS = ("attention", "dit_block", "decoder_layer")
 # What a backend computes, and what is measured: `step` is a forward and its backward in one call.
@@ -72,6 +74,11 @@ class Case:
         sink: whether each query head has a learned logit that joins the softmax's denominator and has no value
             (gpt-oss, arXiv:2508.10925). Its values follow from the case (attn_exp/attention/sinks.py), and its
             gradient, `d_sink`, is part of the backward.
+        alibi: whether scores lose the distance of their query and key, times a slope of the query head (ALiBi,
+            arXiv:2108.12409). It counts from the query's last key under a causal mask of this alignment.
+        bias: whether a tensor is added to scores, the same in all rows of the batch: `heads` for one that has numbers
+            for each query head (1, q_heads, q_len, kv_len), `shared` for one of all heads (1, 1, q_len, kv_len). It is
+            a constant (attn_exp/attention/biases.py).
         lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,
             and masks count within it, prefixes and chunks too.
         kv_lengths: how many keys each of these sequences has, as many as queries or more: the requests of a batch in
@@ -102,6 +109,8 @@ class Case:
     chunk: int | None = None
     softcap: float | None = None
     sink: bool = False
+    alibi: bool = False
+    bias: str | None = None
     lengths: tuple[int, ...] | None = None
     kv_lengths: tuple[int, ...] | None = None
     layout: str = "bhsd"
@@ -130,8 +139,11 @@ class Case:
         cap = self.softcap
         if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < 1e6):
             raise UserError(f"softcap={cap!r} is not a positive number; null is no softcap")
-        if not isinstance(self.sink, bool):
-            raise UserError(f"sink={self.sink!r} is neither true nor false")
+        for name in ("sink", "alibi"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name}={getattr(self, name)!r} is neither true nor false")
+        if self.bias is not None:
+            self._check_bias(self.bias)
         if self.layout not in LAYOUTS:
             raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.lengths is not None:
@@ -176,6 +188,15 @@ class Case:
                 f"lengths={list(lengths)} pack {sum(lengths)} tokens into one row: set batch=1 and leave seq_len out"
             )
 
+    def _check_bias(self, bias: str) -> None:
+        if bias not in BIASES:
+            raise UserError(f"bias={bias!r} is not one of {', '.join(BIASES)}; null is no bias")
+        if self.lengths is not None:
+            raise UserError("a bias is of the queries and keys of one sequence: set lengths=null or bias=null")
+        size = self.bias_heads * self.q_len * self.kv_len * DTYPE_BYTES[self.dtype]
+        if size > _LARGEST_TENSOR_BYTES:
+            raise UserError(f"the bias of this case takes {size / 2**40:.1f} TiB: lower seq_len, or set bias=shared")
+
     def _check_requests(self, lengths: tuple[int, ...], kv_lengths: tuple[int, ...]) -> None:
         if len(kv_lengths) != len(lengths):
             raise UserError(
@@ -204,6 +225,8 @@ class Case:
             (self.head_dim == self.value_dim, "has values as wide as its keys: set model.value_dim=null"),
             (self.head_dim % 2 == 0, "rotates pairs of dimensions: set an even model.head_dim"),
             (not self.sink, "has no sinks: set sink=false"),
+            (not self.alibi, "has no ALiBi: set alibi=false"),
+            (self.bias is None, "has no bias: set bias=null"),
             (
                 not self.quantised,
                 f"has weights in the case's dtype, and none in {TYPED_DTYPES[self.dtype]}: set dtype=bf16",
@@ -238,6 +261,11 @@ class Case:
     def tensor_dtype(self) -> str:
         """Return PyTorch's name of the dtype that tensors have."""
         return "float16" if self.dtype == INT8 else self.dtype
+
+    @property
+    def bias_heads(self) -> int:
+        """Return how many heads of the bias there are, 0 without a bias."""
+        return {None: 0, "shared": 1, "heads": self.q_heads}[self.bias]
 
     @property
     def square(self) -> bool:
@@ -316,6 +344,8 @@ class Case:
     def _more(self) -> list[str]:
         more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
         more += ["sink"] if self.sink else []
+        more += ["alibi"] if self.alibi else []
+        more += [f"bias {self.bias}"] if self.bias is not None else []
         if self.lengths is not None:
             more.append(f"{len(self.lengths)} {'packed' if self.kv_lengths is None else 'requests'}")
         more += [self.layout] if self.layout != LAYOUTS[0] else []

@@ -64,6 +64,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "chunk": config["chunk"],
         "softcap": config["softcap"],
         "sink": False if config["sink"] is None else config["sink"],
+        "alibi": False if config["alibi"] is None else config["alibi"],
+        "bias": config["bias"],
         "lengths": lengths,
         "kv_lengths": kv_lengths,
         "layout": config["layout"],

@@ -36,7 +36,7 @@ def typed_fields(case: Case, *, square: bool) -> dict[str, Any]:
     """
     values = {name: getattr(case, name) for name in case_columns() if not (square and name == "kv_len")}
     # What a case is without is None.
-    values |= {"dtype": TYPED_DTYPES[case.dtype], "sink": case.sink or None}
+    values |= {"dtype": TYPED_DTYPES[case.dtype], "sink": case.sink or None, "alibi": case.alibi or None}
     if case.lengths is not None:
         values |= {"lengths": typed_lengths(case.lengths, case.kv_lengths), "kv_lengths": None}
     return {"seq_len" if square and name == "q_len" else name: value for name, value in values.items()}
