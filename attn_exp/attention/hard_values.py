@@ -111,7 +111,7 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
     Raises:
         KeyError: there is no such kind.
     """
-    chosen = _near_zero(KINDS[kind]) if case.sink or biased(case) else KINDS[kind]
+    chosen = _without(KINDS[kind], (*_NEGATIVE, *_LARGE) if biased(case) else _NEGATIVE if case.sink else ())
     made = tuple(torch.empty_like(one.detach()) for one in (*like.qkv, like.d_out_bhsd))
     channels = _channels(case, chosen, generator, like.q_bhsd.device)
     distinct = min(case.batch, _DISTINCT)
@@ -123,14 +123,16 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
     return Inputs(q, k, v, d_out, like.scales, kind)
 
 
-# Nothing is left of rows of negative scores beside a learned sink, and nothing of a bias that is added to large scores
-# in 16 bits.
+# Nothing is left of rows of negative scores beside a learned sink.
 _NEGATIVE = (hard_rows.negative, hard_rows.flat_negative, hard_rows.abyss)
+# A bias that is added to one of two equal scores decides between them, and rounding so large sums to 16 bits takes it
+# away: at 160 bf16 has whole numbers.
+_LARGE = (hard_rows.positive, hard_rows.needle, hard_rows.edges)
 
 
-def _near_zero(kind: Kind) -> Kind:
-    """Return a kind without treatments that shift all scores of a row to where learned sinks, or biases, are lost."""
-    kept = tuple(treatment for treatment in kind.treatments if treatment not in _NEGATIVE)
+def _without(kind: Kind, treatments: tuple[Treatment, ...]) -> Kind:
+    """Return a kind without some treatments; rows are normal if none is left."""
+    kept = tuple(treatment for treatment in kind.treatments if treatment not in treatments)
     return replace(kind, treatments=kept or (hard_rows.normal,))
 
 
