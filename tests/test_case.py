@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import cases
 
-from attn_exp.core.case import Case, case_columns, case_from_config, typed_fields
+from attn_exp.core.case import Case
+from attn_exp.core.case_config import case_from_config
+from attn_exp.core.case_fields import case_columns, typed_fields
 from attn_exp.core.errors import UserError, how_it_ended, last_message, nearest
 
 SIZES = {"batch": 2, "q_heads": 4, "kv_heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 16, "value_dim": 16}
@@ -22,6 +24,8 @@ def config(**changes):
         "chunk": None,
         "softcap": None,
         "sink": False,
+        "alibi": False,
+        "bias": None,
         "lengths": None,
         "kv_lengths": None,
         "layout": "bhsd",

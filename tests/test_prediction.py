@@ -11,7 +11,8 @@ import msgspec
 import pytest
 import sweeps
 
-from attn_exp.core.case import Case, case_columns
+from attn_exp.core.case import Case
+from attn_exp.core.case_fields import case_columns
 from attn_exp.core.hardware import datasheet_peak
 from attn_exp.core.prediction import LEAST_CASES, Known, Predictor, Rates, beyond
 

@@ -74,6 +74,15 @@ CASES = {
     "sinks and a window, rows without keys": case(sink=True, causal=True, window=9, q_len=90, kv_len=37),
     "sinks packed prefix": case(sink=True, causal=True, prefix=5, q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
     "sinks float16": case(sink=True, dtype="float16", head_dim=64, causal=True),
+    "alibi": case(alibi=True, q_heads=4, q_len=37, kv_len=53),
+    "alibi causal grouped": case(alibi=True, q_heads=6, kv_heads=2, causal=True, q_len=70, kv_len=70),
+    "alibi of requests": case(alibi=True, q_len=9, kv_len=60, lengths=(4, 5), kv_lengths=(20, 40), causal=True),
+    "bias": case(bias="heads", batch=2, q_heads=4, kv_heads=2, q_len=37, kv_len=53),
+    "shared bias, rows without keys": case(bias="shared", q_heads=2, causal=True, window=9, q_len=90, kv_len=37),
+    "all scores": case(
+        bias="heads", alibi=True, sink=True, softcap=3.0, q_heads=6, kv_heads=2, causal=True, q_len=70, kv_len=70
+    ),
+    "alibi bfloat16": case(alibi=True, dtype="bfloat16", head_dim=64, causal=True, q_heads=2, q_len=70, kv_len=70),
     "float16": case(dtype="float16", head_dim=64, causal=True),
     "float16 grouped window": case(dtype="float16", q_heads=4, kv_heads=2, causal=True, window=30, q_len=50, kv_len=50),
     "bfloat16": case(dtype="bfloat16", head_dim=64, causal=True),
@@ -202,7 +211,7 @@ def _laid_out(tensor: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[str, torch.Tensor]:
-    from attn_exp.backends.triton import mask_of
+    from attn_exp.backends.triton import biases_of, mask_of
     from attn_exp.kernels import launch, tuning
     from attn_exp.kernels.triton_attention import attention
 
@@ -214,6 +223,7 @@ def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[s
     if inputs.sink is not None:
         leaves.append(inputs.sink.detach().clone())
         options |= {"sinks": leaves[3], "softcap": checked.softcap}
+    options["added"] = biases_of(checked, q.device)
     for tensor in leaves:
         tensor.requires_grad_()
     before = tuning.configs_of, launch.tma_reads
@@ -306,7 +316,7 @@ def _opcheck(layout: str) -> dict[str, str]:
     checked = case(q_heads=4, kv_heads=2, q_len=20, kv_len=20)
     inputs = make_inputs(checked, "cpu", 6, with_gradients=False)
     tensors = [_laid_out(tensor, layout) if layout == "bshd" else tensor for tensor in inputs.qkv]
-    options = (None, None, 0, 0.25, True, 0, None, None)
+    options = (None, None, None, None, None, 0, 0.25, True, 0, None, None)
     sinks = torch.ones(1, 4, 1, 1, requires_grad=True)
     arguments = (*(tensor.detach().requires_grad_() for tensor in tensors), sinks, *options)
     return torch.library.opcheck(triton_attention._forward, arguments)

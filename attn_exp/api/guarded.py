@@ -42,7 +42,7 @@ Outcome = Literal["not slower", "slower", "undecided"]
 # The keys of `attn-exp run` that say a case, and how its tensors are drawn.
 _OF_CASE = (
     "model", "dtype", "batch", "seq_len", "q_len", "kv_len", "mask", "causal", "align", "window", "prefix", "chunk",
-    "softcap", "sink", "layout", "device", "seed",
+    "softcap", "sink", "alibi", "bias", "layout", "device", "seed",
 )  # fmt: skip
 # A judgement needs timed calls, and few of them.
 _BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "settle_s": 0}
@@ -227,6 +227,7 @@ def _composed(given: "str | Mapping[str, Any] | Case") -> tuple[Case, str, int]:
         config = resolved_config(compose_config(overrides, "guard"), overrides)
     request = request_from_config(config, visible_gpus())
     case = given if isinstance(given, Case) else request.case
-    if case.sink:
-        raise UserError("a function of q, k and v has no sinks: set sink=false")
+    for name, what in (("sink", "sinks: set sink=false"), ("bias", "bias: set bias=null")):
+        if getattr(case, name):
+            raise UserError(f"a function of q, k and v has no {what}")
     return case, request.device, request.measuring.seed

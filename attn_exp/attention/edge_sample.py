@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attn_exp.attention.biases import added_scores
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import capped
@@ -92,6 +93,8 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
     scores, slope = capped(case, scores)
     by_scale = uncapped if slope is None else uncapped * slope
     key = torch.arange(case.kv_len)
+    added = added_scores(case, q_head, rows, key.to(device), scores.dtype)
+    scores = scores if added is None else scores + added
     hidden = ((key < first[:, None]) | (key > last[:, None])).to(device)
     seen = scores.masked_fill(hidden, -torch.inf)
     sinks = sinks_at(case, q_head)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from attn_exp.attention.biases import alibi_slopes
 from attn_exp.attention.error import judged_error
 from attn_exp.attention.error_parts import TILE, UNIT, VANISHING, Tolerance, Unit
 from attn_exp.attention.formula import masked, seen_keys
@@ -183,6 +184,10 @@ def _row_sizes(case: Case, inputs: Inputs, rows: torch.Tensor, *, with_gradients
         return {}
     first, last = seen_keys(case, rows)
     keys = last - first + 1
+    if case.alibi:
+        # Keys farther away than some multiples of 1 / slope have no weight. (heads, n)
+        several = 2 / torch.tensor(alibi_slopes(case.q_heads), dtype=torch.float64).repeat(case.batch)
+        keys = torch.minimum(keys.double(), several[:, None].clamp(min=2.0))
     # The only weight of a query that sees one key is 1, and dq vanishes.
     return {"dq": keys.clamp(min=2).double().rsqrt().masked_fill_(keys < 2, 0.0)}
 

@@ -22,16 +22,7 @@ def seen_keys(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
     It sees all between them; the last precedes the first if it sees none. Neither decreases from a query to the next.
     """
-    first, last, own = torch.zeros_like(rows), torch.full_like(rows, case.kv_len - 1), rows + case.offset
-    if case.lengths is not None:
-        lengths, kv_lengths = (
-            torch.tensor(several, device=rows.device) for several in (case.lengths, case.kv_lengths or case.lengths)
-        )
-        ends, kv_ends = lengths.cumsum(0), kv_lengths.cumsum(0)
-        sequence = torch.searchsorted(ends, rows.contiguous(), right=True)
-        first, last = (kv_ends - kv_lengths)[sequence], kv_ends[sequence] - 1
-        # Its last query sees its last key.
-        own = last - (ends[sequence] - 1 - rows)
+    first, last, own = _sequences(case, rows)
     if not case.causal:
         return first, last
     up_to_own = torch.minimum(last, own)
@@ -42,6 +33,29 @@ def seen_keys(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     if case.chunk is not None:
         first = torch.maximum(first, own - (own - first) % case.chunk)
     return first, up_to_own
+
+
+def own_keys(case: Case, rows: torch.Tensor) -> torch.Tensor:
+    """Return the key of each query of `rows` that a causal mask shows it last, in the shape of `rows`.
+
+    It may lie before the first key, and beyond the last.
+    """
+    return _sequences(case, rows)[2]
+
+
+def _sequences(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the first and the last key of each query's sequence, and the query's own."""
+    if case.lengths is None:
+        return torch.zeros_like(rows), torch.full_like(rows, case.kv_len - 1), rows + case.offset
+    lengths, kv_lengths = (
+        torch.tensor(several, device=rows.device) for several in (case.lengths, case.kv_lengths or case.lengths)
+    )
+    ends, kv_ends = lengths.cumsum(0), kv_lengths.cumsum(0)
+    sequence = torch.searchsorted(ends, rows.contiguous(), right=True)
+    first, last = (kv_ends - kv_lengths)[sequence], kv_ends[sequence] - 1
+    # Its last query sees its last key.
+    own = last - (ends[sequence] - 1 - rows)
+    return first, last, own
 
 
 def sequence_ids(case: Case, device: torch.device) -> torch.Tensor:
@@ -62,11 +76,12 @@ def formula(
     k: torch.Tensor,
     v: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute softmax(q kT / sqrt(d)) v in the tensors' dtype.
+    """Compute softmax(q kT / sqrt(d) + bias) v in the tensors' dtype.
 
     `mask` (q_len, kv_len) is True where a key is hidden. `sinks` (1, q_heads, 1, 1) are columns of the scores that have
-    no value.
+    no value. `bias` (1, q_heads or 1, q_len, kv_len) is added after the softcap.
     """
     if case.kv_heads != case.q_heads:
         k = k.repeat_interleave(case.q_heads // case.kv_heads, dim=1)
@@ -74,6 +89,8 @@ def formula(
     scores = q @ k.mT * case.head_dim**-0.5
     if case.softcap is not None:
         scores = case.softcap * torch.tanh(scores / case.softcap)
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = scores.masked_fill(mask, float("-inf"))
     if sinks is not None:

@@ -7,6 +7,7 @@ the results get a scale of their own amax / 448. It is never timed: the toleranc
 
 import torch
 
+from attn_exp.attention.biases import bias_tensor
 from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import E4M3_MAX, Inputs, rounded
 from attn_exp.attention.reference import capped
@@ -24,6 +25,8 @@ def fp8_formula(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str
     k, v = (tensor.repeat_interleave(group, dim=1) for tensor in (numbers.k_bhsd, numbers.v_bhsd))
     scores = q @ k.mT * case.head_dim**-0.5
     scores, slope = capped(case, scores)
+    bias = bias_tensor(case, scores.device, scores.dtype)
+    scores = scores if bias is None else scores + bias
     if masked(case):
         scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
     # Relative to the row's largest, as in an online softmax, and divided by the sum at the end.

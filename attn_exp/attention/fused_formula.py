@@ -7,6 +7,7 @@ takes sum(p dp) of a row from the output as it was rounded (FlashAttention-2, ar
 
 import torch
 
+from attn_exp.attention.biases import bias_tensor
 from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import capped
@@ -77,6 +78,8 @@ def _scores(
     else:
         scores = q @ k.mT * scale
     scores, slope = capped(case, scores)
+    bias = bias_tensor(case, scores.device, scores.dtype)
+    scores = scores if bias is None else scores + bias
     if masked(case):
         scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
     return scores, slope

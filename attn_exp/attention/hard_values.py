@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attn_exp.attention import hard_rows
+from attn_exp.attention.biases import biased
 from attn_exp.attention.hard_rows import Channels, Role, Rows, Treatment
 from attn_exp.attention.inputs import Inputs, Scales, make_inputs, quantised
 from attn_exp.core.case import E4M3, INT8, NORMAL, Case
@@ -110,7 +111,7 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
     Raises:
         KeyError: there is no such kind.
     """
-    chosen = _with_values(KINDS[kind]) if case.sink else KINDS[kind]
+    chosen = _without(KINDS[kind], (*_NEGATIVE, *_LARGE) if biased(case) else _NEGATIVE if case.sink else ())
     made = tuple(torch.empty_like(one.detach()) for one in (*like.qkv, like.d_out_bhsd))
     channels = _channels(case, chosen, generator, like.q_bhsd.device)
     distinct = min(case.batch, _DISTINCT)
@@ -124,11 +125,14 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
 
 # Nothing is left of rows of negative scores beside a learned sink.
 _NEGATIVE = (hard_rows.negative, hard_rows.flat_negative, hard_rows.abyss)
+# A bias that is added to one of two equal scores decides between them, and rounding so large sums to 16 bits takes it
+# away: at 160 bf16 has whole numbers.
+_LARGE = (hard_rows.positive, hard_rows.needle, hard_rows.edges)
 
 
-def _with_values(kind: Kind) -> Kind:
-    """Return a kind without treatments that leave nothing of a row beside a learned sink."""
-    kept = tuple(treatment for treatment in kind.treatments if treatment not in _NEGATIVE)
+def _without(kind: Kind, treatments: tuple[Treatment, ...]) -> Kind:
+    """Return a kind without some treatments; rows are normal if none is left."""
+    kept = tuple(treatment for treatment in kind.treatments if treatment not in treatments)
     return replace(kind, treatments=kept or (hard_rows.normal,))
 
 

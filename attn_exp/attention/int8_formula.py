@@ -7,6 +7,7 @@ float16. It is never timed: the tolerances at int8 are measured with it.
 
 import torch
 
+from attn_exp.attention.biases import bias_tensor
 from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import capped
@@ -24,6 +25,8 @@ def int8_formula(case: Case, inputs: Inputs) -> torch.Tensor:
     k = rounded_by_block(k - k.mean(-2, keepdim=True), _KEYS).repeat_interleave(group, dim=1)
     scores = rounded_by_block(inputs.q_bhsd.detach(), _QUERIES) @ k.mT * case.head_dim**-0.5
     scores, _ = capped(case, scores)
+    bias = bias_tensor(case, scores.device, scores.dtype)
+    scores = scores if bias is None else scores + bias
     if masked(case):
         scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attn_exp.attention.biases import added_scores
 from attn_exp.attention.error_parts import VANISHING
 from attn_exp.attention.formula import masked, seen_keys
 from attn_exp.attention.fresh_inputs import State, rows_of, sign_factors
@@ -139,9 +140,12 @@ def _rows(case: Case, seeded: Inputs, places: Places, probes: Sequence[Probe], n
     k, v = keys(seeded.k_bhsd, scales.k), keys(seeded.v_bhsd, scales.v)
     q = queries(seeded.q_bhsd, scales.q) * (of_q * of_k)
     scores, slope = capped(case, times(q, k.mT).mul_(rows_of_k * case.head_dim**-0.5))
+    key = torch.arange(case.kv_len, device=device)
+    added = added_scores(case, places.heads[:, None], rows, key)
+    if added is not None:
+        scores += added
     if masked(case):
         first, last = seen_keys(case, rows)
-        key = torch.arange(case.kv_len, device=device)
         scores.masked_fill_((key < first[..., None]) | (key > last[..., None]), float("-inf"))
     sinks = sinks_at(case, places.heads)
     weights = softmax(scores, None if sinks is None else sinks[:, None, None, None])

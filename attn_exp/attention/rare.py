@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from attn_exp.attention.biases import added_scores
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
@@ -134,7 +135,10 @@ class Rare:
         key = torch.arange(case.kv_len, device=q.device)
         hidden = (key > last[:, None]) | (key < first[:, None])
         scores, slope = capped(case, q @ k.mT * case.head_dim**-0.5)
-        weights = softmax(scores.masked_fill(hidden, -torch.inf), sinks_at(case, torch.tensor(head, device=q.device)))
+        at = torch.tensor(head, device=q.device)
+        added = added_scores(case, at, on_device, key)
+        scores = scores if added is None else scores + added
+        weights = softmax(scores.masked_fill(hidden, -torch.inf), sinks_at(case, at))
         out = weights @ v
         if not with_gradients:
             return {"out": out}

@@ -48,14 +48,15 @@ _TAILS = (1, 4, 16, 64)
 def rare_inputs(case: Case, normal: Inputs) -> Iterator[Rare]:
     """Yield inputs with a hard row of q, of k, and with a sink; none where normal scores never reach that far.
 
-    That is at fp8, and with few channels. With a softcap or learned sinks there is no sink among the keys. The backward
-    that is judged is that of the last ones, or where these have no sink that of the row of q.
+    That is at fp8, and with few channels; under ALiBi keys far away have no weight however they score. With a softcap,
+    learned sinks or a bias there is no sink among the keys. The backward that is judged is that of the last ones, or
+    where these have no sink that of the row of q.
 
     Args:
         case: the problem.
         normal: its inputs, which stay as they are.
     """
-    if case.quantised or case.head_dim < _LEAST_DIM or normal.kind != NORMAL:
+    if case.quantised or case.alibi or case.head_dim < _LEAST_DIM or normal.kind != NORMAL:
         return
     draw = Draw.of(case, normal)
     if not len(draw.queries()):

@@ -41,7 +41,7 @@ def sees_enough(draw: Draw) -> torch.Tensor:
     case = draw.case
     several = ((draw.first == 0) & (draw.last >= _LEAST_OTHERS)).nonzero().squeeze(1)
     fits = case.dtype != "float16" or case.kv_len * _LEAST_WEIGHT_FP16 <= _LEFT[1]
-    usual = case.softcap is None and not case.sink
+    usual = case.softcap is None and not case.sink and case.bias is None
     return several if fits and usual and case.head_dim >= _LEAST_DIM else several[:0]
 
 

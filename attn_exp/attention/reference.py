@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from attn_exp.attention.autograd import Attention
+from attn_exp.attention.biases import added_scores
 from attn_exp.attention.formula import hidden_keys, masked, seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.sinks import log_sum, sinks_at, softmax
@@ -103,6 +104,7 @@ def sink_gradients(case: Case, inputs: Inputs, kv_heads: torch.Tensor) -> tuple[
             seen = slice(0, _last_seen_key(case, rows))
             scores = (q[some, :, rows].float() * case.head_dim**-0.5) @ k[some, :, seen].float().mT
             scores, _ = capped(case, scores)
+            _add(case, scores, heads.reshape(-1, group)[some].to(device), rows)
             _hide(case, scores, rows)
             lse = log_sum(scores, sinks[some])
             result = torch.exp(scores - lse) @ v[some, :, seen].float()
@@ -131,8 +133,9 @@ def _sliced(
     v = inputs.v_bhsd.reshape(-1, 1, case.kv_len, case.value_dim)
     out = torch.empty(d_out.shape, dtype=precision, device=device)
     made = [out]
-    sinks = sinks_at(case, torch.arange(case.batch * case.q_heads, device=device))
-    sinks = None if sinks is None else sinks.to(precision).reshape(-1, group, 1, 1)
+    q_heads = torch.arange(case.batch * case.q_heads, device=device).reshape(-1, group)
+    sinks = sinks_at(case, q_heads)
+    sinks = None if sinks is None else sinks.to(precision)[..., None, None]
     if with_gradients:
         made += [torch.zeros(tensor.shape, dtype=precision, device=device) for tensor in (q, k, v)]
     for heads, rows in _slices(case, len(q), device.type):
@@ -144,6 +147,7 @@ def _sliced(
             least, most = scores.aminmax()
             largest.append(torch.maximum(-least, most))
         scores, slope = capped(case, scores)
+        _add(case, scores, q_heads[heads], rows)
         weights = _softmax(case, scores, rows, None if sinks is None else sinks[heads])
         out[heads, :, rows] = result = weights @ values
         if with_gradients:
@@ -168,6 +172,15 @@ def capped(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     bent = torch.tanh(scores / case.softcap)
     slope = 1 - bent * bent
     return bent.mul_(case.softcap), slope
+
+
+def _add(case: Case, scores: torch.Tensor, heads: torch.Tensor, rows: slice) -> None:
+    """Add ALiBi and biases to scores (..., rows, keys) of query heads (...), which has only the first keys."""
+    queries = torch.arange(rows.start, rows.stop, device=scores.device)
+    keys = torch.arange(scores.shape[-1], device=scores.device)
+    added = added_scores(case, heads, queries, keys, scores.dtype)
+    if added is not None:
+        scores += added
 
 
 def _softmax(case: Case, scores: torch.Tensor, rows: slice, sinks: torch.Tensor | None) -> torch.Tensor:

@@ -9,9 +9,11 @@ explains must be off in the direction in which formulas that round scores are.
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 
+from attn_exp.attention.biases import added_scores
 from attn_exp.attention.error_parts import UNIT, weighed_rows
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.formula import hidden_keys, masked
@@ -23,6 +25,7 @@ from attn_exp.core.case import Case
 from attn_exp.core.text import apart
 
 Results = dict[str, torch.Tensor]
+Rounded = Literal["operators", "products", "biases"]
 # A head of fewer queries is no statistic: all heads are then judged together, in so many of them.
 _FEW_QUERIES, _MOST_HEADS = 64, 64
 # By this share, over the square root of the number of queries, these may happen to round more than others.
@@ -73,7 +76,7 @@ def loose_head(case: Case, inputs: Inputs, expected: Expected, tensors: Mapping[
                     for one, at, (_, like) in zip(known, heads, whole, strict=True)
                 ]
             )
-            for way in range(2)
+            for way in range(len(known[0]))
         ]
         kept = _without_worst((got - right).square().sum(-1), together)
         off, *ways = ((one - right)[kept].flatten() for one in (got, *directions))
@@ -159,10 +162,9 @@ def _rows(name: str, whole: torch.Tensor, expected: Expected, head: int, group: 
 
 
 def _rounded_otherwise(case: Case, inputs: Inputs, head: int, *, with_gradients: bool) -> tuple[Results, ...]:
-    return tuple(
-        scores_rounded(case, inputs, head, every_operator=every, with_gradients=with_gradients)
-        for every in (True, False)
-    )
+    # The multiples of slopes are numbers of many digits, and a tensor of them has those of the dtype.
+    ways: tuple[Rounded, ...] = ("operators", "products", *(("biases",) if case.alibi else ()))
+    return tuple(scores_rounded(case, inputs, head, way, with_gradients=with_gradients) for way in ways)
 
 
 def _unexplained(off: torch.Tensor, directions: torch.Tensor) -> float:
@@ -177,15 +179,16 @@ def _unexplained(off: torch.Tensor, directions: torch.Tensor) -> float:
     return left
 
 
-def scores_rounded(case: Case, inputs: Inputs, head: int, *, every_operator: bool, with_gradients: bool) -> Results:
+def scores_rounded(case: Case, inputs: Inputs, head: int, rounded: Rounded, *, with_gradients: bool) -> Results:
     """Return the results of a key-value head by a formula that rounds scores to the case's dtype.
 
     Args:
         case: the problem.
         inputs: its tensors.
         head: counted over all rows of the batch.
-        every_operator: round after every operator, as the plain formula does; else only what a matrix product reads
-            and writes, as a compiler leaves it that fuses the others.
+        rounded: what is: the results of all `operators`, as in the plain formula; of `products`, what a matrix product
+            reads and writes, and biases, as a compiler leaves it that fuses the others; of scores only `biases`, as a
+            fused kernel reads them from a tensor.
         with_gradients: return `dq`, `dk` and `dv`, too.
 
     Returns:
@@ -197,23 +200,28 @@ def scores_rounded(case: Case, inputs: Inputs, head: int, *, every_operator: boo
     def written(x: torch.Tensor) -> torch.Tensor:
         return x.to(dtype).float()
 
-    between = written if every_operator else lambda x: x
+    between = written if rounded == "operators" else lambda x: x
+    of_product = between if rounded == "biases" else written
     q, d_out = (
         one.detach().reshape(-1, group, case.q_len, one.shape[-1])[head].float()
         for one in (inputs.q_bhsd, inputs.d_out_bhsd)
     )
     k, v = (one.detach().flatten(0, 1)[head].float() for one in (inputs.k_bhsd, inputs.v_bhsd))
-    sinks = sinks_at(case, head * group + torch.arange(group, device=q.device))
+    heads, keys = head * group + torch.arange(group, device=q.device), torch.arange(case.kv_len, device=q.device)
+    sinks = sinks_at(case, heads)
     sinks = None if sinks is None else sinks[:, None, None]
     made: dict[str, list[torch.Tensor]] = {"out": [], "dq": []}
     dk, dv = (torch.zeros(group, *one.shape, device=one.device) for one in (k, v))
     step = max(1, SLICE_BYTES[q.device.type] // (4 * group * case.kv_len))
     for first in range(0, case.q_len, step):
         rows = slice(first, min(first + step, case.q_len))
-        scores = between(written(q[:, rows] @ k.mT) * scale)
+        scores = between(of_product(q[:, rows] @ k.mT) * scale)
         if case.softcap is not None:
             bent = between(torch.tanh(between(scores / case.softcap)))
             scores = between(bent * case.softcap)
+        added = added_scores(case, heads, torch.arange(rows.start, rows.stop, device=q.device), keys)
+        if added is not None:
+            scores = between(scores + written(added))
         if masked(case):
             hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device)
             scores = scores.masked_fill(hidden, -torch.inf)
@@ -224,7 +232,7 @@ def scores_rounded(case: Case, inputs: Inputs, head: int, *, every_operator: boo
         made["out"].append(written(p @ v))
         if not with_gradients:
             continue
-        weights, dp = p if every_operator else exact, written(d_out[:, rows] @ v.mT)
+        weights, dp = p if rounded == "operators" else exact, of_product(d_out[:, rows] @ v.mT)
         ds = between(weights * (dp - (weights * dp).sum(-1, keepdim=True)))
         if case.softcap is not None:
             ds = between(between(between(ds * case.softcap) * (1 - bent * bent)) / case.softcap)

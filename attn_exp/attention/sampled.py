@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attn_exp.attention.biases import added_scores
 from attn_exp.attention.formula import masked, seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import SLICE_BYTES, capped
@@ -65,7 +66,9 @@ def _of_queries(
     dq = torch.empty(queries.shape, device=device) if with_gradients else None
     largest: list[torch.Tensor] = []
     group, count = queries.shape[1:3]
-    sinks = _sinks(case, on_device.heads.reshape(-1, group), count)
+    q_heads = on_device.heads.reshape(-1, group)
+    at = on_device.rows.expand(len(on_device.heads), -1).unflatten(0, (-1, group))
+    sinks = _sinks(case, q_heads, count)
     for heads, some in _parts(len(k), count, group * case.kv_len, device.type, causal=case.causal):
         part = heads, slice(None), some
         seen = slice(0, max(1, int(last[part].max()) + 1))
@@ -73,7 +76,8 @@ def _of_queries(
         scores = (queries[part].float().flatten(1, 2) @ keys.mT).mul_(case.head_dim**-0.5)
         largest += scores.aminmax()
         bounds = (bound[part].flatten(1).to(device) for bound in (first, last))
-        scores, slope = _capped_and_hidden(case, scores, *bounds)
+        added = _added(case, q_heads[heads], at[heads, :, some], seen)
+        scores, slope = _capped_and_hidden(case, scores, added, *bounds)
         weights = softmax(scores, None if sinks is None else sinks[part].flatten(1, 2))
         if case.keyless:
             # A row of minus infinities has no softmax.
@@ -96,7 +100,8 @@ def _of_keys(case: Case, inputs: Inputs, drawn: Places) -> tuple[torch.Tensor, t
     own_values = drawn.of(inputs.v_bhsd).squeeze(0).float()
     dk, dv = (torch.zeros(*drawn.rows.shape, dim, device=device) for dim in (case.head_dim, case.value_dim))
     group, at = queries.shape[1], drawn.rows.cpu()
-    sinks = _sinks(case, drawn.heads[:, None] * group + torch.arange(group, device=device), case.q_len)
+    q_heads = drawn.heads[:, None] * group + torch.arange(group, device=device)
+    sinks = _sinks(case, q_heads, case.q_len)
     first, last = seen_keys(case, torch.arange(case.q_len))
     for heads, rows in _parts(len(k), case.q_len, group * case.kv_len, device.type, causal=case.causal):
         seen = slice(0, max(1, int(last[rows].max()) + 1))
@@ -104,7 +109,8 @@ def _of_keys(case: Case, inputs: Inputs, drawn: Places) -> tuple[torch.Tensor, t
         own = heads, slice(0, int((at[heads] < seen.stop).sum(-1).max()))
         q = queries[heads, :, rows].float().flatten(1, 2) * case.head_dim**-0.5
         bounds = tuple(bound[rows].to(device).repeat(group)[None] for bound in (first, last))
-        scores, slope = _capped_and_hidden(case, q @ k[heads, seen].float().mT, *bounds)
+        added = _added(case, q_heads[heads], torch.arange(rows.start, rows.stop, device=device), seen)
+        scores, slope = _capped_and_hidden(case, q @ k[heads, seen].float().mT, added, *bounds)
         weights = softmax(scores, None if sinks is None else sinks[heads, :, rows].flatten(1, 2))
         if case.keyless:
             # A query that sees no key gives every key no weight.
@@ -127,14 +133,22 @@ def _sinks(case: Case, heads: torch.Tensor, rows: int) -> torch.Tensor | None:
     return None if sinks is None else sinks.float()[..., None, None].expand(-1, -1, rows, 1)
 
 
+def _added(case: Case, heads: torch.Tensor, rows: torch.Tensor, keys: slice) -> torch.Tensor | None:
+    """Return what is added to scores of query heads (kv_heads, group) as (kv_heads, group x rows, keys)."""
+    added = added_scores(case, heads, rows, torch.arange(keys.stop, device=heads.device))
+    return None if added is None else added.flatten(1, 2)
+
+
 def _capped_and_hidden(
-    case: Case, scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor
+    case: Case, scores: torch.Tensor, added: torch.Tensor | None, first: torch.Tensor, last: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return scores (heads, rows, n) of the first n keys after softcap and mask, and the softcap's slope.
+    """Return scores (heads, rows, n) of the first n keys after softcap, biases and mask, and the softcap's slope.
 
     They are overwritten. Each row sees the keys from `first` to `last` (heads or 1, rows).
     """
     scores, slope = capped(case, scores)
+    if added is not None:
+        scores += added
     if masked(case):
         key = torch.arange(scores.shape[-1], device=scores.device)
         hidden = key > last[..., None]

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from attn_exp.attention.autograd import autograd_backward
+from attn_exp.attention.biases import bias_tensor
 from attn_exp.attention.channels import worst_channel
 from attn_exp.attention.error import judged_error, measured_bias, tensor_error
 from attn_exp.attention.error_parts import Tolerance, weighed_rows
@@ -195,9 +196,11 @@ def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, tor
         return {"out": int8_formula(case, inputs)}
     if case.in_codes:
         return fp8_formula(case, inputs, with_gradients=with_gradients)
-    mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if masked(case) else None
+    device = inputs.q_bhsd.device
+    mask = hidden_keys(case, 0, case.q_len, device) if masked(case) else None
+    bias = bias_tensor(case, device, inputs.q_bhsd.dtype)
     with torch.set_grad_enabled(with_gradients):
-        out = formula(case, mask, *inputs.qkv, sinks_of(case, inputs.q_bhsd.device))
+        out = formula(case, mask, *inputs.qkv, sinks_of(case, device), bias)
     tensors = {"out": out.detach()}
     if with_gradients:
         tensors |= dict(zip(("dq", "dk", "dv"), autograd_backward(inputs, out)(), strict=True))

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from attn_exp.attention.biases import bias_tensor
 from attn_exp.attention.formula import formula, hidden_keys, masked
 from attn_exp.attention.inputs import Inputs, sinks_in
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
@@ -20,6 +21,8 @@ class Eager(DeclarativeBackend):
         chunk=True,
         softcap=True,
         sink=True,
+        alibi=True,
+        bias=True,
         packed=True,
         ragged=True,
         value_dims="any",
@@ -32,6 +35,8 @@ class Eager(DeclarativeBackend):
     claimed_share = 0.0
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Build the mask once, untimed."""
-        mask = hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device) if masked(case) else None
-        return calls_of(partial(formula, case, mask, sinks=sinks_in(case, inputs)), inputs)
+        """Build the mask and the biases once, untimed."""
+        device = inputs.q_bhsd.device
+        mask = hidden_keys(case, 0, case.q_len, device) if masked(case) else None
+        bias = bias_tensor(case, device, inputs.q_bhsd.dtype)
+        return calls_of(partial(formula, case, mask, sinks=sinks_in(case, inputs), bias=bias), inputs)

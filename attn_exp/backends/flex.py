@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from attn_exp.attention.autograd import Attention
-from attn_exp.attention.formula import seen_keys, sequence_ids
+from attn_exp.attention.biases import alibi_slopes, bias_tensor, biased
+from attn_exp.attention.formula import own_keys, seen_keys, sequence_ids
 from attn_exp.attention.inputs import Inputs, sinks_in
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.bshd import starts_of
@@ -25,7 +26,7 @@ class Flex(DeclarativeBackend):
 
     supports = Supports(
         dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True, sink=True,
-        packed=True, ragged=True, value_dims="any", capability=(8, 0),
+        alibi=True, bias=True, packed=True, ragged=True, value_dims="any", capability=(8, 0),
     )  # fmt: skip
     generates_triton = True
     claimed_share = FUSED_SHARE
@@ -60,18 +61,34 @@ def flex_function(case: Case, device: torch.device, kernel_options: dict[str, An
     """Return FlexAttention of a case as a function of q, k and v, not compiled yet."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    cap = case.softcap or 1.0
-
-    def capped(score: torch.Tensor, b: Any, h: Any, q: Any, k: Any) -> torch.Tensor:
-        return cap * torch.tanh(score / cap)
-
     return partial(
         flex_attention,
-        score_mod=None if case.softcap is None else capped,
+        score_mod=_score(case, device),
         block_mask=None if case.dense else block_mask_of(case, device),
         enable_gqa=case.q_heads != case.kv_heads,
         kernel_options=kernel_options or None,
     )
+
+
+def _score(case: Case, device: torch.device) -> Any:
+    """Return what becomes of the score of query index `q` and key index `k` in head `h`; None if nothing does."""
+    if case.softcap is None and not biased(case):
+        return None
+    cap, alibi, several = case.softcap, case.alibi, case.bias == "heads"
+    slopes = torch.tensor(alibi_slopes(case.q_heads), device=device)
+    own = own_keys(case, torch.arange(case.q_len, device=device))
+    bias = bias_tensor(replace(case, alibi=False), device, getattr(torch, case.dtype))
+
+    def modified(score: torch.Tensor, b: Any, h: Any, q: Any, k: Any) -> torch.Tensor:
+        if cap is not None:
+            score = cap * torch.tanh(score / cap)
+        if alibi:
+            score = score - slopes[h] * (own[q] - k).abs()
+        if bias is not None:
+            score = score + bias[0, h if several else 0, q, k]
+        return score
+
+    return modified
 
 
 def block_mask_of(case: Case, device: torch.device) -> Any:

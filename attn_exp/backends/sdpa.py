@@ -19,6 +19,8 @@ from torch.backends.cuda import (
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attn_exp.attention.biases import bias_tensor
+from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.deterministic import deterministic_algorithms
@@ -41,8 +43,9 @@ class Sdpa(DeclarativeBackend):
     """SDPA's own choice (`auto`): nothing is forced or claimed, and the record names the backend that ran."""
 
     supports = Supports(
-        devices=("cuda", "cpu"), dtypes=("bfloat16", "float16", "float32"), align=("top_left",), value_dims="any"
-    )
+        devices=("cuda", "cpu"), dtypes=("bfloat16", "float16", "float32"), align=("top_left",), alibi=True, bias=True,
+        value_dims="any",
+    )  # fmt: skip
 
     def __init__(self, name: str, deterministic: bool = False) -> None:
         super().__init__(name)
@@ -65,8 +68,12 @@ class Sdpa(DeclarativeBackend):
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Return the SDPA call; the choice of backend is forced around it, outside the timed call."""
+        added = _added(case, inputs.q_bhsd.device)
         attention = partial(
-            F.scaled_dot_product_attention, is_causal=not case.dense, enable_gqa=case.q_heads != case.kv_heads
+            F.scaled_dot_product_attention,
+            attn_mask=added,
+            is_causal=added is None and not case.dense,
+            enable_gqa=case.q_heads != case.kv_heads,
         )
         return calls_of(attention, inputs, self._scope)
 
@@ -177,6 +184,8 @@ class Math(Forced):
 class AtenCudnn(Cudnn):
     """cuDNN's fused attention through the ATen operator that SDPA calls, without SDPA's dispatch."""
 
+    supports = replace(Cudnn.supports, alibi=False, bias=False)
+
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Return the operator's call; it saves the log-sum-exp if a backward will need it."""
         return calls_of(
@@ -187,6 +196,14 @@ class AtenCudnn(Cudnn):
 def _aten_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, saves_lse: bool, causal: bool) -> torch.Tensor:
     out: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, saves_lse, 0.0, causal)[0]
     return out
+
+
+def _added(case: Case, device: torch.device) -> torch.Tensor | None:
+    """Return SDPA's `attn_mask` for ALiBi and biases, in which hidden keys have minus infinity; None without them."""
+    added = bias_tensor(case, device, getattr(torch, case.dtype))
+    if added is None or not masked(case):
+        return added
+    return added.masked_fill_(hidden_keys(case, 0, case.q_len, device), float("-inf"))
 
 
 def _ask(can_use: Any, choice: SDPBackend, case: Case) -> str | None:
@@ -203,14 +220,15 @@ def _ask(can_use: Any, choice: SDPBackend, case: Case) -> str | None:
     k = empty(case.kv_heads, case.kv_len, case.head_dim)
     v = empty(case.kv_heads, case.kv_len, case.value_dim)
     grouped = case.q_heads != case.kv_heads
-    causal = not case.dense
-    if can_use(SDPAParams(q, k, v, None, 0.0, causal, grouped), False):
+    added = _added(case, q.device)
+    causal = added is None and not case.dense
+    if can_use(SDPAParams(q, k, v, added, 0.0, causal, grouped), False):
         return None
     # Only the call reports its reasons as Python warnings; can_use_* prints them from C++ (torch 2.11).
     with warnings.catch_warnings(record=True) as caught, sdpa_kernel(choice):
         warnings.simplefilter("always")
         try:
-            F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+            F.scaled_dot_product_attention(q, k, v, added, is_causal=causal, enable_gqa=grouped)
         except RuntimeError as error:
             # "... (Triggered internally at <file>:<line>.)" locates the check in PyTorch; it gives no reason.
             reasons = [str(warning.message).split(" (Triggered internally")[0].strip() for warning in caught]

@@ -12,6 +12,8 @@ _MASKS = {
     "prefix": "prefix: set prefix=null",
     "chunk": "chunks: set chunk=null",
 }
+# What not every backend has, in the order of its summary.
+_FEATURES = ("window", "prefix", "chunk", "softcap", "sink", "alibi", "bias", "packed", "ragged")
 DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
 
 
@@ -31,6 +33,8 @@ class Supports:
         chunk: chunks of positions that see only their own keys.
         softcap: capped scores.
         sink: a learned logit of each query head.
+        alibi: scores that lose the distance times a slope.
+        bias: a tensor that is added to scores.
         packed: packed sequences of different lengths.
         ragged: packed sequences with more keys than queries.
         keyless: zeros for queries that see no key.
@@ -52,6 +56,8 @@ class Supports:
     chunk: bool = False
     softcap: bool = False
     sink: bool = False
+    alibi: bool = False
+    bias: bool = False
     packed: bool = False
     ragged: bool = False
     keyless: bool = False
@@ -80,9 +86,7 @@ class Supports:
             words.append(pairs)
         words += ["grouped heads"] if self.grouped else []
         words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
-        words += [
-            name for name in ("window", "prefix", "chunk", "softcap", "sink", "packed", "ragged") if getattr(self, name)
-        ]
+        words += [name for name in _FEATURES if getattr(self, name)]
         words += ["forward only"] if self.passes == ("forward",) else []
         words += [f"{TYPED_DTYPES.get(name, name)} forward only" for name in self.forward_only]
         if self.capability or self.capabilities:
@@ -113,6 +117,14 @@ class Supports:
             (
                 self.sink or not case.sink,
                 f"has no sinks: set sink=false, {_OTHERS}",
+            ),
+            (
+                self.alibi or not case.alibi,
+                f"has no ALiBi: set alibi=false, {_OTHERS}",
+            ),
+            (
+                self.bias or case.bias is None,
+                f"has no bias: set bias=null, {_OTHERS}",
             ),
             (
                 self.packed or case.lengths is None,

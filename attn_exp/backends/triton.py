@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.formula import seen_keys
+from attn_exp.attention.biases import alibi_slopes, bias_tensor, biased
+from attn_exp.attention.formula import own_keys, seen_keys
 from attn_exp.attention.inputs import Inputs, sinks_in
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
@@ -25,6 +26,8 @@ class Triton(DeclarativeBackend):
         chunk=True,
         softcap=True,
         sink=True,
+        alibi=True,
+        bias=True,
         packed=True,
         ragged=True,
         keyless=True,
@@ -44,8 +47,22 @@ class Triton(DeclarativeBackend):
 
         device = inputs.q_bhsd.device
         mask = mask_of(case, device)
-        calls = calls_of(partial(attention, softcap=case.softcap, sinks=sinks_in(case, inputs), **mask), inputs)
+        sinks, added = sinks_in(case, inputs), biases_of(case, device)
+        calls = calls_of(partial(attention, softcap=case.softcap, sinks=sinks, added=added, **mask), inputs)
         return replace(calls, build_mask=partial(mask_of, case, device)) if "bounds" in mask else calls
+
+
+def biases_of(case: Case, device: torch.device) -> Any:
+    """Return what is added to scores as an argument of `attention`; None if nothing is."""
+    from attn_exp.kernels.added import added_of
+
+    if not biased(case):
+        return None
+    bias = bias_tensor(replace(case, alibi=False), device, getattr(torch, case.dtype))
+    if not case.alibi:
+        return added_of(None, None, bias)
+    slopes = torch.tensor(alibi_slopes(case.q_heads), device=device)
+    return added_of(slopes, own_keys(case, torch.arange(case.q_len, device=device)), bias)
 
 
 def mask_of(case: Case, device: torch.device) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.environment import Difference, environment_summary
 from attn_exp.compare.sheet import Sheet
-from attn_exp.core.case import PASSES, Case, case_columns
+from attn_exp.core.case import PASSES, Case
+from attn_exp.core.case_fields import case_columns
 from attn_exp.core.frames import frame
 from attn_exp.core.text import FIRST_ROWS, html_table
 from attn_exp.results.cell import Cell, ChosenMetric

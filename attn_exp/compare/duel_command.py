@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from attn_exp.core.case import NORMAL, PASSES, TYPED_DTYPES, Case, typed_fields
+from attn_exp.core.case import NORMAL, PASSES, TYPED_DTYPES, Case
+from attn_exp.core.case_fields import typed_fields
 from attn_exp.core.conf import choice
 from attn_exp.core.request import Compile
 from attn_exp.core.text import flat, word

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from attn_exp.compare.ranking import Ranking
-from attn_exp.core.case import MASK_FIELDS, Case, case_columns, typed_fields, with_mask
+from attn_exp.core.case import Case
+from attn_exp.core.case_fields import MASK_FIELDS, case_columns, typed_fields, with_mask
 
 
 def features_of(rows: Sequence[Ranking]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attn_exp.compare.comparison import case_order
-from attn_exp.core.case import case_columns
+from attn_exp.core.case_fields import case_columns
 from attn_exp.core.source import short
 from attn_exp.results.cell import Cell
 from attn_exp.results.fields import distinct

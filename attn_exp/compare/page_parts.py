@@ -11,7 +11,8 @@ from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.duel_command import Duel
 from attn_exp.compare.sheet import Column, Page, Sheet, Tone, of_all, written
 from attn_exp.core.bitwise import yes_or_no
-from attn_exp.core.case import MASK_FIELDS, Case, case_columns, with_mask
+from attn_exp.core.case import Case
+from attn_exp.core.case_fields import MASK_FIELDS, case_columns, with_mask
 from attn_exp.core.flags import FLAGS, flag_notes
 from attn_exp.core.metrics import METRICS, metric_named
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -150,6 +151,7 @@ def _environments(comparison: Comparison) -> list[Sheet]:
 
 # If more fields of the case vary than this, tables show the case's label instead.
 _MOST_COLUMNS = 5
+_FLAGS = ("sink", "alibi")
 _SIZES = attrgetter(*case_columns())
 _NAMES = ("model", *case_columns(), "timer", "device")
 _LENGTHS = ("q_len", "kv_len")
@@ -195,8 +197,8 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
 def shared_values(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the values of model, case, timer and device that all cells share."""
     only = {name: next(iter(values.values())) for name, values in _values_of(cells).items() if len(values) == 1}
-    # A case without sinks is like one without a softcap.
-    return {name: value for name, value in only.items() if value is not None and (name != "sink" or value)}
+    # A case without sinks or ALiBi is like one without a softcap.
+    return {name: value for name, value in only.items() if value is not None and (name not in _FLAGS or value)}
 
 
 def _values_of(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,8 @@ from typing import Any
 from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.sheet import Column, Sheet
-from attn_exp.core.case import DTYPES, PASSES, Case, case_columns
+from attn_exp.core.case import DTYPES, PASSES, Case
+from attn_exp.core.case_fields import case_columns
 from attn_exp.core.errors import UserError, brief
 from attn_exp.core.files import read_whole
 from attn_exp.core.flops import flops, flops_common_convention

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from attn_exp.config.kept import kept_config
-from attn_exp.core.case import NORMAL, PASSES, WORKLOADS, Case, case_from_config
+from attn_exp.core.case import NORMAL, PASSES, WORKLOADS, Case
+from attn_exp.core.case_config import case_from_config
 from attn_exp.core.catalogue import (
     TimerChoice,
     about_backend,
@@ -32,7 +33,7 @@ L2_STATES = ("cold", "written")
 # Options that are younger than the identity, as every job has them that does not set them.
 _LATER = {"patience_s": 5.0, "settle_s": 3.0, "determinism": False}
 # Fields of a case that are younger than the identity, which has them where they are set.
-_LATER_FIELDS = {"prefix": None, "chunk": None, "kv_lengths": None, "sink": False}
+_LATER_FIELDS = {"prefix": None, "chunk": None, "kv_lengths": None, "sink": False, "alibi": False, "bias": None}
 # Every configuration has these groups and keys.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
@@ -55,6 +56,8 @@ _KEYS = (
     "chunk",
     "softcap",
     "sink",
+    "alibi",
+    "bias",
     "lengths",
     "kv_lengths",
     "layout",

@@ -1,12 +1,8 @@
 """The case: shapes, dtype and mask of one attention problem, independent of the backend."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
-from functools import cache
-from typing import Any
+from dataclasses import dataclass, replace
 
 from attn_exp.core.errors import UserError, nearest
-from attn_exp.core.packed import packed_lengths, typed_lengths
 
 E4M3 = "float8_e4m3fn"
 # float16 tensors whose scores are products of int8 codes, which the backend makes inside of the call.
@@ -18,6 +14,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3,
 TYPED_DTYPES = {name: typed for typed, name in DTYPES.items()}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
+# Whether a bias has numbers of its own for each query head.
+BIASES = ("heads", "shared")
 # What is computed around the attention. The first is attention without a block, None in a case.
 WORKLOADS = ("attention", "dit_block", "decoder_layer")
 # What a backend computes, and what is measured: `step` is a forward and its backward in one call.
@@ -29,7 +27,7 @@ NORMAL = "normal"
 GIVEN = "given"
 
 # A larger number is a typo, not an experiment.
-_LARGEST = {
+LARGEST = {
     "batch": 1 << 20,
     "q_heads": 1 << 14,
     "kv_heads": 1 << 14,
@@ -38,7 +36,6 @@ _LARGEST = {
     "head_dim": 1 << 12,
     "value_dim": 1 << 12,
 }
-_LARGEST_EMBEDDING = 1 << 24
 _LARGEST_TENSOR_BYTES = 1 << 40
 _LARGEST_MLP = 1 << 20
 # What changes a causal mask, and how; a case has one of them.
@@ -77,6 +74,11 @@ class Case:
         sink: whether each query head has a learned logit that joins the softmax's denominator and has no value
             (gpt-oss, arXiv:2508.10925). Its values follow from the case (attn_exp/attention/sinks.py), and its
             gradient, `d_sink`, is part of the backward.
+        alibi: whether scores lose the distance of their query and key, times a slope of the query head (ALiBi,
+            arXiv:2108.12409). It counts from the query's last key under a causal mask of this alignment.
+        bias: whether a tensor is added to scores, the same in all rows of the batch: `heads` for one that has numbers
+            for each query head (1, q_heads, q_len, kv_len), `shared` for one of all heads (1, 1, q_len, kv_len). It is
+            a constant (attn_exp/attention/biases.py).
         lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,
             and masks count within it, prefixes and chunks too.
         kv_lengths: how many keys each of these sequences has, as many as queries or more: the requests of a batch in
@@ -107,6 +109,8 @@ class Case:
     chunk: int | None = None
     softcap: float | None = None
     sink: bool = False
+    alibi: bool = False
+    bias: str | None = None
     lengths: tuple[int, ...] | None = None
     kv_lengths: tuple[int, ...] | None = None
     layout: str = "bhsd"
@@ -114,7 +118,7 @@ class Case:
     mlp_dim: int | None = None
 
     def __post_init__(self) -> None:
-        for name, largest in _LARGEST.items():
+        for name, largest in LARGEST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
                 typed = "null" if value is None else repr(value)
@@ -122,7 +126,7 @@ class Case:
         if self.q_heads % self.kv_heads:
             raise UserError(
                 f"kv_heads={self.kv_heads} does not divide q_heads={self.q_heads}: "
-                f"use model.kv_heads={_nearest_divisor(self.q_heads, self.kv_heads)}, or another divisor"
+                f"use model.kv_heads={nearest_divisor(self.q_heads, self.kv_heads)}, or another divisor"
             )
         if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
             raise UserError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
@@ -135,8 +139,11 @@ class Case:
         cap = self.softcap
         if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < 1e6):
             raise UserError(f"softcap={cap!r} is not a positive number; null is no softcap")
-        if not isinstance(self.sink, bool):
-            raise UserError(f"sink={self.sink!r} is neither true nor false")
+        for name in ("sink", "alibi"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name}={getattr(self, name)!r} is neither true nor false")
+        if self.bias is not None:
+            self._check_bias(self.bias)
         if self.layout not in LAYOUTS:
             raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.lengths is not None:
@@ -181,6 +188,15 @@ class Case:
                 f"lengths={list(lengths)} pack {sum(lengths)} tokens into one row: set batch=1 and leave seq_len out"
             )
 
+    def _check_bias(self, bias: str) -> None:
+        if bias not in BIASES:
+            raise UserError(f"bias={bias!r} is not one of {', '.join(BIASES)}; null is no bias")
+        if self.lengths is not None:
+            raise UserError("a bias is of the queries and keys of one sequence: set lengths=null or bias=null")
+        size = self.bias_heads * self.q_len * self.kv_len * DTYPE_BYTES[self.dtype]
+        if size > _LARGEST_TENSOR_BYTES:
+            raise UserError(f"the bias of this case takes {size / 2**40:.1f} TiB: lower seq_len, or set bias=shared")
+
     def _check_requests(self, lengths: tuple[int, ...], kv_lengths: tuple[int, ...]) -> None:
         if len(kv_lengths) != len(lengths):
             raise UserError(
@@ -209,6 +225,8 @@ class Case:
             (self.head_dim == self.value_dim, "has values as wide as its keys: set model.value_dim=null"),
             (self.head_dim % 2 == 0, "rotates pairs of dimensions: set an even model.head_dim"),
             (not self.sink, "has no sinks: set sink=false"),
+            (not self.alibi, "has no ALiBi: set alibi=false"),
+            (self.bias is None, "has no bias: set bias=null"),
             (
                 not self.quantised,
                 f"has weights in the case's dtype, and none in {TYPED_DTYPES[self.dtype]}: set dtype=bf16",
@@ -243,6 +261,11 @@ class Case:
     def tensor_dtype(self) -> str:
         """Return PyTorch's name of the dtype that tensors have."""
         return "float16" if self.dtype == INT8 else self.dtype
+
+    @property
+    def bias_heads(self) -> int:
+        """Return how many heads of the bias there are, 0 without a bias."""
+        return {None: 0, "shared": 1, "heads": self.q_heads}[self.bias]
 
     @property
     def square(self) -> bool:
@@ -321,119 +344,15 @@ class Case:
     def _more(self) -> list[str]:
         more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
         more += ["sink"] if self.sink else []
+        more += ["alibi"] if self.alibi else []
+        more += [f"bias {self.bias}"] if self.bias is not None else []
         if self.lengths is not None:
             more.append(f"{len(self.lengths)} {'packed' if self.kv_lengths is None else 'requests'}")
         more += [self.layout] if self.layout != LAYOUTS[0] else []
         return [*more, *([f"{self.workload} mlp{self.mlp_dim}"] if self.workload is not None else [])]
 
 
-def case_from_config(config: dict[str, Any]) -> Case:
-    """Return the case of a composed configuration: `model`, `dtype`, and the keys that are fields of `Case`.
-
-    Raises:
-        UserError: as `Case`; also if the heads do not divide the embedding, or a size is missing.
-    """
-    model = config["model"]
-    head_dim = model.get("head_dim")
-    if head_dim is None:
-        embedding, q_heads = model.get("embedding"), model.get("q_heads")
-        if not _size(embedding) or not _size(q_heads):
-            raise UserError("the model needs model.head_dim, or whole model.embedding and model.q_heads")
-        if embedding % q_heads:
-            raise UserError(
-                f"q_heads={q_heads} does not divide embedding={embedding}: "
-                f"use model.q_heads={_nearest_divisor(embedding, q_heads)}, or another divisor"
-            )
-        head_dim = embedding // q_heads
-    elif (
-        model.get("embedding") is not None
-        and _size(model.get("q_heads"))
-        and _size(head_dim)
-        and model["embedding"] != model["q_heads"] * head_dim
-    ):
-        raise UserError(
-            f"embedding={model['embedding']} is not q_heads x head_dim = {model['q_heads']} x {head_dim}: "
-            "set model.head_dim=null, or leave the embedding out"
-        )
-    lengths, kv_lengths = packed_lengths(config["lengths"], config["kv_lengths"])
-    # The length of a packed case is the sum of its sequences; an explicit length has to agree.
-    model_len = model.get("seq_len")
-    for key, own in (("q_len", lengths), ("kv_len", kv_lengths or lengths)):
-        if own and all(isinstance(length, int) and length > 0 for length in own) and config[key] == model_len:
-            config = config | {key: sum(own)}
-    seq_len = config.get("seq_len")
-    if not _is_length(seq_len) and seq_len == config["q_len"] == config["kv_len"]:
-        # Typed once as seq_len; the case would refuse q_len, which was not typed.
-        raise UserError(f"seq_len={seq_len!r} is not a whole number from 1 to {_LARGEST['q_len']:,}")
-    no_block = config["workload"] == WORKLOADS[0]
-    sizes = {
-        "batch": config["batch"],
-        "q_heads": model.get("q_heads"),
-        "kv_heads": model.get("kv_heads") if model.get("kv_heads") is not None else model.get("q_heads"),
-        "q_len": config["q_len"],
-        "kv_len": config["kv_len"],
-        "head_dim": head_dim,
-        "value_dim": model.get("value_dim") if model.get("value_dim") is not None else head_dim,
-        "dtype": config["dtype"]["name"],
-        "causal": config["causal"],
-        "align": config["align"],
-        "window": config["window"],
-        "prefix": config["prefix"],
-        "chunk": config["chunk"],
-        "softcap": config["softcap"],
-        "sink": False if config["sink"] is None else config["sink"],
-        "lengths": lengths,
-        "kv_lengths": kv_lengths,
-        "layout": config["layout"],
-        "workload": None if no_block else str(config["workload"]),
-        "mlp_dim": None if no_block else config["mlp_dim"],
-    }
-    return Case(**sizes)
-
-
-# The fields that `Case.mask` names in one word.
-MASK_FIELDS = ("causal", *CAUSAL_MASKS)
-
-
-@cache
-def case_columns() -> tuple[str, ...]:
-    """Return the names of a case's fields in the order of tables and files."""
-    return tuple(field.name for field in fields(Case))
-
-
-def with_mask(cases: Iterable[Case]) -> bool:
-    """Return whether cases differ in more of their masks than causal or not: each mask is best named as a whole.
-
-    Cases whose masks differ in only a number, as windows do, are best told apart by that number.
-    """
-    own = {tuple(getattr(case, name) is not None for name in CAUSAL_MASKS) for case in cases}
-    return len(own) > 1
-
-
-def typed_fields(case: Case, *, square: bool) -> dict[str, Any]:
-    """Return a case's fields as a command line has them: `dtype` bf16, and if `square` one `seq_len` for both lengths.
-
-    Packed sequences are one word, such as 2q2k_32q1s1k, with the keys that they have.
-
-    Files and records have the fields of `case_columns`, and PyTorch's names of dtypes.
-    """
-    values = {name: getattr(case, name) for name in case_columns() if not (square and name == "kv_len")}
-    # What a case is without is None.
-    values |= {"dtype": TYPED_DTYPES[case.dtype], "sink": case.sink or None}
-    if case.lengths is not None:
-        values |= {"lengths": typed_lengths(case.lengths, case.kv_lengths), "kv_lengths": None}
-    return {"seq_len" if square and name == "q_len" else name: value for name, value in values.items()}
-
-
-def _is_length(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST["q_len"]
-
-
-def _size(value: Any) -> bool:
-    """Whether a value is a positive integer of plausible size."""
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_EMBEDDING
-
-
-def _nearest_divisor(whole: int, wanted: int) -> int:
+def nearest_divisor(whole: int, wanted: int) -> int:
+    """Return the divisor of `whole` that is nearest to `wanted`, the smaller of two."""
     divisors = [d for d in range(1, whole + 1) if whole % d == 0]
     return min(divisors, key=lambda d: (abs(d - wanted), d))

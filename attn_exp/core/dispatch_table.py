@@ -101,6 +101,8 @@ def inexpressible(case: Case) -> str | None:
         "int8 scores": case.dtype == INT8,
         "a softcap": case.softcap is not None,
         "sinks": case.sink,
+        "ALiBi": case.alibi,
+        "a bias": case.bias is not None,
         "a window": case.window is not None and not case.dense,
         "a prefix": case.prefix is not None and not case.dense,
         "chunks": case.chunk is not None and not case.dense,

@@ -122,13 +122,17 @@ def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
     Forward reads q, k, v and writes the output, and the float32 log-sum-exp if a backward will need it (`saves_lse`).
     Backward reads q, k, v, output, output gradient and log-sum-exp and writes dq, dk, dv. A step does not have to read
     what it wrote: it reads q, k, v and the output's gradient, and writes the output, dq, dk and dv. Sinks are read once
-    in each, and their gradients written in a backward.
+    in each, and their gradients written in a backward; so are the numbers of a bias for visible pairs. ALiBi follows
+    from indices.
     """
     size = DTYPE_BYTES[case.dtype]
     if case.sink:
         # One number a head, and its gradient.
         sinks = size * case.q_heads * (1 if direction == "forward" else 2)
         return sinks + compulsory_bytes(replace(case, sink=False), direction, saves_lse=saves_lse)
+    if case.bias is not None:
+        numbers = unmasked_pairs(case) * case.bias_heads
+        return size * numbers + compulsory_bytes(replace(case, bias=None), direction, saves_lse=saves_lse)
     dims = case.head_dim + case.value_dim
     q_side = case.batch * case.q_heads * case.q_len * dims
     kv_read = case.batch * case.kv_heads * seen_keys(case) * dims

@@ -9,25 +9,28 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from attn_exp.core.case import CAUSAL_MASKS, DTYPES, LAYOUTS, TYPED_DTYPES, Case
+from attn_exp.core.case import BIASES, CAUSAL_MASKS, DTYPES, LAYOUTS, TYPED_DTYPES, Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.filter import Conjunct, Filter
 
 # Kernels work in tiles of 64 to 256 tokens: lengths at their edges, with powers of two for tensors of other sizes.
 EDGES = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2047)
 SOFTCAPS = (50.0, 30.0, 5.0, 1.0)
+# The word for a case without a bias.
+NO_BIAS = "none"
 # Simple ones first: a search shrinks towards them.
 WORDS: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16", DTYPES["fp8"], DTYPES["int8"]),
     "align": ("top_left", "bottom_right"),
     "layout": LAYOUTS,
+    "bias": (NO_BIAS, *BIASES),
 }
 # Kinds of values: those of attn_exp/attention/hard_values.py after the normal ones.
 KINDS = (
     *("normal", "sharp", "negative", "positive", "abyss", "needles", "sinks", "ramps", "outliers", "constant", "zeros"),
     *("large", "denormal", "mixed"),
 )
-TRUTHS = ("causal", "sink", "backward", "packed", "large")
+TRUTHS = ("causal", "sink", "alibi", "backward", "packed", "large")
 _SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "seq_len", "head_dim", "value_dim")
 # Numbers that a case may be without.
 _OPTIONAL = (*CAUSAL_MASKS, "softcap")
@@ -68,7 +71,8 @@ class Example:
     def fields(self) -> dict[str, Any]:
         """Return the values that `where=` compares."""
         case = self.case
-        own = {name: getattr(case, name) for name in (*NUMBERS, *WORDS, "causal", "sink") if hasattr(case, name)}
+        names = (*NUMBERS, *WORDS, "causal", "sink", "alibi")
+        own = {name: getattr(case, name) for name in names if hasattr(case, name)} | {"bias": case.bias or NO_BIAS}
         return own | {
             "seq_len": max(case.q_len, case.kv_len), "inputs": self.inputs, "backward": self.backward,
             "packed": case.lengths is not None, "large": self.large is not None,
@@ -83,6 +87,8 @@ class Example:
             case.lengths is not None,
             case.causal,
             case.sink,
+            case.alibi,
+            case.bias is not None,
             *(getattr(case, name) is not None for name in _OPTIONAL),
         )
         words = (WORDS["dtype"].index(case.dtype), WORDS["layout"].index(case.layout), KINDS.index(self.inputs))
@@ -259,7 +265,8 @@ def overrides(example: Example, device: str) -> list[str]:
     masks = {name: getattr(case, name) for name in CAUSAL_MASKS}
     words += [f"{name}={keys}" for name, keys in masks.items() if keys is not None]
     words += [f"softcap={case.softcap:g}"] if case.softcap is not None else []
-    words += ["sink=true"] if case.sink else []
+    words += [f"{name}=true" for name in ("sink", "alibi") if getattr(case, name)]
+    words += [f"bias={case.bias}"] if case.bias is not None else []
     words += [f"layout={case.layout}"] if case.layout != LAYOUTS[0] else []
     words += [f"inputs={example.inputs}"] if example.inputs != "normal" else []
     words += [] if example.backward else ["passes=[forward]"]

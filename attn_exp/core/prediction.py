@@ -222,6 +222,8 @@ def kind_of(case: Case) -> dict[str, Any]:
         "sequences": "packed" if case.lengths is not None else "padded",
         "softcap": case.softcap is not None,
         "sink": case.sink,
+        "alibi": case.alibi,
+        "bias": case.bias,
         "workload": case.workload or "attention",
     }
 

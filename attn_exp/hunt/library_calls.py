@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from attn_exp.attention.autograd import Function
+from attn_exp.attention.biases import biased
 from attn_exp.backends.base import Backend
 from attn_exp.backends.bshd import flash_window
 from attn_exp.backends.compiled import Compiled
@@ -51,7 +52,12 @@ def source(backend: Backend, case: Case, attention: Function | None) -> Source:
 def _sdpa(backend: Sdpa, case: Case) -> Source:
     causal, grouped = not case.dense, case.q_heads != case.kv_heads
     imports = ["import torch.nn.functional as F"]
-    arguments = f"is_causal={causal}" + ", enable_gqa=True" * grouped
+    bias = "added[None].to(dtype)"
+    if causal:
+        # That of SDPA, aligned top-left.
+        hidden = f"torch.ones({case.q_len}, {case.kv_len}, device=device, dtype=torch.bool).triu(1)"
+        bias += f".masked_fill({hidden}, -torch.inf)"
+    arguments = (f"attn_mask={bias}" if biased(case) else f"is_causal={causal}") + ", enable_gqa=True" * grouped
     call = f"return F.scaled_dot_product_attention(q, k, v, {arguments})"
     forced = ""
     if isinstance(backend, AtenCudnn):
@@ -88,9 +94,10 @@ def _flex(backend: Flex, case: Case) -> Source:
         sizes = f"None, None, {case.q_len}, {case.kv_len}, device=device"
         lines.append(f"mask = create_block_mask(lambda b, h, q, k: {' & '.join(seen)}, {sizes})")
         arguments.append("block_mask=mask")
-    if case.softcap is not None:
-        cap = f"{case.softcap:g}"
-        arguments.append(f"score_mod=lambda score, b, h, q, k: {cap} * torch.tanh(score / {cap})")
+    cap = f"{case.softcap:g}" if case.softcap is not None else ""
+    score = f"{cap} * torch.tanh(score / {cap})" if cap else "score"
+    score += " + added[h, q, k]" if biased(case) else ""
+    arguments += [f"score_mod=lambda score, b, h, q, k: {score}"] if score != "score" else []
     arguments += ["enable_gqa=True"] if case.q_heads != case.kv_heads else []
     arguments += [f"kernel_options={backend.kernel_options}"] if backend.kernel_options else []
     lines.append("compiled = torch.compile(flex_attention, dynamic=False)")

@@ -9,6 +9,7 @@ import zlib
 
 import torch
 
+from attn_exp.attention.biases import LAST_SHIFT, MIXES, OF_HEAD, OF_KEY, OF_QUERY, alibi_slopes, biased
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.backends.base import Backend
 from attn_exp.core.case import TYPED_DTYPES, Case
@@ -60,10 +61,29 @@ def script_of(backend: Backend, example: Example, outcome: Outcome, device: str)
     body = [*tensors, *_judged(example, outcome, device)]
     if outcome.status in ("crashed", "timeout"):
         body = _apart(body)
-    lines = [*head, *reference, *call.lines, *body]
+    lines = [*head, *_added(case), *reference, *call.lines, *body]
     if len(lines) > MOST_LINES:
         return Script(text="", why_not=f"it would have {len(lines)} lines: run the overrides")
     return Script(text="\n".join(lines) + "\n", why_not=call.why_not)
+
+
+def _added(case: Case) -> list[str]:
+    """Return the lines that make what is `added` to scores, (q_heads, q_len, kv_len); none if nothing is."""
+    lines, terms = [], []
+    if biased(case):
+        lines += [
+            f"i, j = torch.arange({case.q_len}, device=device)[:, None], torch.arange({case.kv_len}, device=device)"
+        ]
+    if case.alibi:
+        slopes = f"torch.tensor({alibi_slopes(case.q_heads)}, device=device)[:, None, None]"
+        terms += [f"-{slopes} * (i + {case.offset} - j).abs()"]
+    if case.bias is not None:
+        of_heads = f"torch.arange({case.q_heads if case.bias == 'heads' else 1}, device=device)[:, None, None]"
+        mixed = f"(i * {OF_QUERY} + j * {OF_KEY} + {of_heads} * {OF_HEAD}) % 2**32"
+        lines += [f"mixed = {mixed}  # numbers that look random"]
+        lines += [f"for by, factor in {MIXES}: mixed = (mixed ^ (mixed >> by)) * factor % 2**32"]
+        terms += [f"((mixed ^ (mixed >> {LAST_SHIFT})) % 128 - 64) / 32"]
+    return [*lines, f"added = ({' + '.join(terms)}).expand({case.q_heads}, -1, -1)"] if terms else []
 
 
 def _formula(case: Case) -> list[str]:
@@ -74,6 +94,7 @@ def _formula(case: Case) -> list[str]:
     lines += [f"    scores = q @ k.mT * {case.head_dim} ** -0.5"]
     if case.softcap is not None:
         lines += [f"    scores = {case.softcap:g} * torch.tanh(scores / {case.softcap:g})"]
+    lines += ["    scores = scores + added.to(scores.dtype)"] if biased(case) else []
     if case.dense:
         return [*lines, "    return torch.softmax(scores, -1) @ v"]
     lines += [f"    i = torch.arange({case.q_len}, device=device)[:, None] + {case.offset}"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attn_exp.backends.supports import DEVICES, Supports
 from attn_exp.core.case import CAUSAL_MASKS, DTYPE_BYTES, NORMAL, Case
 from attn_exp.core.errors import UserError
-from attn_exp.core.hunting import EDGES, KINDS, SOFTCAPS, WORDS, Example, Space
+from attn_exp.core.hunting import EDGES, KINDS, NO_BIAS, SOFTCAPS, WORDS, Example, Space
 from attn_exp.hunt.values import REACH, whole_bytes
 
 # Lengths are at most these, one of them for each example.
@@ -80,11 +80,13 @@ class Examples:
             q_len, kv_len = self._lengths(draw, most)
         head_dim, value_dim = self._dims(draw)
         sink = self._truth(draw, "sink", supports.sink)
+        alibi = self._truth(draw, "alibi", supports.alibi)
+        bias = self._pick(draw, "bias", WORDS["bias"] if supports.bias and not packed else WORDS["bias"][:1])
         example = Example(
             case=self._case(
                 batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
                 value_dim=value_dim, dtype=dtype, causal=causal, lengths=lengths, sink=sink,
-                softcap=self._softcap(draw),
+                softcap=self._softcap(draw), alibi=alibi, bias=None if bias == NO_BIAS else bias,
                 **self._mask(draw, causal, kv_len),
                 align=self._pick(draw, "align", WORDS["align"]), layout=self._pick(draw, "layout", WORDS["layout"]),
             ),

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from attn_exp.kernels.device import (
+    added_log2,
     bounded_keys,
     bounded_queries,
     keys_of,
@@ -79,6 +80,9 @@ def dkdv_kernel(
     delta,
     key_bounds,
     query_bounds,
+    slopes_log2,
+    own_keys,
+    bias,
     dk,
     dv,
     q_strides,
@@ -87,6 +91,7 @@ def dkdv_kernel(
     d_out_strides,
     dk_strides,
     dv_strides,
+    bias_strides,
     kv_heads,
     q_len,
     kv_len,
@@ -106,6 +111,8 @@ def dkdv_kernel(
     WINDOWED: tl.constexpr,
     BOUNDED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
+    ALIBI: tl.constexpr,
+    BIASED: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     TMA: tl.constexpr,
@@ -120,7 +127,8 @@ def dkdv_kernel(
     product needs its left operand, and k and v, the left operands of the first two, stay for the whole loop. WANT_DK
     and WANT_DV allow leaving one sum out if both exceed the registers. Under a causal mask more queries see the first
     keys, so these come first. With BOUNDED, `query_bounds` has the first and, `query_bounds_len` numbers later, the
-    last query that sees each key, as `key_bounds` has the keys of each query.
+    last query that sees each key, as `key_bounds` has the keys of each query. With ALIBI and BIASED scores get what
+    `added_log2` adds.
     """
     blocks = tl.cdiv(kv_len, BLOCK_N)
     first_key = tl.program_id(0) % blocks * BLOCK_N
@@ -145,6 +153,9 @@ def dkdv_kernel(
         v_tile = load_tile(v, v_strides, batch, kv_head, first_key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
     else:
         v_tile = k_tile
+    factor = outer
+    if ALIBI or BIASED:
+        factor = 1.0
     dk_total = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_total = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for member in range(GROUP):
@@ -161,16 +172,30 @@ def dkdv_kernel(
                 if SOFTCAPPED:
                     scores = tanh(scores * inner, PRECISE=k_tile.dtype == tl.float32)
                 shown = scores
+                if ALIBI or BIASED:
+                    shown = scores * outer + added_log2(
+                        head,
+                        (query + tl.arange(0, BLOCK_M))[None, :],
+                        keys[:, None],
+                        q_len,
+                        kv_len,
+                        slopes_log2,
+                        own_keys,
+                        bias,
+                        bias_strides,
+                        ALIBI,
+                        BIASED,
+                    )
                 if BOUNDED and part != 1:
                     bounds = key_bounds + query + tl.arange(0, BLOCK_M)
                     first, last = tl.load(bounds), tl.load(bounds + bounds_len)
                     seen = within(keys[:, None], first[None, :], last[None, :])
-                    shown = tl.where(seen, scores, -float("inf"))
+                    shown = tl.where(seen, shown, -float("inf"))
                 if CAUSAL and part == 0:
                     queries = query + tl.arange(0, BLOCK_M)
                     seen = visible(queries[None, :], keys[:, None], kv_len, offset, window, CAUSAL, WINDOWED)
-                    shown = tl.where(seen, scores, -float("inf"))
-                weights = tl.exp2(shown * outer - row_lse[None, :])
+                    shown = tl.where(seen, shown, -float("inf"))
+                weights = tl.exp2(shown * factor - row_lse[None, :])
                 d_out_tile = load_tile(
                     d_out, d_out_strides, batch, head, query, q_len, BLOCK_M, BLOCK_DV, VALUE_DIM, TMA
                 )
@@ -198,12 +223,16 @@ def dq_kernel(
     lse_log2,
     delta,
     key_bounds,
+    slopes_log2,
+    own_keys,
+    bias,
     dq,
     q_strides,
     k_strides,
     v_strides,
     d_out_strides,
     dq_strides,
+    bias_strides,
     q_heads,
     q_len,
     kv_len,
@@ -222,6 +251,8 @@ def dq_kernel(
     WINDOWED: tl.constexpr,
     BOUNDED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
+    ALIBI: tl.constexpr,
+    BIASED: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     TMA: tl.constexpr,
@@ -252,20 +283,37 @@ def dq_kernel(
     row_lse = tl.load(lse_log2 + row + queries)
     row_delta = tl.load(delta + row + queries)
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    factor = outer
+    if ALIBI or BIASED:
+        factor = 1.0
     for key in tl.range(begin, end, BLOCK_N):
         k_tile = load_tile(k, k_strides, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_D, DIM, TMA)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
         if SOFTCAPPED:
             scores = tanh(scores * inner, PRECISE=q_tile.dtype == tl.float32)
         shown = scores
+        if ALIBI or BIASED:
+            shown = scores * outer + added_log2(
+                head,
+                queries[:, None],
+                (key + tl.arange(0, BLOCK_N))[None, :],
+                q_len,
+                kv_len,
+                slopes_log2,
+                own_keys,
+                bias,
+                bias_strides,
+                ALIBI,
+                BIASED,
+            )
         if (key < full_begin) | (key >= full_end):
             keys = key + tl.arange(0, BLOCK_N)
             if BOUNDED:
                 seen = within(keys[None, :], first[:, None], last[:, None])
             else:
                 seen = visible(queries[:, None], keys[None, :], kv_len, offset, window, CAUSAL, WINDOWED)
-            shown = tl.where(seen, scores, -float("inf"))
-        weights = tl.exp2(shown * outer - row_lse[:, None])
+            shown = tl.where(seen, shown, -float("inf"))
+        weights = tl.exp2(shown * factor - row_lse[:, None])
         v_tile = load_tile(v, v_strides, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
         d_weights = tl.dot(d_out_tile, tl.trans(v_tile), input_precision="ieee")
         d_scores = weights * (d_weights - row_delta[:, None])

@@ -82,6 +82,33 @@ def within(keys, first, last):
 
 
 @triton.jit
+def added_log2(
+    head,
+    queries,
+    keys,
+    q_len,
+    kv_len,
+    slopes_log2,
+    own_keys,
+    bias,
+    bias_strides,
+    ALIBI: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """Return what is added to the base-2 scores of a tile; queries and keys broadcast in either order."""
+    total = 0.0
+    if ALIBI:
+        distance = tl.abs(tl.load(own_keys + queries) - keys).to(tl.float32)
+        total -= tl.load(slopes_log2 + head) * distance
+    if BIASED:
+        # 64 bits: a bias may have more than 2^31 numbers.
+        rows = tl.cast(head, tl.int64) * bias_strides[0] + queries.to(tl.int64) * bias_strides[1]
+        numbers = tl.load(bias + rows + keys, mask=(queries < q_len) & (keys < kv_len), other=0.0)
+        total += numbers.to(tl.float32) * 1.4426950408889634
+    return total
+
+
+@triton.jit
 def tanh(x, PRECISE: tl.constexpr):
     """Compute the hyperbolic tangent from the exponential; PRECISE keeps float32's relative error near 0 too.
 

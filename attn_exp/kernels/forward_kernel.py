@@ -9,7 +9,7 @@ Triton's tutorial 06 ("Fused Attention") is the same algorithm for equal lengths
 import triton
 import triton.language as tl
 
-from attn_exp.kernels.device import bounded_keys, keys_of, load_tile, store_tile, tanh, visible, within
+from attn_exp.kernels.device import added_log2, bounded_keys, keys_of, load_tile, store_tile, tanh, visible, within
 
 
 @triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "bounds_len", "sizes"])
@@ -21,10 +21,14 @@ def forward_kernel(
     lse_log2,
     key_bounds,
     sinks_log2,
+    slopes_log2,
+    own_keys,
+    bias,
     q_strides,
     k_strides,
     v_strides,
     out_strides,
+    bias_strides,
     q_heads,
     q_len,
     kv_len,
@@ -42,6 +46,8 @@ def forward_kernel(
     BOUNDED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
     SINKS: tl.constexpr,
+    ALIBI: tl.constexpr,
+    BIASED: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     TMA: tl.constexpr,
@@ -54,7 +60,7 @@ def forward_kernel(
     Scores in base 2 are `outer` * q kT, or with SOFTCAPPED `outer` * tanh(`inner` * q kT). `sizes` only distinguishes
     cases for the autotuner. With BOUNDED, `key_bounds` has the first and, `bounds_len` numbers later, the last key of
     each query, for as many queries as blocks have. With SINKS, `sinks_log2` has a logit of each head in base 2, which
-    every row begins with, as with a key that has no value.
+    every row begins with, as with a key that has no value. With ALIBI and BIASED the scores get what `added_log2` adds.
 
     OVERLAP delays each block's product with v until the next block's scores are computed, so that the tensor cores work
     on it while the exponentials are computed (FlashAttention-3, arXiv:2407.08608, section 3.2).
@@ -86,6 +92,9 @@ def forward_kernel(
     else:
         row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
+    factor = outer
+    if ALIBI or BIASED:
+        factor = 1.0
     # Weights of the previous block, as integers: Triton would move known 16-bit floats to shared memory.
     pending = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if q_tile.dtype == tl.float32 else tl.int16)
     pending_rescale = tl.full([BLOCK_M], 1.0, tl.float32)
@@ -95,6 +104,20 @@ def forward_kernel(
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
         if SOFTCAPPED:
             scores = tanh(scores * inner, PRECISE=q_tile.dtype == tl.float32)
+        if ALIBI or BIASED:
+            scores = scores * outer + added_log2(
+                head,
+                queries[:, None],
+                (key + tl.arange(0, BLOCK_N))[None, :],
+                q_len,
+                kv_len,
+                slopes_log2,
+                own_keys,
+                bias,
+                bias_strides,
+                ALIBI,
+                BIASED,
+            )
         if (key < full_begin) | (key >= full_end):
             keys = key + tl.arange(0, BLOCK_N)
             if BOUNDED:
@@ -108,10 +131,10 @@ def forward_kernel(
             v_tile = load_tile(v, v_strides, batch, kv_head, before, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
             weights_before = pending.to(q_tile.dtype, bitcast=True)
             total = tl.dot(weights_before, v_tile, total * pending_rescale[:, None], input_precision="ieee")
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * outer)
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * factor)
         # Until a row sees a key its maximum is -inf, and -inf - -inf is NaN.
         shift = tl.where(new_max == -float("inf"), 0.0, new_max)
-        weights = tl.exp2(scores * outer - shift[:, None])
+        weights = tl.exp2(scores * factor - shift[:, None])
         rescale = tl.exp2(row_max - shift)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max

@@ -1,8 +1,7 @@
 """Launch the kernels: their arguments, and how they read memory."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,11 +9,11 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_exp.kernels import tuning
+from attn_exp.kernels.added import LOG2_E, Added
 from attn_exp.kernels.backward_kernels import dkdv_kernel, dq_kernel, rows_kernel
 from attn_exp.kernels.bounds import Bounds
 from attn_exp.kernels.forward_kernel import forward_kernel
 
-LOG2_E = math.log2(math.e)
 ROWS_BLOCK = 64
 # Columns of dk and dv that one program sums. At head_dim 256 two kernels with 5 products are faster than one with 4.
 WIDEST_SUMS = 256
@@ -22,7 +21,7 @@ WIDEST_SUMS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """How scores follow from q kT: scale, softcap and mask.
+    """How scores follow from q kT: scale, softcap, what is added, and mask.
 
     Query i sees keys i + offset - window < j <= i + offset, or those of `bounds`.
 
@@ -35,6 +34,7 @@ class Scores:
     window: int | None
     softcap: float | None
     bounds: Bounds | None = None
+    added: Added = field(default_factory=Added)
 
     @property
     def mask(self) -> tuple[int, ...]:
@@ -45,7 +45,8 @@ class Scores:
 
     def kernel_arguments(self) -> dict[str, Any]:
         """Return the kernels' arguments; `inner` and `outer` fold scale and softcap into one factor each."""
-        cap = self.softcap
+        cap, bias = self.softcap, self.added.bias
+        shared = bias is not None and bias.shape[1] == 1
         return {
             "inner": 1.0 if cap is None else self.scale / cap,
             "outer": (self.scale if cap is None else cap) * LOG2_E,
@@ -57,6 +58,12 @@ class Scores:
             "bounds_len": 0 if self.bounds is None else self.bounds.keys.shape[1],
             "BOUNDED": self.bounds is not None,
             "SOFTCAPPED": cap is not None,
+            "slopes_log2": self.added.slopes_log2,
+            "own_keys": self.added.own_keys,
+            "ALIBI": self.added.slopes_log2 is not None,
+            "bias": bias,
+            "bias_strides": (0, 0) if bias is None else (0 if shared else bias.stride(1), bias.stride(2)),
+            "BIASED": bias is not None,
         }
 
 

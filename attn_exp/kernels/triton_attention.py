@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
+from attn_exp.kernels.added import LOG2_E, Added
 from attn_exp.kernels.bounds import Bounds
-from attn_exp.kernels.launch import LOG2_E, Scores, launch_dkdv, launch_dq, launch_forward, launch_rows
+from attn_exp.kernels.launch import Scores, launch_dkdv, launch_dq, launch_forward, launch_rows
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_DIM = 256
 # Positions and their differences are 32-bit in the kernels.
 _LARGEST_POSITION = 1 << 29
+# The arguments of the operators that are tensors: q, k, v and sinks, what is added, and bounds.
+_TENSORS = 9
 
 
 def attention(
@@ -28,6 +31,7 @@ def attention(
     softcap: float | None = None,
     bounds: Bounds | None = None,
     sinks: torch.Tensor | None = None,
+    added: Added | None = None,
 ) -> torch.Tensor:
     """Compute softmax(scores) v with scores = scale * q kT, differentiable in q, k, v and the sinks.
 
@@ -45,6 +49,7 @@ def attention(
         softcap: scores = softcap * tanh(scores / softcap), before the mask.
         bounds: another mask in place of the causal one (attn_exp/kernels/bounds.py).
         sinks: a logit of each query head, (1, q_heads, 1, 1), that joins the softmax's denominator.
+        added: what is added to scores after the softcap (attn_exp/kernels/added.py); it has no gradient.
 
     Returns:
         (batch, q_heads, q_len, value_dim), with q's memory layout if their dimensions are equal.
@@ -68,12 +73,17 @@ def attention(
         raise ValueError(f"window={window} is not a positive number of keys")
     if sinks is not None and sinks.shape != (1, q_bhsd.shape[1], 1, 1):
         raise ValueError(f"sinks of the shape {tuple(sinks.shape)}, not {(1, q_bhsd.shape[1], 1, 1)}")
+    added = Added() if added is None else added
+    _check_added(added, q_bhsd, kv_len)
     if abs(offset) > _LARGEST_POSITION:
         raise ValueError(f"offset={offset} is beyond +-{_LARGEST_POSITION}")
     if window is not None:
         window = min(window, _LARGEST_POSITION)
     mask = (None, None, 0) if bounds is None else (bounds.keys, bounds.queries, bounds.pairs)
-    out: torch.Tensor = _forward(q_bhsd, k_bhsd, v_bhsd, sinks, *mask, scale, causal, offset, window, softcap)[0]
+    numbers = (added.slopes_log2, added.own_keys, added.bias)
+    out: torch.Tensor = _forward(
+        q_bhsd, k_bhsd, v_bhsd, sinks, *numbers, *mask, scale, causal, offset, window, softcap
+    )[0]
     return out
 
 
@@ -83,6 +93,9 @@ def _forward(
     k: torch.Tensor,
     v: torch.Tensor,
     sinks: torch.Tensor | None,
+    slopes_log2: torch.Tensor | None,
+    own_keys: torch.Tensor | None,
+    bias: torch.Tensor | None,
     key_bounds: torch.Tensor | None,
     query_bounds: torch.Tensor | None,
     pairs: int,
@@ -94,7 +107,10 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse_log2 = _outputs(q, v)
     bounds = _bounds(key_bounds, query_bounds, pairs)
-    scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap, bounds=bounds)
+    added = Added(slopes_log2, own_keys, bias)
+    scores = Scores(
+        scale=scale, causal=causal, offset=offset, window=window, softcap=softcap, bounds=bounds, added=added
+    )
     with torch.cuda.device_of(q):
         launch_forward(q, k, v, out, lse_log2, scores, sinks_log2=_log2(sinks))
     return out, lse_log2
@@ -116,6 +132,9 @@ def _backward(
     out: torch.Tensor,
     lse_log2: torch.Tensor,
     sinks: torch.Tensor | None,
+    slopes_log2: torch.Tensor | None,
+    own_keys: torch.Tensor | None,
+    bias: torch.Tensor | None,
     key_bounds: torch.Tensor | None,
     query_bounds: torch.Tensor | None,
     pairs: int,
@@ -130,7 +149,10 @@ def _backward(
         d_out = d_out.contiguous()
     dq, dk, dv = (_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
     bounds = _bounds(key_bounds, query_bounds, pairs)
-    scores = Scores(scale=scale, causal=causal, offset=offset, window=window, softcap=softcap, bounds=bounds)
+    added = Added(slopes_log2, own_keys, bias)
+    scores = Scores(
+        scale=scale, causal=causal, offset=offset, window=window, softcap=softcap, bounds=bounds, added=added
+    )
     with torch.cuda.device_of(q):
         padded_lse, delta = launch_rows(out, d_out, lse_log2)
         launch_dkdv(q, k, v, d_out, padded_lse, delta, dk, dv, scores)
@@ -155,20 +177,20 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, sinks, key_bounds, query_bounds, *options = inputs
+    q, k, v, *tensors = inputs[:_TENSORS]
     out, lse_log2 = output
     ctx.mark_non_differentiable(lse_log2)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, out, lse_log2, sinks, key_bounds, query_bounds)
-    ctx.options = options
+    ctx.save_for_backward(q, k, v, out, lse_log2, *tensors)
+    ctx.options = inputs[_TENSORS:]
 
 
 def _differentiate(ctx: Any, d_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if d_out is None:
-        return (None,) * (6 + len(ctx.options))
+        return (None,) * (_TENSORS + len(ctx.options))
     *gradients, d_sinks = _backward(d_out, *ctx.saved_tensors, *ctx.options)
     d_sinks = d_sinks if ctx.needs_input_grad[3] else None
-    return (*gradients, d_sinks, None, None, *(None for _ in ctx.options))
+    return (*gradients, d_sinks, *(None,) * (_TENSORS - 4 + len(ctx.options)))
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
@@ -226,3 +248,14 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise ValueError(f"one dtype of float16, bfloat16 and float32, not {q.dtype}, {k.dtype}, {v.dtype}")
     if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
         raise ValueError("the last dimension of q, k and v must be contiguous: call .contiguous() first")
+
+
+def _check_added(added: Added, q: torch.Tensor, kv_len: int) -> None:
+    _, heads, q_len, _ = q.shape
+    slopes, own, bias = added.slopes_log2, added.own_keys, added.bias
+    if slopes is not None and (own is None or len(own) < q_len or slopes.shape != (heads,)):
+        raise ValueError(f"slopes of another shape than ({heads},), or own keys of fewer than {q_len} queries")
+    if bias is not None and bias.shape not in ((1, heads, q_len, kv_len), (1, 1, q_len, kv_len)):
+        raise ValueError(f"a bias of the shape {tuple(bias.shape)}, not (1, {heads} or 1, {q_len}, {kv_len})")
+    if bias is not None and bias.stride(3) != 1:
+        raise ValueError("the last dimension of the bias must be contiguous: call .contiguous() first")

@@ -63,6 +63,8 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
             "BOUNDED",
             "SOFTCAPPED",
             "SINKS",
+            "ALIBI",
+            "BIASED",
             "TMA",
             "WANT_DK",
             "WANT_DV",

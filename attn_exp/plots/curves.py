@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attn_exp.core.case import typed_fields
+from attn_exp.core.case_fields import typed_fields
 from attn_exp.core.catalogue import colour_of
 from attn_exp.plots.data import case_names, families, length, measured
 from attn_exp.tracking.base import Curve

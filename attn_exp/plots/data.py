@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.join import method_key
-from attn_exp.core.case import PASSES, TYPED_DTYPES, Case, case_columns
+from attn_exp.core.case import PASSES, TYPED_DTYPES, Case
+from attn_exp.core.case_fields import case_columns
 from attn_exp.core.source import short
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.core.case import TYPED_DTYPES, case_columns
+from attn_exp.core.case import TYPED_DTYPES
+from attn_exp.core.case_fields import case_columns
 from attn_exp.plots.data import caption, case_names, measured, shared_case
 from attn_exp.plots.style import SMALL, Chart, finish, log_ticks, looks, new_figure
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.case import PASSES, Case, case_columns
+from attn_exp.core.case import PASSES, Case
+from attn_exp.core.case_fields import case_columns
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import read_whole
 from attn_exp.core.flags import flags_in

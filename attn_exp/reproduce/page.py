@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from attn_exp.compare.sheet import Column, Headline, Page, Sheet
-from attn_exp.core.case import case_columns
+from attn_exp.core.case_fields import case_columns
 from attn_exp.core.errors import UserError
 from attn_exp.core.filter import Filter, Getter
 from attn_exp.core.text import SHORT

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attn_exp.core.case import PASSES, case_columns
+from attn_exp.core.case import PASSES
+from attn_exp.core.case_fields import case_columns
 from attn_exp.core.errors import nearest, nearest_meaning
 from attn_exp.core.filter import Getter, unknown_field
 from attn_exp.core.flags import FLAGS

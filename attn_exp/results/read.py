@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.core.case import case_columns
+from attn_exp.core.case_fields import case_columns
 from attn_exp.core.errors import RecordError, UserError, nearest
 from attn_exp.core.files import read_whole, short_text
 from attn_exp.core.frames import frame

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.bitwise import yes_or_no
-from attn_exp.core.case import MASK_FIELDS, NORMAL, case_columns, typed_fields, with_mask
+from attn_exp.core.case import NORMAL
+from attn_exp.core.case_fields import MASK_FIELDS, case_columns, typed_fields, with_mask
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import write_whole
 from attn_exp.core.flags import flag_marks, flag_notes

@@ -86,15 +86,16 @@ def _forecast(request: Request, answer: JobAnswer, gpu: GpuInfo | None, cpu_flop
 
 
 def least_bytes(request: Request, *, holds_scores: bool) -> int:
-    """Return the memory that a job's tensors take at least: inputs, output and gradients, and scores that are held.
+    """Return the memory that a job's tensors take at least: inputs, output, gradients, bias, and scores that are held.
 
     A backend that holds all scores has them and the weights, in the case's dtype.
     """
     case, size = request.case, DTYPE_BYTES[request.case.dtype]
     dims = case.head_dim + case.value_dim
     sides = case.batch * dims * (case.q_heads * case.q_len + case.kv_heads * case.kv_len)
+    bias = case.bias_heads * case.q_len * case.kv_len
     scores = case.batch * case.q_heads * case.q_len * case.kv_len if holds_scores else 0
-    return size * ((2 if request.measuring.with_gradients else 1) * sides + 2 * scores)
+    return size * ((2 if request.measuring.with_gradients else 1) * sides + 2 * scores + bias)
 
 
 def _seconds(request: Request, gpu: GpuInfo | None, cpu_flops_per_s: float | None) -> float | None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from attn_exp.core.bitwise import told
-from attn_exp.core.case import typed_fields
+from attn_exp.core.case_fields import typed_fields
 from attn_exp.core.catalogue import colour_of, recorded_about
 from attn_exp.core.record import Record
 from attn_exp.core.request import Request

@@ -65,6 +65,12 @@ MASKS = [
     replace(CASE, sink=True, causal=True, window=128, q_heads=64, head_dim=64, value_dim=64, q_len=4096, kv_len=4096),
     replace(PACKED, sink=True, causal=True),
     replace(CASE, sink=True, q_len=1, kv_len=4096, kv_heads=2),
+    replace(CASE, alibi=True, causal=True),
+    replace(CASE, alibi=True, causal=True, kv_heads=2, softcap=5.0, q_len=500, kv_len=1111, dtype="float16"),
+    replace(PACKED, alibi=True, causal=True),
+    replace(CASE, bias="heads", causal=True),
+    replace(CASE, bias="heads", kv_heads=2, q_len=500, kv_len=1111, dtype="float16", head_dim=64, value_dim=64),
+    replace(CASE, bias="shared", alibi=True, sink=True, causal=True, window=128),
     replace(CASE, causal=True, prefix=300),
     replace(CASE, causal=True, prefix=77, q_len=500, kv_len=1111, kv_heads=2),
     replace(CASE, causal=True, prefix=900, q_len=1111, kv_len=500, head_dim=64, value_dim=64),
@@ -80,6 +86,13 @@ MASKS = [
     replace(REQUESTS, causal=True, kv_heads=2, window=200),
     replace(CASE, causal=True, window=200, kv_heads=2),
     replace(CASE, causal=True, q_len=1, kv_len=4096),
+]
+# SDPA takes what is added to scores as a tensor; cuDNN through SDPA and `flash` may refuse it.
+BIASES = [
+    *itertools.product(
+        ("auto", "math", "efficient", "cudnn"),
+        [replace(CASE, alibi=True, causal=True), replace(CASE, bias="heads", q_len=500, kv_len=1111)],
+    )
 ]
 
 
@@ -102,7 +115,7 @@ def prepared(backend, case):
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [*itertools.product(NAMES, CASES), *itertools.product(("triton", "flex", "eager"), MASKS)],
+    [*itertools.product(NAMES, CASES), *itertools.product(("triton", "flex", "eager"), MASKS), *BIASES],
     ids=lambda value: value.label() if isinstance(value, Case) else value,
 )
 def test_it_is_right_and_runs_the_kernels_that_it_claims(name, case):
