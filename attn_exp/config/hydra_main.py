@@ -26,10 +26,16 @@ from hydra.types import RunMode, TaskFunction
 
 from attn_exp.config.check import declared_keys, explain_error, is_of_composing
 from attn_exp.config.compose import culprit, prepare_hydra
+from attn_exp.config.overrides import override_key
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError, check_words, no_config_dir, no_dashes
 
 _WIDTH = 100
+# Where Hydra would write files of its own, and go to: into folders that are no sweep's.
+_PLACES = (
+    *("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir"),
+    *("hydra.runtime.output_dir", "hydra.runtime.cwd"),
+)
 
 
 def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None:
@@ -101,6 +107,10 @@ def _check(given: argparse.Namespace) -> None:
         if text.lstrip("+~").startswith("="):
             # Hydra's grammar accepts this, and an assertion fails later.
             raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
+        if (key := override_key(text)) in _PLACES:
+            raise UserError(
+                f"{key} cannot be set: a sweep writes into its folder, folder=multirun/NAME, and nowhere else"
+            )
 
 
 def _wrapped(line: str) -> str:

@@ -16,7 +16,9 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.files import PRIVATE, unlinked, write_whole
 from attn_exp.core.home import provide_home
 from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.request import REQUEST_NAME
 from attn_exp.core.torch_version import installed_note
+from attn_exp.results.store import IDENTITY_NAME
 from attn_exp.run.gpus import Lease, lease
 from attn_exp.run.isolation import Isolation, RunFolder, make_isolation
 from attn_exp.run.worker import Worker
@@ -146,6 +148,7 @@ def open_context(
     try:
         if private:
             exclusive.callback(os.umask, os.umask(PRIVATE))
+        _check_ours(folder)
         folder.mkdir(parents=True, exist_ok=kind == "sweep")
         if private:
             folder.chmod(0o700)
@@ -176,6 +179,16 @@ def open_context(
     return SweepContext(options["sweep"], folder, tracker, options, say, exclusive)
 
 
+def _check_ours(folder: Path) -> None:
+    """Raise UserError for a folder with files, of which none is a sweep's: tables and plots would replace them."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    if all(name.startswith(".") for name in names) or {LOCK_NAME, IDENTITY_NAME} & {*names}:
+        return
+    # Of a sweep that is older than the lock, and was tracked nowhere.
+    if not any(folder.glob(f"*/{REQUEST_NAME}")):
+        raise UserError(f"{folder} has files that are no sweep's, and is left as it is: choose another with folder=...")
+
+
 def already_running(sweep: str) -> UserError:
     """Return the mistake of starting a sweep that another command is running."""
     return UserError(f"another command is running sweep={sweep}: wait for it, or choose another name")
@@ -188,6 +201,8 @@ def _exclusive(folder: Path, sweep: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
+        # FileLock goes on trying where no file can be made at all, as in /proc.
+        (folder / LOCK_NAME).lstat()
         raise already_running(sweep) from error
     except NotImplementedError:
         pass  # a file system without locks

@@ -37,8 +37,9 @@ class Writers:
             yield True
             return
         try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                # Somebody's pipe or device in its place.
+            there = os.fstat(file)
+            if not stat.S_ISREG(there.st_mode) or there.st_size > _TOKEN_BYTES:
+                # Somebody's pipe or device in its place, or another file by a second name (a hard link).
                 yield True
                 return
             _lock(file, _FIRST_LOCK + zlib.crc32(what.encode()))

@@ -1,6 +1,5 @@
 """Run the requested profilers over a job whose record is written."""
 
-import shutil
 import time
 import traceback
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.backends.package import Unavailable
+from attn_exp.core.files import remove
 from attn_exp.core.profile import Profile, profile_folder
 from attn_exp.core.record import Record
 from attn_exp.core.record_file import write_record
@@ -37,7 +37,7 @@ def profile_job(
         announce()
         name = str(options["name"])
         folder = profile_folder(job, name)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)  # a link, too
         folder.mkdir(parents=True)
         began = time.perf_counter()
         with marked("job", record.request.job, machine.device), marked("phase", f"profile-{name}", machine.device):
