@@ -1,5 +1,6 @@
 """First backwards of new forwards against the repeated one that is timed."""
 
+import itertools
 import random
 import threading
 import time
@@ -17,12 +18,20 @@ from attn_exp.worker.judge.first_backward import check_first_backward
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.stopped import Stopped
 
-FRESH = SimpleNamespace(state="any", set_forward=lambda state: None, renew=lambda: None, renew_gradient=lambda: None)
+FRESH = SimpleNamespace(
+    state="any", set_forward=lambda state: None, renew=lambda every=False: None, renew_gradient=lambda: None
+)
 
 
 def judge_of(first, forward=lambda: None, cpu=None):
     """A judge whose new forwards and first backwards are these calls, and who writes down what it looks at."""
     looked = []
+    # No output lies where an earlier one lay.
+    addresses = itertools.count()
+
+    def made():
+        forward()
+        return SimpleNamespace(data_ptr=lambda: next(addresses))
 
     def look(gradients, out):
         looked.append(out)
@@ -35,7 +44,7 @@ def judge_of(first, forward=lambda: None, cpu=None):
         passes=passes,
         looked=looked,
         look=look,
-        forward=forward,
+        forward=made,
         backward_of=lambda out: first,
     )
 

@@ -70,6 +70,9 @@ def test_the_formula_of_a_program_is_right_and_a_wrong_result_is_seen(example, t
     of_error = {"error": error, "least_norm": 0.25, "vanishing": (1e-4, 1.0)}
     script = script_of(Eager("eager"), example, wrong(tensor, ERRORS[error], **of_error), "cpu")
     assert len(script.text.splitlines()) <= MOST_LINES
+    if not script.text:
+        assert "lines: run the overrides" in script.why_not
+        return
     vanishes = tensor in ("dq", "dk") and error in ("bias", "least_row")
     assert vanishes or code_of(script.text) == 0
     worse = "def candidate(q, k, v):\n    return -formula(q, k, v)"

@@ -20,6 +20,7 @@ from attn_exp.core.redaction import held_secret, redacted
 from attn_exp.core.request import read_requests
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import done_record, sweep_identity
+from attn_exp.run.context import LOCK_NAME
 from attn_exp.run.isolation import InProcess, make_isolation
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.worker_variables import worker_variables
@@ -161,6 +162,7 @@ def test_a_job_s_folder_that_is_a_link_is_refused(tmp_path: Path, monkeypatch: p
     name = typed(*quick, "dry_run=true")[1].split()[-1]
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "multirun" / "a").mkdir(parents=True)
+    (tmp_path / "multirun" / "a" / LOCK_NAME).touch()
     (tmp_path / "multirun" / "a" / name).symlink_to(tmp_path / "elsewhere")
     code, _, err = typed(*quick)
     assert (code, "is a link that leads out of the sweep's folder: remove it" in err) == (2, True)

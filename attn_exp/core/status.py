@@ -98,6 +98,7 @@ STATUSES: dict[Status, StatusInfo] = {
             "worker/judge/steps.py",
             "worker/judge/threads.py",
             "worker/machine/guard.py",
+            "worker/machine/own_state.py",
         ),
         why="the time is below what the GPU's datasheet, 1.5 times the machine's matrix product, or the call's own "
         "kernels allow, the call's stream does not wait for all of its work, threads compute after a "

@@ -26,6 +26,8 @@ from attn_exp.tracking import make_tracker
 from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker
 
 LOCK_NAME = ".sweep.lock"
+# What Hydra's sweepers write into a sweep's folder before its first job.
+_HYDRAS_OWN = {"multirun.yaml"}
 # A command that was interrupted may still be storing what it has.
 _END_S = 3.0
 
@@ -182,7 +184,7 @@ def open_context(
 def _check_ours(folder: Path) -> None:
     """Raise UserError for a folder with files, of which none is a sweep's: tables and plots would replace them."""
     names = os.listdir(folder) if folder.is_dir() else []
-    if all(name.startswith(".") for name in names) or {LOCK_NAME, IDENTITY_NAME} & {*names}:
+    if all(name.startswith(".") or name in _HYDRAS_OWN for name in names) or {LOCK_NAME, IDENTITY_NAME} & {*names}:
         return
     # Of a sweep that is older than the lock, and was tracked nowhere.
     if not any(folder.glob(f"*/{REQUEST_NAME}")):

@@ -43,10 +43,12 @@ def canaries(device: str) -> dict[str, float]:
     Each is the median of seven calls.
     """
     sizes = _SIZES[device]
-    source = torch.randint(256, (sizes.copy_bytes,), dtype=torch.uint8, device=device)
+    generator = _generator(device)
+    source = torch.randint(256, (sizes.copy_bytes,), dtype=torch.uint8, device=device, generator=generator)
     target = torch.empty_like(source)
-    matrix = torch.randn(sizes.matrix, sizes.matrix, device=device, dtype=sizes.dtype)
-    q, k, v = (torch.randn(sizes.attention, device=device, dtype=sizes.dtype) for _ in range(3))
+    matrix = torch.randn(sizes.matrix, sizes.matrix, device=device, dtype=sizes.dtype, generator=generator)
+    shape = sizes.attention
+    q, k, v = (torch.randn(shape, device=device, dtype=sizes.dtype, generator=generator) for _ in range(3))
     work: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),
         "matmul": lambda: torch.mm(matrix, matrix),
@@ -127,12 +129,24 @@ def _product(device: str, dtype: str, n: int) -> Callable[[], object]:
     """Return a call that multiplies two square matrices of size n, of normal numbers."""
     if dtype == INT8:
         # The product of scores, which is the faster one of both.
-        one, other = (torch.randn(n, n, device=device).mul_(32).clamp_(-127, 127).to(torch.int8) for _ in range(2))
+        one, other = (_drawn(n, device, torch.float32).mul_(32).clamp_(-127, 127).to(torch.int8) for _ in range(2))
         return partial(torch._int_mm, one, other.t())
     # Codes are rounded from float32 numbers, as a case's are.
     drawn = torch.float32 if dtype == E4M3 else getattr(torch, dtype)
-    a, b = (torch.randn(n, n, device=device, dtype=drawn) for _ in range(2))
+    a, b = (_drawn(n, device, drawn) for _ in range(2))
     return _code_product(a, b) if dtype == E4M3 else partial(torch.mm, a, b)
+
+
+def _drawn(n: int, device: str, dtype: torch.dtype) -> torch.Tensor:
+    """Return a square matrix of normal numbers, drawn by a generator of its own: a program's stays where it was."""
+    return torch.randn(n, n, device=device, dtype=dtype, generator=_generator(device))
+
+
+def _generator(device: str) -> torch.Generator:
+    """Return a generator with a seed that nobody chose."""
+    made = torch.Generator(device)
+    made.seed()
+    return made
 
 
 def _code_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -153,7 +167,8 @@ def _code_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor
 
 def copy_ceiling(device: str) -> float:
     """Return the bytes/s of a large copy, reads and writes both counted: the median of ten, on a CPU of five."""
-    drawn = torch.randint(256, (_DRAWN_BYTES[device],), dtype=torch.uint8, device=device)
+    shape, generator = (_DRAWN_BYTES[device],), _generator(device)
+    drawn = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
     source = drawn.repeat(_COPY_BYTES[device] // len(drawn))
     target = torch.empty_like(source)
     target.copy_(source)
